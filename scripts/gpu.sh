@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# The device tests on a machine with a GPU but without Rust: built here, carried there, run there.
+# Builds the device tests here and runs them on a machine with a GPU but without Rust.
 #
 #   scripts/gpu.sh build [FOLDER]   binaries of the profile dist, stripped, into FOLDER (target/gpu)
-#   FOLDER/gpu.sh run [TEST ...]    the laws on that machine's GPU, all or those tests alone; needs its
-#                                   driver, and NVRTC on the library path or in MARLINSPIKE_NVRTC; the
-#                                   golden cases are found in golden/ here or above, or in MARLINSPIKE_GOLDEN
+#   FOLDER/gpu.sh run [TEST ...]    runs all laws, or the given tests, on that machine's GPU. Needs the
+#                                   driver, NVRTC (on the library path or in MARLINSPIKE_NVRTC), and the
+#                                   golden cases (golden/ here or above, or MARLINSPIKE_GOLDEN)
 #
-# `run` prints a line for each law, with the number of cases and outputs that were compared, one for each
-# wrong kernel that a law rejected, and ends with "N laws held, N tests failed". The program `marlinspike`
-# is built too: `FOLDER/marlinspike check --backend cuda` and `FOLDER/marlinspike bench gpu`, with
-# `FOLDER/gpu_peers` beside it.
+# `run` prints one line for each law, with the number of compared cases and outputs, one line for each
+# wrong kernel that a law rejected, and at the end "N laws held, N tests failed". The program `marlinspike`
+# is built, too: `FOLDER/marlinspike check --backend cuda` and `FOLDER/marlinspike bench gpu`, with
+# `FOLDER/gpu_peers` next to it.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -19,7 +19,7 @@ build() {
   out=$(realpath -m "${1:-${CARGO_TARGET_DIR:-$root/target}/gpu}")
   mkdir -p "$out/tests"
   cd "$root"
-  # Cargo says as JSON where each program went.
+  # Cargo's JSON messages name the path of each program.
   {
     cargo build --profile dist --locked -p marlinspike-accel --tests --examples --message-format=json-render-diagnostics
     cargo build --profile dist --locked -p marlinspike-cli --all-features --bins --message-format=json-render-diagnostics

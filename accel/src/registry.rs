@@ -4,8 +4,8 @@ pub use crate::operation::{Law, Mutant, Needs, Row};
 use crate::ops;
 
 static ROWS: &[&Row] = &[
-    &ops::repack::ROW,
-    &ops::awq::ROW,
+    &ops::repack::ALONG_K,
+    &ops::repack::ALONG_N,
     &ops::scales::PERMUTE,
     &ops::scales::INT4_FP8,
     &ops::permute::ROW,

@@ -9,6 +9,7 @@ use std::sync::Mutex;
 
 use marlinspike::case::{Case, Op};
 use marlinspike::check::{Declared, Verdict};
+use marlinspike::formats::gptq;
 use marlinspike::vectors::Generator;
 use marlinspike_accel::{
     Device,
@@ -171,7 +172,8 @@ fn golden_case(op: &str) -> Vec<u8> {
 /// Whether it has a 16-bit product with integer weights.
 fn is_w4a16(case: &Case<'_>) -> bool {
     let plain = |c: &marlinspike::case::QuantConfig| {
-        c.input_dtype.is_none() && c.checkpoint_format == marlinspike::case::CheckpointFormat::Gptq
+        c.input_dtype.is_none()
+            && c.checkpoint_format == marlinspike::case::CheckpointFormat::Int(&gptq::FORMAT)
     };
     case.config.quant().is_some_and(plain)
 }

@@ -90,7 +90,7 @@ pub enum Command {
     FuzzWorker(fuzz::WorkerArgs),
     /// Show the config keys and tensors of each operation.
     Schema(schema::Args),
-    /// Time products and layers on the CPU or GPU and compare with its limits.
+    /// Time products and layers on the CPU or GPU and compare them with the hardware's limits.
     Bench(bench::Args),
     /// Compile the CUDA kernels ahead of use; needs NVRTC but no GPU.
     Warm(warm::Args),

@@ -1,5 +1,5 @@
-//! `bench`: what `bench cpu` prints of tiny shapes is consistent, and wrong arguments are refused
-//! before anything is measured; `bench gpu` where there is no GPU.
+//! `bench`: the output of `bench cpu` on tiny shapes is consistent; wrong arguments are rejected
+//! before any measurement; `bench gpu` without a GPU is an error.
 #![allow(missing_docs)]
 
 mod support;
@@ -29,7 +29,7 @@ fn tiny(more: &[&str]) -> String {
     stdout(&output).to_owned()
 }
 
-/// Every field by its own arithmetic from the others.
+/// Recomputes every field from the others.
 #[test]
 fn json_has_a_row_for_each_case() {
     let report: Value = serde_json::from_str(&tiny(&["--json"])).unwrap();
@@ -97,7 +97,7 @@ fn wrong_arguments_are_refused() {
         (&["--shape", "qwen"], "\"qwen\" is no workload: expected one of 4096x4096"),
         (&["--shape", "64x33"], "multiples of 32"),
         (&["--shape", "64x64", "--group", "128"], "64x64: "),
-        (&["--group", "31"], "a multiple of 32, or `channel`"),
+        (&["--group", "31"], "a multiple of 32 up to 1048576, or `channel`"),
         (&["--tokens", "0"], "0 is not in 1..=65536"),
         (&["--threads", "0"], "0 is not in 1..=1024"),
         (&["--seconds=-1"], "a number of seconds from 0 to 86400"),
@@ -112,7 +112,7 @@ fn wrong_arguments_are_refused() {
     }
 }
 
-/// Whether this machine has a GPU: the tests below are of those that have none.
+/// Whether this machine has a GPU; the tests below need one without.
 fn has_gpu() -> bool {
     marlinspike_accel::Device::open().is_ok()
 }

@@ -1,5 +1,5 @@
-//! `marlinspike check` as it is run: golden cases pass, copies of them made wrong fail and say
-//! where and why.
+//! `marlinspike check` as a program: golden cases pass; modified copies fail, with the place and
+//! the reason.
 
 mod support;
 
@@ -25,7 +25,7 @@ fn golden_cases_have_no_wrong_bit() {
     assert_eq!((&summary["fail"], &summary["error"]), (&json!(0), &json!(0)));
     let count = |key: &str| summary[key].as_u64().unwrap();
     assert!(count("outputs_pass") > 100, "{summary}");
-    // Outputs with a known fault of their producer fail as the manifest says.
+    // Outputs with a known fault of their producer fail as the manifest records.
     let faults = manifest.cases().iter().filter(|c| c.known_fault.is_some()).count();
     assert_eq!((faults, &summary["fail_as_recorded"]), (4, &json!(4)));
     for (case, entry) in cases.iter().zip(manifest.cases()) {
@@ -50,14 +50,14 @@ fn exit_0_only_when_everything_was_checked_and_passed() {
     let passing = golden(PASSING);
     let (code, lines) = check_json(&[&passing]);
     assert_eq!((code, &lines[0]["verdict"]), (0, &json!("pass")));
-    // The layout outputs alone, where others are not computed.
+    // Only the layout outputs; the others are not computed.
     let linear = golden(LINEAR);
     let arguments = ["--only".as_ref(), "marlin_*".as_ref(), linear.as_path()];
     let (code, lines) = check_json(&arguments);
     assert_eq!((code, lines[0]["outputs"].as_array().unwrap().len()), (0, 3));
 }
 
-/// Named as a file, a golden case with a known fault of its producer fails like any other.
+/// As an explicit file, a golden case with a known fault of its producer fails like any other case.
 #[test]
 fn a_known_fault_fails_whoever_made_it() {
     let path = golden("linear-tp2_0_rank0");
@@ -67,7 +67,7 @@ fn a_known_fault_fails_whoever_made_it() {
     let y = output(&lines[0], "y");
     assert_eq!(y["diagnosis_id"], "upstream-k-slice-scales");
     assert_eq!(lines[1]["summary"]["fail"], 1);
-    // A case whose damage the fault does not explain is no known fault.
+    // Damage that the fault does not explain is not a known fault.
     let root = folder();
     let manifest = marlinspike_golden::Manifest::load().unwrap();
     let mut list: Value =
@@ -114,7 +114,7 @@ fn a_flipped_nibble_is_found() {
     assert_eq!(first["expected"], format!("{nibble:#x}"));
     assert_eq!(first["found"], format!("{:#x}", nibble ^ 5));
 
-    // The same for people.
+    // The same as text.
     let shown = run(["check", path.to_str().unwrap()]);
     let text = unwrapped(stdout(&shown));
     assert_eq!(shown.status.code(), Some(1));
@@ -242,7 +242,7 @@ fn unreadable_files_are_named_and_the_others_checked() {
     for part in ["a-good", "e/f-wrong", "ERROR", error(1), error(2), error(3)] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
-    // What passes is left out unless it is asked for.
+    // Passing outputs are listed only on request.
     let shown = run(["check".as_ref(), folder.path()]);
     let text = unwrapped(stdout(&shown));
     assert!(text.contains("e/f-wrong") && !text.contains("a-good"), "{text}");
@@ -319,7 +319,7 @@ fn only_selects_outputs_and_skips_cases_without() {
     );
     let (code, lines) = only("*qweight");
     assert_eq!((code, &lines[0]["verdict"]), (1, &json!("fail")));
-    // A pattern that matches nothing checks nothing: not a success.
+    // A pattern without a match checks nothing, which is not a success.
     let nothing = run(["check", "--only", "qweigth", folder.path().to_str().unwrap()]);
     assert_eq!((nothing.status.code(), stdout(&nothing)), (Some(2), ""));
     assert!(stderr(&nothing).contains("error: no output of 2 cases matches `qweigth`"));
@@ -327,8 +327,8 @@ fn only_selects_outputs_and_skips_cases_without() {
     assert!(stderr(&nothing).contains("`marlin_qweight`"), "{}", stderr(&nothing));
 }
 
-/// A dash names standard input: the verdict is that of the file; anything else is an error of that
-/// case alone.
+/// A dash names standard input. The verdict is the file's; other input is an error of that case
+/// only.
 #[test]
 fn a_case_is_read_from_standard_input() {
     let check = |input: Vec<u8>, others: &[&Path]| {

@@ -1,5 +1,5 @@
-//! `check --backend cuda`: on a machine without a GPU it refuses, and says why; with one, the golden
-//! cases pass and what no kernel computes is left unchecked.
+//! `check --backend cuda`: an error that states the reason on a machine without a GPU; with one,
+//! the golden cases pass, and outputs that no kernel computes are left unchecked.
 #![allow(missing_docs)]
 
 mod support;

@@ -1,4 +1,5 @@
-//! `check --json`: every line is as docs/src/check.schema.json says, whatever became of the run.
+//! `check --json`: every line conforms to docs/src/check.schema.json, whatever the result of the
+//! run.
 
 #[path = "schema/mod.rs"]
 mod schema;
@@ -13,7 +14,7 @@ fn published() -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// What violates the schema.
+/// Violations of the schema.
 fn of(schema: &Value, line: &Value) -> Vec<String> {
     violations(schema, schema, line, "line")
 }
@@ -22,7 +23,7 @@ fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// A product whose activations are so large that partial sums may overflow: it has no bound.
+/// A product with large activations, whose partial sums may overflow: it has no bound.
 fn unbounded() -> CaseFile {
     let mut case = CaseFile::golden("linear-bf16_u8b128_g128_act0");
     let largest = vec![0x7f7f; case.halves("in.x").len()];
@@ -74,7 +75,7 @@ fn every_line_is_as_published() {
     assert!(!of(&schema, &last).is_empty());
 }
 
-/// Every place in a document: a key or index on the way to each value.
+/// Every path in a document: the keys and indices that lead to each value.
 fn places(value: &Value, path: &str, found: &mut Vec<String>) {
     let parts: Vec<(String, &Value)> = match value {
         Value::Object(map) => map.iter().map(|(key, part)| (key.clone(), part)).collect(),
@@ -101,7 +102,7 @@ fn a_changed_document_is_noticed() {
             let mut other = line.clone();
             *other.pointer_mut(&path).unwrap() = json!({"other": [null]});
             assert!(!of(&schema, &other).is_empty(), "{path} may be anything");
-            // A key that is gone, has another name, or is new.
+            // A missing, a renamed, and an added key.
             let mut other = line.clone();
             let Some(Value::Object(map)) = other.pointer_mut(parent) else { continue };
             let value = map.remove(key).unwrap();
@@ -149,7 +150,7 @@ fn a_run_that_fails_as_a_whole_prints_json() {
         lines.iter().for_each(|line| assert_eq!(of(&schema, line), [""; 0], "{line}"));
         let last = lines.last().unwrap();
         assert!(last["error"].as_str().unwrap().contains(error), "{last}");
-        // People read the same on standard error.
+        // Standard error has the same as text.
         assert!(stderr(&output).contains(last["error"].as_str().unwrap()), "{}", stderr(&output));
         assert!(stderr(&output).contains(last["help"].as_str().unwrap()), "{}", stderr(&output));
     }

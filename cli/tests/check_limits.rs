@@ -1,4 +1,4 @@
-//! Files that ask for too much, nest too deeply or have wrong shapes: every other file keeps its
+//! Files that are too large, nested too deeply or of wrong shapes: every other file keeps its
 //! verdict, in `--json` too.
 
 mod support;
@@ -10,7 +10,7 @@ use support::*;
 
 const ALIGN: &str = "moe_align_block_size-2_-1";
 
-/// A golden case with `from` replaced by `to` in its header, whose length follows.
+/// A golden case with `from` replaced by `to` in its header; the header's length is adjusted.
 fn changed(folder: &Path, name: &str, case: &str, from: &str, to: &str) -> PathBuf {
     let bytes = std::fs::read(golden(case)).unwrap();
     let end = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;

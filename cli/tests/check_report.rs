@@ -1,4 +1,5 @@
-//! `marlinspike check --report`: the page is whole, stands alone, and says what the table says.
+//! `marlinspike check --report`: the page is complete, needs no other file, and agrees with the
+//! table.
 
 mod support;
 
@@ -65,15 +66,15 @@ fn a_report_that_cannot_be_written_is_an_error() {
         let message = format!("error: {}: cannot be written", target.display());
         assert!(stderr(&output).contains(&message), "{}", stderr(&output));
         assert!(stderr(&output).contains("help: "), "{}", stderr(&output));
-        // The verdicts are printed all the same.
+        // The verdicts are still printed.
         assert!(stdout(&output).contains("pass"), "{}", stdout(&output));
     }
     assert_eq!(names(folder.path()), ["taken"]);
     assert!(names(&folder.path().join("taken")).is_empty());
 }
 
-/// The index names every case that does not pass, and every link leads somewhere; an output is linked
-/// to the failed one that the kernel reads to compute it.
+/// The index lists every case that does not pass, and every link resolves; an output links to the
+/// failed output that the kernel reads to compute it.
 #[test]
 fn the_index_leads_to_every_card() {
     let folder = folder();
@@ -95,7 +96,7 @@ fn the_index_leads_to_every_card() {
     for part in [">b-both<", ">marlin_scales<", ">y<", ">c-truncated<", ">All outputs<"] {
         assert!(index.contains(part), "{part}: {index}");
     }
-    // Failures come first, and what passes is only in the table.
+    // Failures come first; passing outputs are only in the table.
     assert!(index.find("b-both").unwrap() < index.find("c-truncated").unwrap());
     assert!(!index.contains("a-passing"));
     let links: Vec<_> =
@@ -136,7 +137,7 @@ fn a_wrong_product_is_drawn() {
     {
         assert!(page.contains(part), "{part}");
     }
-    // The bad cells stand in column 17 of 96 cells of two, or of as many cells as columns.
+    // The bad cells are in column 17, of 96 cells of two columns each, or of one cell per column.
     assert!(page.contains("class=\"e5\" x=\""));
     let (_, lines) = check_json(&[&path]);
     let y = support::output(&lines[0], "y");

@@ -46,7 +46,7 @@ fn force(model: &Path, out: &Path, settings: &Settings) -> Result<Summary, Conve
     convert_model(&model, folder(out, true), settings, EXECUTION, &())
 }
 
-/// Bytes of every file but the manifest, which has the inputs' times.
+/// Bytes of every file except the manifest, which holds the inputs' times.
 fn contents(dir: &Path) -> Vec<(String, Vec<u8>)> {
     let name = |p: &Path| p.file_name().unwrap().to_str().unwrap().to_owned();
     let list = files(dir).into_iter().map(|p| (name(&p), fs::read(&p).unwrap()));
@@ -110,8 +110,8 @@ fn a_left_lock_file_locks_nothing() {
     assert!(!world.out.join(LOCK).exists());
 }
 
-/// Threads that begin together: each run ends with the whole model or with the lock's error, and what
-/// is there then is right.
+/// Runs that start together: each ends with the whole model or the lock's error, and the resulting
+/// files are correct.
 #[test]
 fn writers_that_begin_together_never_mix() {
     let world = World::with_ranks();
@@ -140,14 +140,14 @@ fn writers_that_begin_together_never_mix() {
                 assert!(fair, "{e}");
             }
         }
-        // The rank may have been first.
+        // The rank may have won.
         if done[3].is_err() {
             assert!(contents(&out) == contents(&right), "round {round}");
         }
     }
 }
 
-/// `kill -9` at many moments, until a run gets through.
+/// `kill -9` at many moments, until a run completes.
 #[test]
 fn killed_processes_leave_nothing_behind() {
     let temp = tempfile::tempdir().unwrap();
@@ -206,7 +206,7 @@ fn other_ranks_models_and_files_are_refused_by_name() {
     fs::remove_file(world.out.join("model-00001-of-00009.safetensors")).unwrap();
     assert!(contents(&world.out) == before);
 
-    // With --force the other rank takes its place, and a file of the user's stays.
+    // With --force the other rank replaces it, and a user's file is kept.
     fs::write(world.out.join("notes.txt"), b"mine").unwrap();
     force(&world.model, &world.out, &rank(1)).unwrap();
     let right = world.temp.path().join("right");
@@ -216,7 +216,7 @@ fn other_ranks_models_and_files_are_refused_by_name() {
     assert!(found == contents(&right));
     assert_eq!(fs::read(world.out.join("notes.txt")).unwrap(), b"mine");
 
-    // A side file that is there before anything was converted is not replaced.
+    // A side file that existed before the conversion is not replaced.
     let fresh = World { out: world.temp.path().join("fresh"), ..world };
     fs::create_dir(&fresh.out).unwrap();
     fs::write(fresh.out.join("tokenizer.json"), b"mine").unwrap();
@@ -293,7 +293,7 @@ fn links_that_leave_the_model_folder_are_refused() {
         }
         assert!(!world.out.join(name).exists());
     }
-    // A link inside the folder is fine.
+    // A link inside the folder is allowed.
     symlink("tokenizer.json", world.model.join("vocabulary.json")).unwrap();
     run(&world.model, &world.out, &settings()).unwrap();
     assert!(fs::symlink_metadata(world.out.join("vocabulary.json")).unwrap().is_file());
@@ -332,7 +332,7 @@ fn a_snapshot_of_the_hugging_face_cache_is_read() {
     }
 }
 
-/// Nothing waits for the writer of a FIFO.
+/// The program never waits for the writer of a FIFO.
 #[test]
 fn special_files_are_refused() {
     let fifo = |path: &Path| {
@@ -374,11 +374,11 @@ fn special_files_are_refused() {
     assert_eq!(summary.rewritten, ["model.safetensors"]);
 }
 
-/// Every file of the model folder is in the output, or named with the reason.
+/// Every file of the model folder is in the output, or listed with the reason.
 #[test]
 fn side_files_are_copied_or_named() {
     let world = World::new();
-    // Larger than any buffer; sparse, so that it costs no disk.
+    // Larger than any buffer; sparse, so that it uses no disk space.
     let large = fs::File::create(world.model.join("large.txt")).unwrap();
     large.set_len(257 << 20).unwrap();
     for name in ["README.md", "pytorch_model.bin", "pytorch_model.bin.index.json", ".gitattributes"]
@@ -470,7 +470,7 @@ fn verify_names_every_damaged_file() {
     assert_eq!(verify(false).0, [outputs[1].0.as_str(), outputs[2].0.as_str()]);
     fs::write(&first, &kept[0]).unwrap();
     fs::write(&last, &kept[1]).unwrap();
-    // An input, only where it is asked for.
+    // An input, only on request.
     let input = world.model.join("tokenizer.json");
     let original = fs::read(&input).unwrap();
     fs::write(&input, b"{\"tokens\": [1]}").unwrap();

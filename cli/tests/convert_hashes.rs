@@ -1,5 +1,5 @@
-//! The hashes of a converted folder's manifest, held to `sha256sum`, which shares no code with this
-//! program.
+//! The hashes of a converted folder's manifest, compared with `sha256sum`, which shares no code
+//! with this program.
 #![allow(missing_docs)]
 
 use std::fs;
@@ -12,7 +12,7 @@ fn run(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_marlinspike")).args(arguments).output().unwrap()
 }
 
-/// What coreutils say of a file; none where the machine has no `sha256sum`.
+/// The hash of a file by coreutils; `None` if the machine has no `sha256sum`.
 fn sha256sum(path: &Path) -> Option<String> {
     let done = Command::new("sha256sum").arg("-b").arg(path).output().ok()?;
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
@@ -46,7 +46,7 @@ fn the_manifest_has_the_hashes_of_sha256sum() {
             assert_eq!(record["bytes"], fs::metadata(&path).unwrap().len(), "{}", path.display());
         }
         assert!(run(&["convert", "--verify", dir]).status.success());
-        // One flipped bit anywhere is found, and the file is named.
+        // Every flipped bit is detected, and the file is named.
         for record in files {
             let name = record["name"].as_str().unwrap();
             let mut bytes = fs::read(out.join(name)).unwrap();

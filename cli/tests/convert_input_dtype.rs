@@ -1,5 +1,5 @@
-//! `convert --input-dtype`: codes and scales for int8 and fp8 activations, held to the weights they
-//! were made of, and weights for which Marlin has no such kernel.
+//! `convert --input-dtype`: codes and scales for int8 and fp8 activations, compared with the
+//! source weights; weights that no such Marlin kernel supports.
 #![allow(missing_docs)]
 
 #[path = "../../model/tests/common/mod.rs"]
@@ -26,7 +26,7 @@ const W13: &str = "model.layers.0.mlp.experts.w13";
 /// The weights of a small model, by module.
 type Weights = BTreeMap<String, Weight<'static>>;
 
-/// A converted model, and what it was made of.
+/// A converted model and its source weights.
 fn converted(input: &str) -> (Converted, Weights) {
     let temp = tempfile::tempdir().unwrap();
     let (model, out) = (temp.path().join("model"), temp.path().join("out"));
@@ -65,7 +65,7 @@ fn assert_codes(converted: &Converted, weights: &Weights, stored: impl Fn(u8) ->
     }
 }
 
-/// Codes stay, scales become integers of at most 4096 with one factor for the whole stack.
+/// Codes are unchanged; scales become integers up to 4096 with one factor for the whole stack.
 #[test]
 fn int8_scales_are_integers_under_one_factor() {
     let (converted, weights) = converted("int8");
@@ -99,7 +99,7 @@ fn fp8_codes_hold_sign_and_magnitude() {
     let sum = |bits: &mut dyn Iterator<Item = u16>| -> f64 {
         bits.map(|b| f64::from(f32::from_bits(u32::from(b) << 16))).sum()
     };
-    // bf16 takes a factor of 512 without rounding, and an order of columns changes no sum.
+    // bf16 represents a factor of 512 exactly, and the order of columns does not change a sum.
     let found = converted.tensor(DENSE, "scales", None).unwrap();
     let expected = &weights[DENSE].scales;
     let expected = sum(&mut expected.iter_bits().map(|b| b as u16)) * 512.0;

@@ -10,7 +10,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
 }
 
-/// All files below `dir` whose name ends with one of `ends`; build output and data are left out.
+/// All files below `dir` whose name ends with one of `ends`, without build output and data.
 fn files(dir: &Path, ends: &[&str], found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -35,7 +35,7 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// A heading's anchor, as GitHub and mdBook form it.
+/// A heading's anchor in GitHub's and mdBook's form.
 fn anchor(heading: &str) -> String {
     let heading = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c));

@@ -1,4 +1,4 @@
-//! What the program does with hostile files and arguments out of range, at every door.
+//! Hostile files and out-of-range arguments, for every command.
 #![allow(missing_docs)]
 
 mod support;
@@ -80,7 +80,7 @@ fn numbers_out_of_range_are_refused_with_the_range() {
             &["bench", "cpu"],
             "--group",
             &["0", "33", "1048608"],
-            "multiple of 32, or `channel`; at most 1048576",
+            "multiple of 32 up to 1048576, or `channel`",
         ),
         (&["bench", "gpu"], "--replays", &["0", "1001"], "1..=1000"),
         (&["warm", "--list"], "--capability", &["6.0", "100.0", "9"], "such as 8.0 or 9.0"),
@@ -148,7 +148,7 @@ fn nothing_from_a_file_reaches_the_terminal_raw() {
         shown += usize::from(both.contains("9b"));
         if arguments.contains(&"--json") && output.status.success() {
             let value: Value = serde_json::from_str(stdout(&output)).unwrap();
-            // A parser reads the name as the file has it.
+            // A parser reads the file's name unchanged.
             let same = value.to_string().contains(&format!("m{HIDDEN}"));
             assert!(same || arguments[0] == "convert", "{value}");
         }
@@ -185,7 +185,7 @@ fn nothing_from_a_file_reaches_the_terminal_raw() {
     }
 }
 
-/// Peak resident memory of a command, in bytes; `None` where the system does not say.
+/// Peak resident memory of a command, in bytes; `None` if the system does not report it.
 fn peak(arguments: &[&str]) -> Option<(Output, usize)> {
     let script = "ulimit -v 4000000; \"$@\"; code=$?; exit $code";
     let program = env!("CARGO_BIN_EXE_marlinspike");

@@ -1,5 +1,5 @@
-//! Real families through `convert` and `run`: transformers' blocks with their experts in 8 bits, and
-//! what must be refused or labelled.
+//! Model families through `convert` and `run`: transformers' blocks with their experts in 8 bits,
+//! and the models that must be rejected or labelled.
 #![allow(missing_docs)]
 
 #[path = "../../model/tests/common/mod.rs"]
@@ -20,7 +20,7 @@ use marlinspike_model::convert::target::int4;
 use serde_json::{Value, json};
 use support::{run, stderr, stdout};
 
-/// Rows and columns of a matrix, padded with zeros to what Marlin's tiles take.
+/// Rows and columns of a matrix, padded with zeros to multiples of Marlin's tiles.
 const PADDED: usize = 128;
 const GROUP: usize = 32;
 
@@ -106,7 +106,7 @@ impl Block {
                 names.map(|n| self.floats(&format!("in.{parent}.experts.{e}.{n}.weight")).1);
             return Expert { matrices, biases: None };
         }
-        // Fused [E, H, 2I] and [E, I, H]: halves, of gpt-oss every other column.
+        // Fused [E, H, 2I] and [E, I, H]: halves; for gpt-oss, alternating columns.
         let interleaved = self.name.starts_with("gpt_oss");
         let (_, gate_up) = self.floats(&format!("in.{parent}.experts.gate_up_proj"));
         let (_, down) = self.floats(&format!("in.{parent}.experts.down_proj"));
@@ -312,7 +312,7 @@ fn converted_blocks_give_transformers_outputs() {
     }
 }
 
-/// Exit code 2, and every part in the message.
+/// Expects exit code 2 and a message with every part.
 fn refused(arguments: &[&str], parts: &[&str]) {
     let output = run(arguments);
     let text = stderr(&output);
@@ -335,7 +335,7 @@ fn an_unknown_model_type_is_refused_and_can_be_stated() {
     block.write(&model, |c| c["model_type"] = json!("glm9_moe"));
     convert(&model, &temp.path().join("out"), &settings()).unwrap();
     refused(&["run", &path("out")], &["glm9_moe", "not known", "--routing FILE"]);
-    // The layer is still inspected, and the reason given.
+    // The layer is still inspected, and the reason is stated.
     let output = run(["inspect", &path("model"), "--json"]);
     let found: Value = serde_json::from_str(stdout(&output)).unwrap();
     assert!(found["routing"][0]["error"].as_str().unwrap().contains("glm9_moe"), "{found}");
@@ -348,14 +348,14 @@ fn an_unknown_model_type_is_refused_and_can_be_stated() {
     let (stated, _) = run_block(&temp.path().join("out"), &model, &["--routing", &routing]);
     assert_eq!(stated["sha256"], right["sha256"]);
     assert_eq!(stated["routing"]["source"], "--routing");
-    // It overrides a family's, too.
+    // It also overrides a family's rule.
     let mut other = rule.clone();
     other["top_k"] = json!(2);
     state(other);
     let (changed, _) = run_block(&temp.path().join("known-out"), &known, &["--routing", &routing]);
     assert_ne!(changed["sha256"], right["sha256"]);
     assert_eq!(changed["sizes"]["top_k"], 2);
-    // What it says wrongly is named.
+    // The error names the wrong key.
     let with = |key: &str, value: Value| {
         let mut all = rule.clone();
         all[key] = value;
@@ -372,19 +372,19 @@ fn an_unknown_model_type_is_refused_and_can_be_stated() {
     refused(&["run", &path("out"), "--routing", &routing], &["top_k", "17", "16"]);
     refused(&["run", &path("out"), "--routing", &path("none.json")], &["none.json"]);
 
-    // A bias that the family's rule does not know is no detail to leave out.
+    // A bias that the family's rule does not have must not be ignored.
     let strange = temp.path().join("strange");
     block.write(&strange, |c| c["model_type"] = json!("qwen3_moe"));
     convert(&strange, &temp.path().join("strange-out"), &settings()).unwrap();
     refused(&["run", &path("strange-out")], &["e_score_correction_bias", "qwen3_moe"]);
-    // A number of experts that is not the files'.
+    // A number of experts that differs from the files'.
     let fewer = temp.path().join("fewer");
     block.write(&fewer, |c| c["n_routed_experts"] = json!(12));
     convert(&fewer, &temp.path().join("fewer-out"), &settings()).unwrap();
     refused(&["run", &path("fewer-out")], &["found 12 experts", "16"]);
 }
 
-/// A model whose experts are one FP8 tensor for all, with a dense layer where `dense` says so.
+/// A model with one FP8 tensor for all experts, and with a dense layer if `dense` is set.
 fn write_fused(dir: &Path, dense: bool) {
     fs::create_dir_all(dir).unwrap();
     let fp8 = |name: &str, shape: Vec<usize>| {
@@ -434,7 +434,7 @@ fn fused_experts_are_never_skipped() {
         assert_eq!(found["fused_experts"][0]["module"], experts);
         assert!(stdout(&run(["inspect", &path(model)])).contains("fused experts"));
     }
-    // Nothing converted is an error even where experts may be copied.
+    // A conversion without any converted layer is an error, even if experts may be copied.
     let skip = "--skip-unsupported";
     refused(
         &["convert", &path("alone"), &path("out"), "--to", "marlin", skip],
@@ -444,11 +444,11 @@ fn fused_experts_are_never_skipped() {
     let output = run(["convert", &path("dense"), &path("out"), "--to", "marlin", skip]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stdout(&output).contains(experts));
-    // The converted folder knows that its experts were copied.
+    // The converted folder records that its experts were copied.
     refused(&["run", &path("out")], &[experts, "copied unconverted"]);
     let output = run(["run", &path("out"), "--layer", "model.layers.0.self_attn.o_proj", "--json"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    // The method quantizes activations, Marlin's form does not.
+    // The method quantizes activations; Marlin's format does not.
     assert!(
         stdout(&output).contains("differs from the checkpoint's method"),
         "{}",

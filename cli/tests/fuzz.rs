@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// `int4_fp8_preprocess` without zero points: every nibble v becomes v XOR 8 where v < 8 keeps its
-/// sign bit. The mistake is chosen at compile time.
+/// `int4_fp8_preprocess` without zero points: a code v of 8 and above becomes v − 8, another 15 − v.
+/// The mistake is chosen at compile time.
 const KERNEL: &str = r#"
 #include "marlinspike_kernel.h"
 #include <stdio.h>
@@ -19,7 +19,7 @@ static uint32_t code(uint32_t v) {
 #ifdef WRONG
   return v ^ 8;
 #else
-  /* uint4b8 to sign and magnitude: e4m3 is scaled by the value, see the operation's page */
+  /* uint4b8 to sign and magnitude */
   return v < 8 ? 15 - v : v - 8;
 #endif
 }

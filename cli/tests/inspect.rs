@@ -1,4 +1,4 @@
-//! `inspect`: the program's answer about the sample checkpoints, as a machine reads it.
+//! `inspect --json` on the sample checkpoints.
 #![allow(missing_docs)]
 
 #[path = "../../model/tests/common/mod.rs"]
@@ -132,7 +132,7 @@ fn text(model: &Path, more: &[&str]) -> String {
     String::from_utf8(out.stdout).unwrap()
 }
 
-/// What `target` says: how many layers it takes, and its refusals.
+/// The entry of `target`: the number of supported layers, and the refusals.
 fn verdict<'v>(found: &'v Value, target: &str) -> (u64, &'v [Value]) {
     let all = found["targets"].as_array().unwrap();
     let one = all.iter().find(|t| t["target"] == target).unwrap();
@@ -167,7 +167,7 @@ fn w4a8_layers_are_for_the_cpu() {
 
 #[test]
 fn every_column_follows_the_format_and_the_device() {
-    // Zero points: Marlin and CUDA take them, the CPU's path does not.
+    // Marlin and CUDA support zero points; the CPU's path does not.
     let awq = inspect(&sample("awq"), &[]);
     let layers = awq["layers"].as_array().unwrap().len() as u64;
     assert_eq!((verdict(&awq, "marlin").0, verdict(&awq, "cuda").0), (layers, layers));
@@ -180,7 +180,7 @@ fn every_column_follows_the_format_and_the_device() {
     assert_eq!((verdict(&turing, "marlin").0, verdict(&turing, "cuda").0), (layers, 0));
     let reason = &verdict(&turing, "cuda").1[0]["reasons"][0];
     assert!(reason.as_str().unwrap().contains("8.0"), "{reason}");
-    // FlashInfer takes experts, and no linear layer.
+    // FlashInfer supports experts, but no linear layer.
     let nvfp4 = inspect(&sample("ct-nvfp4-moe"), &[]);
     let (takes, refused) = verdict(&nvfp4, "flashinfer");
     let experts = nvfp4["layers"].as_array().unwrap().iter().filter(|l| l["experts"].is_u64());
@@ -238,7 +238,7 @@ fn a_converted_folder_is_described_and_not_refused() {
     }
 }
 
-/// With --json a failure is an object with `error` and `help` on standard output.
+/// With --json, a failure prints an object with `error` and `help` on standard output.
 #[test]
 fn failures_are_json_where_json_was_asked_for() {
     let temp = tempfile::tempdir().unwrap();
@@ -265,7 +265,7 @@ fn failures_are_json_where_json_was_asked_for() {
         assert!(error.contains(expected), "{arguments:?}: {error}");
         assert!(!value["help"].as_str().unwrap().is_empty());
         assert!(String::from_utf8_lossy(&done.stderr).contains("error:"), "{arguments:?}");
-        // Without --json nothing goes to standard output.
+        // Without --json, standard output is empty.
         let plain: Vec<_> = arguments.iter().filter(|a| **a != "--json").copied().collect();
         assert!(run(&plain).stdout.is_empty());
     }

@@ -1,7 +1,8 @@
 //! FP8, MXFP8, MXFP4, NVFP4 and integer experts from checkpoint to layer.
 //!
-//! The golden checkpoints' stages were computed apart from this project (`scripts/gen/ct_methods.py`);
-//! those of the other formats are held to the definition by `--check`.
+//! The golden checkpoints' stages were computed independently of this project
+//! (`scripts/gen/ct_methods.py`); `--check` compares those of the other formats with the
+//! definition.
 #![allow(missing_docs)]
 
 #[path = "../../model/tests/common/mod.rs"]
@@ -30,7 +31,8 @@ use support::{run, stderr, stdout};
 const EXPERT_LAYER: &str = "model.layers.0.mlp.experts";
 const MIXTRAL_LAYER: &str = "model.layers.0.block_sparse_moe.experts";
 
-/// The golden checkpoints with quantized activations: name, layer, how w1 and w3 get one scale.
+/// The golden checkpoints with quantized activations: name, layer, and the rule for one scale of w1
+/// and w3.
 const LAYERS: [(&str, &str, &str); 3] = [
     ("ct-fp8-moe", MIXTRAL_LAYER, "upstream-cpu"),
     ("fp8-block-moe", EXPERT_LAYER, "upstream-cuda"),
@@ -47,7 +49,7 @@ fn write(path: &Path, tensors: &[Tensor<'_>]) -> PathBuf {
     path.to_owned()
 }
 
-/// `run --json` of a model with these arguments; it must succeed.
+/// The output of `run --json` on a model with these arguments, which must succeed.
 fn report(model: &Path, arguments: &[&str]) -> Value {
     let output = run(["run".as_ref(), "--json".as_ref(), model.as_os_str()]
         .into_iter()
@@ -56,7 +58,7 @@ fn report(model: &Path, arguments: &[&str]) -> Value {
     serde_json::from_str(stdout(&output)).unwrap()
 }
 
-/// A command that must end with exit code 2 and say all `parts`.
+/// Expects a command to end with exit code 2 and a message with all `parts`.
 fn refused(command: &str, model: &Path, arguments: &[&str], parts: &[&str]) {
     let output = run([command.as_ref(), model.as_os_str()]
         .into_iter()
@@ -66,7 +68,7 @@ fn refused(command: &str, model: &Path, arguments: &[&str], parts: &[&str]) {
     assert!(parts.iter().all(|p| text.contains(p)), "{arguments:?}: {text}");
 }
 
-/// The parts of the stages' file that are activations and routing, as an input file.
+/// The activations and the routing of the stages' file, as an input file.
 fn input_of(expected: &Container<'_>, layer: &str, path: &Path) -> PathBuf {
     let names = ["x", "topk_ids", "topk_weights"];
     let tensor = |name: &str| expected.tensor(&format!("{layer}.{name}")).unwrap().renamed(name);
@@ -180,7 +182,7 @@ fn every_method_runs_and_its_definition_agrees() {
             assert_eq!(found["sizes"]["arithmetic"], **arithmetic, "{context}");
             digests.push(found["sha256"].clone());
         }
-        // One thread, the same bits.
+        // One thread gives the same bits.
         let one = [
             "--tokens",
             "2",
@@ -232,7 +234,7 @@ fn linear_layers_run_as_their_method_says() {
     assert_eq!(found["check"]["mismatches"], 0);
 }
 
-/// A copy of a model of one file, its config changed.
+/// A copy of a model of one file, with its config changed.
 fn copy_with(from: &Path, to: &Path, change: impl FnOnce(&mut Value)) {
     fs::create_dir_all(to).unwrap();
     for name in ["model.safetensors", "config.json"] {
@@ -249,7 +251,7 @@ fn reconfigure(model: &Path, change: impl FnOnce(&mut Value)) {
     fs::write(path, config.to_string()).unwrap();
 }
 
-/// A copy of a model of one file, its tensors changed.
+/// A copy of a model of one file, with its tensors changed.
 fn copy_tensors(
     from: &Path,
     to: &Path,
@@ -272,7 +274,7 @@ fn the_global_scale_of_gate_and_up_is_first_or_own_by_name() {
         assert_eq!(found["check"]["mismatches"], 0);
         let notes = found["notes"].as_array().unwrap();
         assert_eq!(notes.len(), 2);
-        // The values, as the file has them.
+        // The file's values.
         let text = notes[1].as_str().unwrap();
         for part in ["at [1]", "w1 has 15207.249", "w3 has 6950.788", rule] {
             assert!(text.contains(part), "{text}");
@@ -346,7 +348,7 @@ fn gpt_oss_is_padded_as_upstream_pads_it() {
         Converted::read(&out)
     };
     let (padded, plain) = (convert_with("padded", true), convert_with("plain", false));
-    // Hidden 128 goes to a multiple of 256, intermediate 128 is one of 128 already.
+    // Hidden 128 is padded to a multiple of 256; intermediate 128 is already a multiple of 128.
     for (stack, from, to) in [("w13", (128, 256), (256, 256)), ("w2", (128, 128), (128, 256))] {
         let layer = format!("{EXPERT_LAYER}.{stack}");
         let info = padded.layer(&layer);
@@ -386,7 +388,7 @@ fn gpt_oss_is_padded_as_upstream_pads_it() {
     }
 }
 
-/// Converts to FlashInfer's form; the tensors and what the file says of the layer.
+/// Converts to FlashInfer's format. Returns the tensors and the file's description of the layer.
 fn flashinfer(model: &Path, out: &Path, backend: &str) -> (Converted, Value) {
     let format = flashinfer::FORMAT.with("nvfp4-backend", backend).expect("a backend");
     let preparation = Preparation::UPSTREAM;
@@ -398,7 +400,7 @@ fn flashinfer(model: &Path, out: &Path, backend: &str) -> (Converted, Value) {
     (Converted::read(out), serde_json::from_str(found).unwrap())
 }
 
-/// The experts of a converted stack, unpacked, against the weights that were written.
+/// Compares the unpacked experts of a converted stack with the weights that were written.
 fn check_experts(
     converted: &Converted,
     layout: &ExpertLayout,
@@ -470,7 +472,7 @@ fn experts_convert_to_flashinfers_forms() {
             assert_eq!(global.unwrap().elements::<f32>().to_vec(), [1.0 / 64.0; EXPERTS]);
         }
     }
-    // W4A4: the multipliers of the activations, shared or each expert's own.
+    // W4A4: the multipliers of the activations, shared or per expert.
     for (name, shared) in [("FLASHINFER_CUTLASS", true), ("VLLM_CUTLASS", false)] {
         let out = temp.path().join(format!("w4a4-{name}"));
         let arguments = ["--to", "flashinfer", "--nvfp4-backend", name, "--skip-unsupported"];
@@ -495,7 +497,7 @@ fn experts_convert_to_flashinfers_forms() {
     }
 }
 
-/// Packing loses nothing where the kernel's types hold the checkpoint's numbers.
+/// Packing is lossless if the kernel's types represent the checkpoint's numbers.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "too slow under emulation")]
 fn converted_layers_run_with_the_checkpoints_bits() {
@@ -543,7 +545,7 @@ fn converted_layers_run_with_the_checkpoints_bits() {
     let output = run(["run".as_ref(), out.as_os_str(), "--list".as_ref()]);
     assert_eq!(stdout(&output), format!("{EXPERT_LAYER}\n"));
 
-    // A rank's part is no layer, and what the section says must be so.
+    // A rank's part is not a layer, and the section must match the tensors.
     let change = |name: &str, change: &dyn Fn(&mut Value)| {
         copy_with(&out, &temp.path().join(name), |config| change(&mut config["marlinspike"]));
         temp.path().join(name)
@@ -606,7 +608,7 @@ fn what_a_method_cannot_run_is_refused_by_name() {
     refused("run", &to("nan"), &[], &[&format!("{expert}.input_scale"), "NaN"]);
     with("two", format!("{expert}.weight_scale"), vec![1.0, 2.0]);
     refused("run", &to("two"), &[], &["scale", "found shape [3]"]);
-    // A strategy of activations that weights with one scale do not go with.
+    // A strategy of activations that does not match weights with one scale.
     copy_with(&fp8, &to("token"), |config| {
         let group = &mut config["quantization_config"]["config_groups"]["group_0"];
         group["input_activations"]["strategy"] = json!("token");
@@ -621,14 +623,14 @@ fn what_a_method_cannot_run_is_refused_by_name() {
     // w1 and w3 of an expert share their activations.
     with("apart", format!("{MIXTRAL_LAYER}.0.w3.input_scale"), vec![0.5]);
     refused("run", &to("apart"), &[], &[".0.w3.input_scale", "found 0.5", ".0.w1"]);
-    // Arithmetics and activations that do not go with the weights.
+    // Arithmetics and activations that do not match the weights.
     refused("run", &fp8, &["--activations", "mxfp8"], &["mxfp8 of fp8 tensor"]);
     let nvfp4 = checkpoint("ct-nvfp4-moe");
     refused("run", &nvfp4, &["--arithmetic", "wgmma"], &["experts.0.w1", "wgmma"]);
     refused("run", &nvfp4, &["--dtype", "float32"], &["float32", "float16 or bfloat16"]);
     refused("run", &nvfp4, &["--nvfp4-backend", "CUBLAS"], &["CUBLAS", "VLLM_CUTLASS"]);
     refused("run", &nvfp4, &["--layer", "model.norm"], &["model.norm", "--list"]);
-    // Routing that config.json says wrongly.
+    // Wrong routing in config.json.
     for (key, value) in [
         ("num_experts_per_tok", json!(3)),
         ("norm_topk_prob", json!("yes")),

@@ -1,4 +1,4 @@
-//! README's table of methods: every cell is backed by a test that exists, or is a dash.
+//! README's table of methods: every cell is a dash or names an existing test.
 #![allow(missing_docs)]
 
 use std::fs;
@@ -154,7 +154,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap()
 }
 
-/// Whether `source` has a test of this name; other attributes may stand between.
+/// Whether `source` has a test of this name; other attributes may come between.
 fn is_test(source: &str, name: &str) -> bool {
     let mut before = source.split(&format!("\nfn {name}(")).next().unwrap().lines().rev();
     source.contains(&format!("\nfn {name}("))

@@ -1,5 +1,5 @@
-//! `run`: what comes out of a packed or an original checkpoint is what the definition gives for
-//! columns that are read from the checkpoint here.
+//! `run`: outputs for packed and original checkpoints equal the definition on columns that the
+//! test reads from the checkpoint.
 #![allow(missing_docs)]
 
 #[path = "../../model/tests/common/mod.rs"]
@@ -85,7 +85,7 @@ fn digest(y: &Values) -> String {
     Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// `run --json` with these arguments; it must succeed.
+/// The output of `run --json` with these arguments, which must succeed.
 fn report<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Value {
     let given = arguments.iter().map(|a| a.as_ref().to_owned());
     let output = run(["run".into(), "--json".into()].into_iter().chain(given));
@@ -191,7 +191,7 @@ fn packed_and_original_give_the_definitions_bits() {
     }
 }
 
-/// The numbers of a seed are the same everywhere; so are the bits that follow.
+/// A seed gives the same numbers on every machine, and so the same bits.
 #[test]
 fn seeded_runs_are_the_same_by_every_way() {
     let temp = tempfile::tempdir().unwrap();
@@ -229,7 +229,7 @@ fn seeded_runs_are_the_same_by_every_way() {
     assert!(stdout(&output).contains("equal to the scalar definition"), "{}", stdout(&output));
 }
 
-/// Exit code 2, and both parts in the message.
+/// Expects exit code 2 and a message with both parts.
 fn refused(arguments: &[&str], parts: [&str; 2]) {
     let output = run(["run"].iter().chain(arguments));
     let text = stderr(&output);
@@ -253,12 +253,12 @@ fn what_cannot_run_is_refused_by_name() {
     refused(&[&out, "--output", &path("no/y")], ["no/y", "cannot be written"]);
     assert!(!Path::new(&path("no")).exists());
 
-    // Weights that the path does not run.
+    // Weights that the path does not support.
     write_model(Format::Awq, &temp.path().join("awq"));
     refused(&[&path("awq")], ["zero points", "model.layers.0"]);
     refused(&[&path("awq"), "--layer", LINEAR], ["zero points", LINEAR]);
 
-    // Inputs that do not fit.
+    // Inputs that do not match the layer.
     let x = f32s("x", [2, HIDDEN], &numbers("x", 2 * HIDDEN));
     let logits = f32s("router_logits", [2, EXPERTS], &numbers("l", 2 * EXPERTS));
     let input = path("in.safetensors");
@@ -282,7 +282,7 @@ fn what_cannot_run_is_refused_by_name() {
     let weights = f32s("topk_weights", [2, 1], &[1.0; 2]);
     with(&[x, ids(vec![0, 3]), weights], ["topk_ids", "found 3"]);
 
-    // Packed files that are not what they say.
+    // Packed files that contradict their description.
     let packed = files(Path::new(&out)).into_iter().find(|p| p.ends_with("model.safetensors"));
     let bytes = fs::read(packed.unwrap()).unwrap();
     let changed = |from: &str, to: &str, parts: [&str; 2]| {
@@ -300,7 +300,7 @@ fn what_cannot_run_is_refused_by_name() {
     changed("w2_packed", "w2_pocked", ["w2_packed", "not in the file"]);
     fs::write(path("short.safetensors"), &bytes[..bytes.len() - 1]).unwrap();
     refused(&[&path("short.safetensors")], ["short.safetensors", "expected"]);
-    // The original checkpoint's own group sizes still hold.
+    // The original checkpoint's group sizes still apply.
     assert_eq!(Format::CtPack.group_size(), GroupSize::Of(64));
     refused(&[&model, "--layer", "lm_head"], ["lm_head", "--list"]);
 }

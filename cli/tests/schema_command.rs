@@ -1,5 +1,5 @@
-//! `marlinspike schema`: the page of the book is what the program prints, JSON Schema takes every
-//! config of every lattice, and each example writes a case that is read.
+//! `marlinspike schema`: the book's page equals the program's output, JSON Schema accepts every
+//! config of every lattice, and each example writes a readable case.
 #![allow(missing_docs)]
 
 #[path = "schema/mod.rs"]
@@ -103,7 +103,7 @@ fn one_config_prints_its_tensors() {
     assert!(Op::NAMED.iter().all(|(name, _)| list.contains(name)));
 }
 
-/// A Python with numpy: `MARLINSPIKE_PYTHON`, or what `scripts/setup` has made.
+/// A Python with numpy: `MARLINSPIKE_PYTHON`, or the environment that `scripts/setup` creates.
 fn python() -> Option<PathBuf> {
     let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../python/bin/python");
     let stated = std::env::var_os("MARLINSPIKE_PYTHON").map(PathBuf::from);
@@ -113,7 +113,7 @@ fn python() -> Option<PathBuf> {
     })
 }
 
-/// Says that a test did not run, past the harness's capture.
+/// Prints a skipped test directly to standard output, which the harness does not capture then.
 fn skipped(reason: &str, test: &str) {
     let line = format!("\nSKIPPED ({reason}): {test}\n");
     std::io::stdout().write_all(line.as_bytes()).unwrap();
@@ -164,7 +164,7 @@ fn cpp_examples_write_cases_that_are_read() {
     }
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("case_file.hpp"), module("cpp", "case_file.hpp")).unwrap();
-    // One program for all: each example's `main` becomes a function of its own.
+    // One program for all: each example's `main` becomes a function.
     let mut program = String::new();
     let mut calls = String::new();
     for (i, &(_, op)) in Op::NAMED.iter().enumerate() {

@@ -1,5 +1,4 @@
-//! `vectors`: the same seed gives the same bytes, whatever was written before, and wrong usage is
-//! bad input.
+//! `vectors`: a seed always gives the same bytes, and wrong usage is bad input.
 #![allow(missing_docs)]
 
 mod support;
@@ -11,7 +10,7 @@ use marlinspike::case::Case;
 use serde_json::Value;
 use support::{check_json, folder, run, stderr, stdout};
 
-/// Writes cases and gives name and bytes of each file.
+/// Writes cases and returns the name and bytes of each file.
 fn vectors(out: &Path, more: &[&str]) -> BTreeMap<String, Vec<u8>> {
     let output = run(["vectors", "--out", out.to_str().unwrap()].iter().chain(more));
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -50,7 +49,7 @@ fn cases_depend_on_seed_and_number_alone() {
     }
 }
 
-/// What `vectors` says of its files is so, and `check` finds no wrong bit in them.
+/// The output of `vectors` matches its files, and `check` finds no wrong bit in them.
 #[test]
 fn json_lines_describe_cases_that_check_accepts() {
     let temp = folder();

@@ -1,4 +1,4 @@
-//! `warm`: what is listed, what is refused, and what is in the cache afterwards.
+//! `warm`: the list of kernels, rejected arguments, and the contents of the cache.
 #![allow(missing_docs)]
 
 use std::io::Write as _;
@@ -33,7 +33,7 @@ fn operations_are_listed_with_their_modules() {
     assert_eq!(numbers(&out, "moe_sum"), [24]);
     // One thread block, and from 9.0 on a cluster, too.
     assert_eq!(numbers(&out, "moe_align_block_size"), [3]);
-    // An operation that needs 8.0 has none for 7.5.
+    // An operation that needs 8.0 has no kernels for 7.5.
     let out = warm(&["--list", "--capability", "7.5"]).output().unwrap();
     assert_eq!(numbers(&out, "moe_sum"), [0]);
     assert_eq!(numbers(&out, "moe_align_block_size"), [1]);
@@ -86,7 +86,7 @@ fn the_second_run_finds_every_module() {
     assert_eq!(numbers(&first, "moe_sum"), [12, 0, 12, 0]);
     assert_eq!(numbers(&run(&cache), "moe_sum"), [12, 12, 0, 0]);
     assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 12);
-    // A folder that cannot be made.
+    // A folder that cannot be created.
     let file = folder.path().join("file");
     std::fs::write(&file, b"").unwrap();
     let out = run(&file.join("cache"));

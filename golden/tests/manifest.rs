@@ -101,8 +101,8 @@ fn every_operation_has_cases() {
     assert!(manifest.case_paths("no such operation").is_empty());
 }
 
-/// Every format that the library reads has a checkpoint by a public tool, one is sharded, and each
-/// has a module with the producer's own dequantized float32 weights.
+/// Every format that the library reads has a checkpoint by a public tool. One is sharded, and each
+/// has a module with the producer's dequantized float32 weights.
 #[test]
 fn every_format_has_a_checkpoint_with_expected_weights() {
     let manifest = committed();

@@ -1,5 +1,4 @@
-//! `convert`: what comes out is what vLLM makes, and unpacks to what went in, for every format and
-//! rank.
+//! `convert`: outputs equal vLLM's and unpack to the source weights, for every format and rank.
 #![allow(missing_docs)]
 
 mod common;
@@ -13,7 +12,7 @@ use common::runs::{golden, run, settings};
 use common::{Converted, EXPERTS, Format, HIDDEN, INTER, files, write_model};
 use marlinspike::container::Container;
 use marlinspike::layouts::marlin::{
-    Activations, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, nvfp4_scales_inverse,
+    Activations, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, e4m3_scales_inverse,
 };
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
@@ -21,20 +20,20 @@ use marlinspike::weight::{Groups, Table, Weight};
 use marlinspike_model::convert::parallel::Ranks;
 use marlinspike_model::convert::plan::Settings;
 
-/// The samples' recorded tensors, made by vLLM's own helpers, bit for bit.
+/// Compares bit for bit with the samples' recorded tensors, which vLLM's helpers made.
 #[test]
 fn samples_equal_what_vllm_makes() {
     let temp = tempfile::tempdir().unwrap();
     let mut compared = 0;
     for file in files(&golden("expected")) {
         let name = file.file_stem().unwrap().to_str().unwrap().to_owned();
-        // No recorded tensor is a module's own: `methods.rs` has theirs, of whole stacks.
+        // These samples record no tensors of single modules; `methods.rs` compares their stacks.
         if ["ct-int-w4a8-moe", "ct-fp8-moe", "ct-nvfp4-moe", "fp8-block-moe"]
             .contains(&name.as_str())
         {
             continue;
         }
-        // The recorded tensors of this sample are of float16, its config says bfloat16.
+        // The recorded tensors of this sample are float16; its config declares bfloat16.
         let half =
             ["awq", "gptq-actorder", "gptq-dynamic", "gptq-v2-8bit"].contains(&name.as_str());
         let dtype = if half { ScalarType::FLOAT16 } else { ScalarType::BFLOAT16 };
@@ -88,14 +87,14 @@ fn layer_of(module: &str) -> (String, Option<usize>) {
     (format!("{}.{stack}", parts[..=at].join(".")), Some(expert))
 }
 
-/// A matrix that a rank should hold: weights side by side, of each its columns, and the rows.
+/// The expected matrix of a rank: weights side by side, the columns of each, and the rows.
 struct Want<'w> {
     parts: Vec<(&'w Weight<'static>, Range<usize>)>,
     rows: Range<usize>,
 }
 
 impl Want<'_> {
-    /// Weight and column in it that column `n` comes from.
+    /// The weight and its column that column `n` comes from.
     fn at(&self, mut n: usize) -> (&Weight<'static>, usize) {
         for (w, r) in &self.parts {
             if n < r.len() {
@@ -107,7 +106,7 @@ impl Want<'_> {
     }
 }
 
-/// Unpacks a converted matrix and compares it with the weights it was made of, bit for bit.
+/// Unpacks a converted matrix and compares it bit for bit with its source weights.
 fn check(
     converted: &Converted,
     layer: &str,
@@ -170,10 +169,10 @@ fn check(
     let factor = info["scale_factor"].as_f64().unwrap_or(1.0) as f32;
     let table = match ty {
         ScalarType::FLOAT8_E8M0FNU => layout.with_quads().unpack(&packed).unwrap(),
-        ScalarType::FLOAT8_E4M3FN => nvfp4_scales_inverse(&packed, layout, factor).unwrap(),
+        ScalarType::FLOAT8_E4M3FN => e4m3_scales_inverse(&packed, layout, factor).unwrap(),
         _ => layout.unpack(&packed).unwrap(),
     };
-    // e4m3 weights: the kernel wants 2^120 in bf16 scales.
+    // e4m3 weights: the kernel expects a factor of 2^120 in bf16 scales.
     let bias = if matches!(format, Format::Fp8Channel | Format::Fp8Block) { 120f64 } else { 0.0 };
     for n in 0..shape.size_n {
         let (w, column) = want.at(n);
@@ -202,7 +201,7 @@ fn check(
     }
 }
 
-/// Everything that rank `tp` and `ep` should have.
+/// The expected tensors of rank `tp` and `ep`.
 fn check_model(
     out: &Path,
     format: Format,

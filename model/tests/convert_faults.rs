@@ -1,5 +1,5 @@
-//! `convert` on a file system that fails: at every call, in every way. Afterwards the same command
-//! ends with the right bytes, and a folder that says "complete" always has them.
+//! `convert` on a file system that fails, at every call and in every way. Repeating the command
+//! then gives the right bytes, and a folder marked complete always has them.
 #![allow(missing_docs)]
 
 mod common;
@@ -34,7 +34,7 @@ struct World {
     _temp: tempfile::TempDir,
     model: PathBuf,
     settings: Settings,
-    /// What a run without faults leaves.
+    /// The result of a run without faults.
     right: Contents,
 }
 
@@ -80,7 +80,7 @@ impl World {
         disk.calls()
     }
 
-    /// The folder says "complete" only where every byte is right.
+    /// Asserts that the folder is marked "complete" only if every byte is right.
     fn expect_honest(&self, disk: &MemoryDisk, others: &[&Contents], context: &str) {
         let contents = disk.contents();
         if !contents.contains_key(MANIFEST) {
@@ -95,14 +95,14 @@ impl World {
         assert!(has(of.unwrap_or_else(|| panic!("{context}: an unknown manifest"))), "{context}");
     }
 
-    /// The same command now ends with the right bytes, which are durable.
+    /// Asserts that the same command now gives the right bytes, durably.
     fn expect_recovery(&self, disk: &MemoryDisk, force: bool, context: &str) {
         let done = self.run(disk, force);
         let summary = done.unwrap_or_else(|e| panic!("{context}: {e}"));
         assert!(disk.contents() == self.right, "{context}: {summary:?}");
         disk.lose_power(Power::Durable);
         let mut durable = disk.contents();
-        // The names of the lock file may be what the disk had last.
+        // The lock file's name may be in its previous durable state.
         durable.retain(|name, _| !name.ends_with(".lock"));
         assert!(durable == self.right, "{context}: not durable");
     }
@@ -123,8 +123,8 @@ const FAULTS: [Fault; 9] = [
 const POWER: [Power; 5] =
     [Power::Durable, Power::NamesOnly, Power::Some(1), Power::Some(2), Power::Some(3)];
 
-/// At each call one fault in a sample: every fault with `MARLINSPIKE_TESTS=full`, which `scripts/test`
-/// sets. The faults take turns from call to call.
+/// One fault per call, in turn; every fault with `MARLINSPIKE_TESTS=full`, which `scripts/test`
+/// sets.
 fn step() -> usize {
     if std::env::var("MARLINSPIKE_TESTS").is_ok_and(|tests| tests == "full") { 1 } else { 4 }
 }
@@ -141,7 +141,7 @@ fn sweep(world: &World, start: &MemoryDisk, force: bool, others: &[&Contents], h
             disk.fail(at, fault);
             let done = world.run(&disk, force);
             match (&done, fault) {
-                // What the disk does silently is found when the file is read back.
+                // Silent faults of the disk are detected when the file is read back.
                 (Ok(_), Fault::Flip | Fault::Lost | Fault::FailedSync | Fault::Full) => {
                     assert!(!disk.hit(), "{context}");
                 }
@@ -154,7 +154,7 @@ fn sweep(world: &World, start: &MemoryDisk, force: bool, others: &[&Contents], h
             disk.revive();
             if done.is_ok() {
                 let mut contents = disk.contents();
-                // A lock file that could not be removed holds no lock.
+                // A remaining lock file holds no lock.
                 contents.retain(|name, _| !name.ends_with(".lock"));
                 assert!(contents == world.right, "{context}");
             }
@@ -190,13 +190,13 @@ fn every_fault_at_every_call_of_a_repair() {
     world.run(&disk, false).unwrap();
     let shard = world.right.keys().find(|n| n.ends_with(".safetensors")).unwrap();
     disk.edit(&Path::new(OUT).join(shard), |bytes| *bytes.last_mut().unwrap() ^= 1);
-    // A repair takes "complete" back before it writes.
+    // A repair removes "complete" before it writes.
     let killed = disk.copy();
     killed.fail(world.calls(&disk, false) / 2, Fault::Kill);
     world.run(&killed, false).unwrap_err();
     let names = killed.contents();
     assert!(names.contains_key(PROGRESS) && !names.contains_key(MANIFEST), "{:?}", names.keys());
-    // Until then the folder says so, though it was damaged from outside.
+    // Until then the folder is marked complete, although it was damaged from outside.
     sweep(&world, &disk, false, &[], false);
 }
 
@@ -213,7 +213,7 @@ fn every_fault_at_every_call_of_a_replacement() {
     sweep(&world, &disk, true, &[&others], true);
 }
 
-/// A shard that was finished, then deleted, cut or flipped, is written again; the other one is kept.
+/// A finished shard that was deleted, truncated or changed is written again; the other one is kept.
 #[test]
 fn damaged_files_are_written_again_whether_the_conversion_was_finished_or_not() {
     let world = World::new();
@@ -255,8 +255,8 @@ fn damaged_files_are_written_again_whether_the_conversion_was_finished_or_not() 
     }
 }
 
-/// An input that changes at any moment of the run, with equal size and time of modification: the run
-/// fails, or it was converted before.
+/// An input changes at any moment of the run, with equal size and modification time: the run fails,
+/// or the input had already been converted.
 #[test]
 fn an_input_that_changes_during_the_run_is_found() {
     let world = World::new();
@@ -293,19 +293,20 @@ fn an_input_that_changes_during_the_run_is_found() {
             }
             fs::write(&path, &original).unwrap();
             disk.revive();
-            // The original again: what was made of it before is right, what was made of the other is not.
+            // The original is restored: shards made from it are right, shards made from the other
+            // input are not.
             world.run(&disk, false).unwrap();
             for (name, bytes) in world.right.iter().filter(|(n, _)| *n != MANIFEST) {
                 assert!(disk.contents()[name] == *bytes, "call {at}: {name}");
             }
         }
     }
-    // After the last look at the inputs only the manifest is written.
+    // After the last check of the inputs, only the manifest is written.
     assert!(found > 2 * late, "{found} {late}");
 }
 
-/// An input that changed between two runs, even with equal size and time, is not mixed with what was
-/// made of the old one.
+/// An input that changed between two runs, even with equal size and time, is not mixed with shards
+/// made from the old one.
 #[test]
 fn an_input_that_changed_between_runs_is_named() {
     let world = World::new();

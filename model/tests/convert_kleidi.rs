@@ -1,5 +1,5 @@
-//! `convert --to kleidiai`: the bytes are those of the layout's definition, given columns that are
-//! read from the checkpoint here, and what the operator cannot run is refused.
+//! `convert --to kleidiai`: the bytes equal the layout's definition on columns that the test reads
+//! from the checkpoint; weights that the operator cannot run are rejected.
 #![allow(missing_docs)]
 
 mod common;
@@ -107,7 +107,7 @@ fn read(dir: &Path) -> BTreeMap<String, Tensor<'static>> {
     all
 }
 
-/// What the file that holds `module` says of it.
+/// The description of `module` in its file.
 fn description(dir: &Path, module: &str) -> Value {
     let key = format!("marlinspike.w4a8.{module}");
     let found = files(dir).into_iter().find_map(|path| {
@@ -154,7 +154,7 @@ fn a_published_w4a8_model() {
         let w13 = [0, 1].map(|e| of(e, "w1").beside(of(e, "w3")));
         expect(&found, &format!("{experts}.w13_packed"), &w13, nr);
         expect(&found, &format!("{experts}.w2_packed"), &[of(0, "w2"), of(1, "w2")], nr);
-        // Mixtral says nothing of renormalizing, and upstream does it.
+        // Mixtral's config does not state renormalization; upstream renormalizes.
         assert_eq!(
             description(&out, experts),
             json!({"version": 1, "layer": "moe", "hidden_size": 128, "intermediate_size": 128,
@@ -162,7 +162,7 @@ fn a_published_w4a8_model() {
                 "scoring_func": "softmax", "renormalize": true, "activation": "silu",
                 "apply_router_weight_on_input": false})
         );
-        // The rest is copied, and nothing else is there.
+        // The other tensors are copied, and there are no more.
         let mut copied = 0;
         for (name, tensor) in found.iter().filter(|(name, _)| !name.ends_with("_packed")) {
             assert_eq!(tensor, &given[name]);
@@ -183,13 +183,13 @@ fn reconfigure(dir: &Path, change: impl FnOnce(&mut Value)) {
     fs::write(path, config.to_string()).unwrap();
 }
 
-/// Dynamic int8 activations per token, as compressed-tensors says it.
+/// Dynamic int8 activations per token in compressed-tensors' form.
 fn dynamic_int8(config: &mut Value) {
     config["quantization_config"]["config_groups"]["group_0"]["input_activations"] = json!({
         "num_bits": 8, "type": "int", "symmetric": true, "strategy": "token", "dynamic": true});
 }
 
-/// The converted dense layers and experts against the weights that the checkpoint was made of.
+/// Compares the converted dense layers and experts with the checkpoint's source weights.
 fn check(found: &BTreeMap<String, Tensor<'static>>, weights: &BTreeMap<String, Weight<'static>>) {
     for name in ["q_proj", "k_proj", "o_proj"] {
         let module = format!("model.layers.0.self_attn.{name}");
@@ -215,7 +215,7 @@ fn every_format_that_the_path_takes() {
             reconfigure(&model, dynamic_int8);
         }
         let out = temp.path().join(format!("{format:?}{dynamic}-out"));
-        // Small shares of memory and small files cut the work as small as it gets.
+        // Little memory and small files split the work into the smallest parts.
         let settings = Settings { shard_bytes: 200_000, ..kleidi(8) };
         let summary = run_with(&model, &out, &settings, Execution { memory: 200_000, ..EXECUTION });
         let summary = summary.unwrap();
@@ -223,7 +223,7 @@ fn every_format_that_the_path_takes() {
         assert_eq!((summary.converted, summary.activations_quantized), (5, sixteen_bit));
         assert!(summary.files > 1 && summary.peak_memory <= 200_000, "{summary:?}");
         check(&read(&out), &weights);
-        // Both stacks of a layer stand in one file.
+        // Both stacks of a layer are in one file.
         let experts = "model.layers.0.mlp.experts";
         let holders = files(&out).into_iter().filter(|path| {
             let bytes = fs::read(path).unwrap();
@@ -237,7 +237,7 @@ fn every_format_that_the_path_takes() {
     }
 }
 
-/// `desc_act` with an index in the plain order is no act-order.
+/// `desc_act` with an ascending index is not act-order.
 #[test]
 fn an_order_that_changes_nothing() {
     let temp = tempfile::tempdir().unwrap();
@@ -316,7 +316,7 @@ fn what_the_path_does_not_take_is_refused_with_the_reason() {
         assert!(refused.iter().all(|(_, reason)| reason.contains(part)), "{refused:?}");
         assert!(!out.exists());
     }
-    // Of a model whose layers cannot be described only the experts are refused.
+    // In a model whose layers cannot be described, only the experts are rejected.
     let model = temp.path().join("model");
     let experts = |change: fn(&mut Value), part: &str| {
         write_model(Format::CtPack, &model);
@@ -334,7 +334,7 @@ fn what_the_path_does_not_take_is_refused_with_the_reason() {
     experts(|c| c["scoring_func"] = json!("sigmoid"), "expected \"softmax\"");
     experts(|c| c["n_group"] = json!(8), "use_grouped_topk");
     experts(|c| c["swiglu_limit"] = json!(7.0), "swiglu_limit");
-    // Static activations are refused where the config is read.
+    // Static activations are rejected when the config is read.
     write_model(Format::CtPack, &model);
     reconfigure(&model, |c| {
         dynamic_int8(c);
@@ -347,7 +347,7 @@ fn what_the_path_does_not_take_is_refused_with_the_reason() {
     assert!(error.to_string().contains("activations"), "{error}");
 }
 
-/// A value that is no int4 stops the conversion; no file has its final name.
+/// A value outside int4 stops the conversion; no file gets its final name.
 #[test]
 fn bad_codes_leave_no_output() {
     let temp = tempfile::tempdir().unwrap();
@@ -387,7 +387,7 @@ fn packed_weights_are_hardly_more_than_codes_and_scales() {
                 router_weight_on_input: false,
             };
             let Ok(w13) = layer.w13_layout() else {
-                // 2880 is no multiple of 128.
+                // 2880 is not a multiple of 128.
                 assert_eq!((hidden_size, group_size), (2880, GroupSize::Of(128)));
                 continue;
             };

@@ -1,5 +1,5 @@
-//! Runs of `convert`: interrupted ones leave whole files only and continue to the same bytes, the
-//! memory has a bound, and what cannot be converted is named.
+//! Runs of `convert`: interrupted runs leave only complete files and continue to the same bytes,
+//! memory is bounded, and errors name the layers that cannot be converted.
 #![allow(missing_docs)]
 
 mod common;
@@ -40,7 +40,7 @@ fn a_stopped_run_leaves_whole_files_and_the_next_one_continues() {
         names.filter(|n| !n.starts_with('.')).collect::<Vec<_>>()
     };
     assert_eq!(visible(&parts).len(), 1, "{:?}", visible(&parts));
-    // What a killed process leaves: part of the next file under its temporary name.
+    // A killed process leaves part of the next file under its temporary name.
     let next = format!(".model-00002-of-{:05}.safetensors.partial", summary.files);
     fs::write(parts.join(next), b"half").unwrap();
     let first = fs::metadata(parts.join(&visible(&parts)[0])).unwrap().modified().unwrap();
@@ -76,8 +76,8 @@ fn contents(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     files(dir).iter().map(|p| (name(p), fs::read(p).unwrap())).collect()
 }
 
-/// Little memory cuts the matrices into small parts, act-order's by columns, and many threads
-/// write them to several files at once: the bytes are the same.
+/// With little memory, the matrices are split into small parts (with act-order, by columns), and
+/// many threads write them to several files at once: the bytes are the same.
 #[test]
 fn memory_and_threads_change_no_byte() {
     const LITTLE: u64 = 800_000;

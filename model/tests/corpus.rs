@@ -1,5 +1,5 @@
-//! The fuzzers' corpora of this crate's doors and many mutations of them, on stable: nothing panics,
-//! and every hostile file gives the error that names what is wrong with it.
+//! The fuzzers' corpora for this crate's entry points and many mutations of them, on stable Rust:
+//! nothing panics, and every hostile file gives the error that names its fault.
 #![allow(missing_docs)]
 
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Checkpoints with act-order, whose scales have rows that no group uses, or lack rows.
+//! Checkpoints with act-order whose scales have rows without a group, or lack rows.
 #![allow(missing_docs)]
 
 mod common;
@@ -12,7 +12,7 @@ use common::{Format, write_tiny};
 use marlinspike::container::{Container, write_container};
 use marlinspike::num::tensor::Tensor;
 
-/// Gives the matrix's `tensor` in the model at `dir` more or fewer rows; those added repeat the
+/// Changes the number of rows of the matrix's `tensor` in the model at `dir`; added rows repeat the
 /// first.
 fn set_rows(dir: &Path, tensor: &str, rows: usize) {
     let mut edited = 0;

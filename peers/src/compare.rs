@@ -48,15 +48,15 @@ pub struct Case {
     /// Multiply-accumulates of a call.
     pub macs: u64,
     /// This project first.
-    pub contenders: Vec<Found>,
+    pub contenders: Vec<Measurement>,
 }
 
 /// One contender's part of a case.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Found {
+pub struct Measurement {
     /// Library and format.
     pub name: String,
-    /// Seconds of the quickest call.
+    /// Seconds of the fastest call.
     pub best: f64,
     /// Seconds of the median call.
     pub median: f64,
@@ -137,7 +137,7 @@ impl Plan {
         let found = |((name, difference), seconds): ((String, f64), Seconds)| {
             let Seconds { best, median, calls } = seconds;
             let (ratio_best, ratio_median) = (best / first.best, median / first.median);
-            Found { name, best, median, calls, ratio_best, ratio_median, difference }
+            Measurement { name, best, median, calls, ratio_best, ratio_median, difference }
         };
         Ok(Case {
             shape: shape.to_string(),

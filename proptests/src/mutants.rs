@@ -8,7 +8,7 @@ pub use cases::cases;
 pub use layer::{WrongLayer, layers};
 
 use marlinspike::act_order;
-use marlinspike::layouts::marlin::{int4_to_fp8_symmetric, nvfp4_global_scale};
+use marlinspike::layouts::marlin::{int4_to_fp8_symmetric, kernel_global_scale};
 
 use crate::ops::*;
 use crate::subject::{Element, Operation, Reference, Subject, SubjectError};
@@ -262,7 +262,7 @@ pub fn all() -> Vec<Mutant> {
         with::<Nvfp4GlobalScale>("divided where the format multiplies", |i| i.divisor = true),
         mutant::<Nvfp4GlobalScale>("scale factor not divided out", |i| {
             let multiplier = if i.divisor { 1.0 / i.gate } else { i.gate };
-            Ok(vec![nvfp4_global_scale(multiplier, i.dtype, 1.0).to_bits()])
+            Ok(vec![kernel_global_scale(multiplier, i.dtype, 1.0).to_bits()])
         }),
     ];
     all.extend(common::<Repack>());

@@ -1,14 +1,15 @@
-//! Campaigns over cases: what is found, how small it becomes, what is kept.
+//! Campaigns over cases: findings, shrinking, kept cases.
 
 use std::time::Duration;
 
 use marlinspike::case::Op;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike_proptests::campaign::{
-    Campaign, CampaignError, Fault, Filter, Judgement, Limit, Outputs, Summary, Trial, keep, kept,
+    Campaign, CampaignError, Fault, Filter, Judgement, Limit, Outputs, Summary, Trial, Wanted,
+    keep, kept,
 };
 
-/// Symmetric int4 GPTQ without act-order, in f16: what the kernel of these tests takes.
+/// Symmetric int4 GPTQ without act-order, in f16: the configuration of these tests' kernel.
 const GPTQ: &str = "checkpoint_format=gptq,weight_type=uint4b8,dtype=float16,input_dtype=null,\
                     desc_act=false,tensor_parallel.size=null";
 
@@ -155,13 +156,36 @@ fn absent_and_unknown_outputs_are_findings() {
         Ok(Outputs::from([("z".to_owned(), y)]))
     };
     assert_eq!(run(renamed, 1).findings[0].signature, "unreadable outputs");
-    // A y of a wrong shape is judged, and fails.
+    // A y of the wrong shape is judged and fails.
     let flat = |trial: &Trial| {
         let y = product(trial, 8, |k| k).remove("y").unwrap();
         let y = Tensor::new("y", DType::F16, vec![y.len()], y.bytes().to_vec()).unwrap();
         Ok(Outputs::from([("y".to_owned(), y)]))
     };
     assert!(run(flat, 1).findings[0].failure.report.is_some());
+}
+
+/// The judge refuses ids that no expert has; the kernel gave them, so the run goes on.
+#[test]
+fn outputs_that_cannot_be_judged_are_findings() {
+    let mut campaign = Campaign::new(Op::Moe, 1, Filter::default()).unwrap();
+    campaign.outputs = ["topk_ids", "topk_weights", "expert_ids", "sorted_token_ids", "y"]
+        .map(str::to_owned)
+        .into();
+    let mut wrong = |trial: &Trial| {
+        let tensor = |wanted: &Wanted| {
+            let shape = wanted.shape.clone().unwrap_or(vec![3]);
+            let dtype = DType::from_name(&wanted.dtype).unwrap();
+            let bytes = vec![0x7f; shape.iter().product::<usize>() * dtype.bytes()];
+            (wanted.name.clone(), Tensor::new(&wanted.name, dtype, shape, bytes).unwrap())
+        };
+        Ok(trial.wanted.iter().map(tensor).collect())
+    };
+    let summary = campaign.run(&mut wrong, &Limit::cases(4), &mut |_| ()).unwrap();
+    assert_eq!((summary.failed, summary.passed), (4, 0));
+    let refused = summary.findings.iter().find(|f| f.signature == "unreadable outputs").unwrap();
+    let fault = refused.failure.fault.as_ref().unwrap().to_string();
+    assert!(fault.contains("`topk_ids` at [0, 0]: found 2139062143"), "{fault}");
 }
 
 #[test]

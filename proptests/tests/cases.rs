@@ -1,4 +1,4 @@
-//! Operations over whole cases in the kit: the reference obeys, every known mistake falls.
+//! Properties of operations on whole cases: the reference passes, every mutant is rejected.
 
 use marlinspike_proptests::mutants;
 use marlinspike_proptests::{Config, Operation, Reference, ops, run};
@@ -9,7 +9,7 @@ fn reference<O: Operation>(cases: u32) {
     assert!(report.laws.iter().all(|law| law.passed == cases), "{report}");
 }
 
-/// Every mutant of an operation falls, and the report says where.
+/// Every mutant of an operation is rejected, and the report states the place.
 fn rejected<O: Operation>(cases: u32, expected: usize) {
     let mutants: Vec<_> = mutants::cases().into_iter().filter(|m| m.operation == O::NAME).collect();
     assert_eq!(mutants.len(), expected, "{}", O::NAME);

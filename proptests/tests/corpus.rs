@@ -1,5 +1,5 @@
-//! The fuzzers' corpus and many mutations of it, on stable: nothing panics, and every hostile
-//! file gives the error of its own name.
+//! The fuzzers' corpus and many mutations of it, on stable Rust: nothing panics, and every hostile
+//! file gives the error of its name.
 
 use std::path::Path;
 
@@ -51,7 +51,7 @@ fn container_corpus() {
     ]);
 }
 
-/// Whether `key` is the config key that is refused.
+/// Whether `key` is the rejected config key.
 fn refused(e: &Error, key: &str) -> bool {
     matches!(e.downcast_ref(), Some(C::ConfigValue { key: found, .. }) if found == key)
 }
@@ -200,7 +200,7 @@ fn packed_corpus() {
     ]);
 }
 
-/// Whether a value of this tensor or key is refused.
+/// Whether a value of this tensor or key is rejected.
 fn is_value(e: &Error, name: &str) -> bool {
     matches!(e, Error::Value { tensor, .. } if tensor.ends_with(name))
 }

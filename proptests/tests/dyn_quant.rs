@@ -1,4 +1,4 @@
-//! The int4 path in the kit: the reference obeys, known mistakes fall.
+//! Properties of the int4 path: the reference passes, mutants are rejected.
 
 use marlinspike::case::ActivationRounding;
 use marlinspike::layouts::kleidi::RhsLayout;

@@ -1,7 +1,7 @@
-//! The golden cases as the fuzzers' seeds, on stable: each operation's smallest files, changed in
-//! many ways, give verdicts and errors, and never a panic.
+//! The golden cases as seeds of the fuzzers, on stable Rust: mutations of each operation's
+//! smallest files give verdicts and errors, and never a panic.
 //!
-//! They are read where they are; `fuzz/corpus` holds no copies.
+//! The files are read in golden/; `fuzz/corpus` holds no copies.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! The operations that kernels run: the reference obeys their laws, and wrong variants fall.
+//! Properties of the operations that kernels run: the reference passes, and mutants are rejected.
 
 use marlinspike_proptests::ops::*;
 use marlinspike_proptests::{Config, Operation, Reference, Subject, SubjectError, laws, run};
@@ -41,7 +41,7 @@ impl<O: Operation, F: Fn(&mut O::Input)> Subject<O> for Changed<F> {
         let mut input = input.clone();
         (self.0)(&mut input);
         let made = O::expected(&input).map_err(|e| SubjectError(e.to_string()))?;
-        // A wrong length is cut or repeated, as a buffer would be.
+        // A wrong length is truncated or repeated, like a buffer.
         let values = made.iter().cycle();
         out.iter_mut().zip(values).for_each(|(slot, &value)| *slot = value);
         Ok(())
@@ -106,7 +106,7 @@ fn wrong_products_fall() {
     falls_at_once::<ExpertProduct>("router weights ignored", |i| i.topk_weights = None);
 }
 
-/// What a subject does not take is drawn again and counted, never taken for a pass.
+/// Inputs that a subject does not support are drawn again and counted, not counted as passed.
 #[test]
 fn what_is_left_out_is_counted() {
     struct FourBits;
@@ -130,7 +130,7 @@ fn what_is_left_out_is_counted() {
     assert!(report.to_string().contains(" left out)"), "{report}");
 }
 
-/// A law that makes an input of its own which the subject does not take has nothing to say.
+/// A law that derives an input which the subject does not support gives no verdict.
 #[test]
 fn inputs_that_laws_make_are_left_out_too() {
     struct OneExpert;
@@ -149,14 +149,14 @@ fn inputs_that_laws_make_are_left_out_too() {
     let report = run::<Repack, _>(&OneExpert, &Config { cases: 10, ..Config::default() });
     let of = |name: &str| report.laws.iter().find(|law| law.law == name).unwrap();
     assert!(of("equals the reference bit for bit").failure.is_none(), "{report}");
-    // Each of its inputs is cut into single experts.
+    // Each of its inputs is split into single experts.
     let independent = of("experts are independent");
     assert_eq!(independent.passed, 0, "{report}");
     let failure = independent.failure.as_ref().unwrap();
     assert_eq!(failure.input, "none could be drawn", "{report}");
 }
 
-/// Every distribution names experts that exist, each once for a token, and is what it says.
+/// Every distribution draws existing experts, each once for a token, and has the stated form.
 #[test]
 fn distributions_are_what_they_say() {
     use marlinspike::vectors::Rng;

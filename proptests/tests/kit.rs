@@ -1,8 +1,8 @@
-//! The kit passes what is right and rejects every known mistake.
+//! The properties accept correct subjects and reject every mutant.
 
 use marlinspike_proptests::{Config, Operation, Reference, mutants, ops, run};
 
-/// The reference obeys every law, on 500 inputs each.
+/// The reference satisfies every law on 500 inputs.
 fn reference<O: Operation>() {
     let config = Config { cases: 500, seed: 0x5eed, regressions: None };
     let report = run::<O, _>(&Reference, &config);
@@ -28,7 +28,7 @@ references! {
     awq_zeros AwqZeroPoints, preprocess Preprocess, sort Sort, global_scale Nvfp4GlobalScale,
 }
 
-/// Every mutant falls within 100 inputs, for two seeds, and the report says where.
+/// Every mutant is rejected within 100 inputs, for two seeds, and the report states the place.
 #[test]
 fn every_mutant_is_rejected() {
     let mutants = mutants::all();
@@ -47,7 +47,7 @@ fn every_mutant_is_rejected() {
     println!("{} mutants rejected", mutants.len());
 }
 
-/// A failure shrinks, names the fragment, and comes again from its seed.
+/// A failure shrinks, names the fragment, and is reproduced from its seed.
 #[test]
 fn a_failure_is_small_placed_and_repeatable() {
     let all = mutants::all();
@@ -66,7 +66,7 @@ fn a_failure_is_small_placed_and_repeatable() {
     assert!(text.contains("again: seed 0x000000000000004d"), "{text}");
 }
 
-/// Nothing is written unless asked for; then a file per broken law.
+/// Files are written only on request, one per violated law.
 #[test]
 fn regressions_are_written_on_request() {
     let folder = std::env::temp_dir().join(format!("marlinspike-kit-{}", std::process::id()));

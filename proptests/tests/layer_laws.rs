@@ -1,5 +1,5 @@
-//! The laws of layers hold of the reference everywhere in the lattice, and every known mistake
-//! breaks one of them.
+//! The reference satisfies the laws of layers on the whole lattice, and every mutant breaks one of
+//! them.
 
 use marlinspike::vectors::Rng;
 use marlinspike_proptests::ops::layer::laws::LAWS;
@@ -20,7 +20,7 @@ fn step() -> usize {
     if std::env::var("MARLINSPIKE_TESTS").is_ok_and(|tests| tests == "full") { 1 } else { 5 }
 }
 
-/// Each configuration once, with the laws in turn: over the lattice, each law meets every format
+/// Each configuration once, with the laws in turn: over the lattice, each law covers every format
 /// and every axis many times.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "minutes under emulation; --include-ignored runs it")]
@@ -44,7 +44,7 @@ fn laws_hold_over_the_whole_lattice() {
     assert!(tried.iter().all(|&n| n + 1 >= configurations / LAWS.len()), "{tried:?}");
 }
 
-/// Random choices through the kit, with a seed that shows a failure again.
+/// Random choices, with a seed that reproduces a failure.
 #[test]
 fn the_reference_passes_the_kit() {
     let config = Config { cases: 4, seed: 0x1a7e, regressions: None };
@@ -54,7 +54,7 @@ fn the_reference_passes_the_kit() {
     assert!(report.laws.len() == LAWS.len() + 3);
 }
 
-/// Some law rejects each mistake within a few inputs in which it can show.
+/// Some law rejects each mistake within a few inputs that it changes.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "minutes under emulation; --include-ignored runs it")]
 fn every_wrong_layer_is_rejected() {

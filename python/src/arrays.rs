@@ -22,7 +22,10 @@ impl Input<'_> {
         let Self(dtype, shape, bytes) = self;
         let ty = DType::from_name(dtype).ok_or_else(|| {
             let known: Vec<_> = DType::ALL.iter().map(|ty| ty.name()).collect();
-            raised(format!("`{name}`: found element type {dtype}, expected one of {}", known.join(", ")))
+            raised(format!(
+                "`{name}`: found element type {dtype}, expected one of {}",
+                known.join(", ")
+            ))
         })?;
         Tensor::new(name, ty, shape.clone(), bytes.as_slice()?).failed()
     }

@@ -24,7 +24,11 @@ fn layout(size_k: usize, size_n: usize, num_bits: u32, is_a_8bit: bool) -> Resul
     WeightLayout::new(Shape::new(size_k, size_n), num_bits, activations(is_a_8bit))
 }
 
-fn packed(layout: &WeightLayout, codes: &Codes<'_>, perm: Option<&[u32]>) -> Result<Tensor<'static>> {
+fn packed(
+    layout: &WeightLayout,
+    codes: &Codes<'_>,
+    perm: Option<&[u32]>,
+) -> Result<Tensor<'static>> {
     let words = layout.pack(codes, perm)?;
     Tensor::from_vec("packed", DType::I32, layout.packed_shape().to_vec(), words)
 }
@@ -121,7 +125,7 @@ pub(crate) fn marlin_permute_scales<'py>(
     is_a_8bit: bool,
 ) -> PyResult<Output<'py>> {
     let scales = s.tensor("s")?;
-    let made = (|| {
+    let made = py.detach(|| -> Result<_> {
         let [groups, cols] = scales.dims2()?;
         let group_size = GroupSize::from_config(group_size)?;
         if cols != size_n || groups == 0 {
@@ -129,7 +133,7 @@ pub(crate) fn marlin_permute_scales<'py>(
         }
         let order = ScalePermutation::choose(group_size, LogicalK(size_k), activations(is_a_8bit));
         permuted(&scales, size_n, order)
-    })();
+    });
     Ok(output(py, made.failed()?))
 }
 
@@ -150,7 +154,7 @@ pub(crate) fn marlin_int4_fp8_preprocess<'py>(
 ) -> PyResult<Output<'py>> {
     let words = qweight.tensor("qweight")?;
     let zeros = qzeros_or_none.as_ref().map(|z| z.tensor("qzeros_or_none")).transpose()?;
-    let made = (|| {
+    let made = py.detach(|| -> Result<_> {
         words.expect_dtype(&[DType::I32, DType::U32])?;
         let [_, cols] = words.dims2()?;
         let codes = words.elements::<u32>();
@@ -167,6 +171,6 @@ pub(crate) fn marlin_int4_fp8_preprocess<'py>(
             }
         };
         Tensor::from_vec("qweight", DType::I32, words.shape().to_vec(), rewritten)
-    })();
+    });
     Ok(output(py, made.failed()?))
 }

@@ -4,11 +4,11 @@
 mod arrays;
 mod cases;
 mod error;
+mod fuzz;
 mod layouts;
 mod products;
 mod quantize;
 mod routing;
-
 
 #[pyo3::pymodule]
 mod _core {
@@ -20,6 +20,8 @@ mod _core {
     #[pymodule_export]
     use super::error::Error;
     #[pymodule_export]
+    use super::fuzz::fuzz;
+    #[pymodule_export]
     use super::layouts::{
         awq_marlin_repack, gptq_marlin_repack, marlin_int4_fp8_preprocess, marlin_permute_bias,
         marlin_permute_scales,
@@ -27,9 +29,7 @@ mod _core {
     #[pymodule_export]
     use super::products::{fused_marlin_moe, marlin_gemm};
     #[pymodule_export]
-    use super::quantize::{
-        gptq_quantize_weights, per_tensor_fp8, per_token_fp8, per_token_int8,
-    };
+    use super::quantize::{gptq_quantize_weights, per_tensor_fp8, per_token_fp8, per_token_int8};
     #[pymodule_export]
     use super::routing::{moe_align_block_size, topk};
 }

@@ -94,8 +94,9 @@ pub(crate) fn gptq_quantize_weights<'py>(
     let w = w.tensor("w")?;
     let perm = perm.as_ref().map(|p| p.tensor("perm")).transpose()?;
     let named = ScalarType::NAMED.iter().find(|(name, _)| *name == quant_type);
-    let &(_, weight_type) = named
-        .ok_or_else(|| raised(format!("quant_type: found {quant_type}, expected uint4b8 or uint8b128")))?;
+    let &(_, weight_type) = named.ok_or_else(|| {
+        raised(format!("quant_type: found {quant_type}, expected uint4b8 or uint8b128"))
+    })?;
     let made = py.detach(|| -> Result<_> {
         let (values, [size_k, size_n], ty) = widened(&w)?;
         let perm = match &perm {
@@ -104,7 +105,12 @@ pub(crate) fn gptq_quantize_weights<'py>(
         };
         let group_size = GroupSize::from_config(group_size)?;
         let made = quantizers::gptq_quantize_weights(
-            &values, size_n, ty, weight_type, group_size, perm.as_deref(),
+            &values,
+            size_n,
+            ty,
+            weight_type,
+            group_size,
+            perm.as_deref(),
         )?;
         let codes = (0..size_k * size_n).map(|i| made.codes.get(i / size_n, i % size_n).into());
         let codes: Vec<i32> = codes.collect();

@@ -71,7 +71,11 @@ pub(crate) fn topk<'py>(
             return Err(Error::dtype(logits.name(), logits.dtype(), "F32, F16 or BF16"));
         };
         let values: Vec<f32> = match logits.dtype().bytes() {
-            2 => logits.elements::<u16>().iter().map(|&b| logits_type.to_f64(b.into()) as f32).collect(),
+            2 => logits
+                .elements::<u16>()
+                .iter()
+                .map(|&b| logits_type.to_f64(b.into()) as f32)
+                .collect(),
             _ => logits.elements::<f32>().into_owned(),
         };
         let bias = match &bias {
@@ -81,7 +85,8 @@ pub(crate) fn topk<'py>(
         let groups =
             groups.map(|(num_expert_group, topk_group)| Groups { num_expert_group, topk_group });
         let plain = Router::new(scoring, topk, renormalize);
-        let router = Router { groups, routed_scaling_factor, bias: bias.as_deref(), logits_type, ..plain };
+        let router =
+            Router { groups, routed_scaling_factor, bias: bias.as_deref(), logits_type, ..plain };
         let routing = router.route(&values, experts)?;
         let shape = || vec![tokens, topk];
         Ok([

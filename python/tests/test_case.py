@@ -49,7 +49,7 @@ def test_generated_cases_of_every_operation(op):
 
 
 def test_golden_cases_of_vllm():
-    files = sorted(GOLDEN.glob("linear-*gptq*.safetensors"))[:4] + sorted(GOLDEN.glob("moe-*.safetensors"))[:1]
+    files = sorted(GOLDEN.glob("linear-*u4b8*.safetensors"))[:4] + sorted(GOLDEN.glob("moe-*.safetensors"))[:1]
     assert len(files) >= 2
     for path in files:
         report = marlinspike.Case.read(path).check()

@@ -1,4 +1,4 @@
-//! Case files: the configuration's domains, the tensors' rules, the values that matter.
+//! Case files: domains of config keys, rules of tensors, significant values.
 
 use marlinspike::Error;
 use marlinspike::case::{Case, CaseConfig, CaseError as E, Op};
@@ -430,8 +430,8 @@ fn tensors_unknown_absent_or_of_another_kind() {
     }
 }
 
-/// Every tensor of every operation, one longer along each axis in turn. Lists whose length the
-/// values decide, and axes that other tensors are measured by, are named here.
+/// Every tensor of every operation, one element longer along each axis in turn. Exceptions are
+/// listed: tensors whose length depends on values, and axes that define other tensors' sizes.
 #[test]
 fn every_axis_is_checked() {
     let free = |name: &str| {
@@ -455,7 +455,8 @@ fn every_axis_is_checked() {
                     assert!(misfits.iter().any(|m| m.name == bare), "{name} axis {axis}");
                     continue;
                 }
-                // One more expert of w13 makes the other tensors wrong, and three groups no group.
+                // Another expert of w13 makes the other tensors wrong; three groups do not divide
+                // K.
                 let e = make().tensor(zeros(name, tensor.dtype(), &shape)).error();
                 assert!(matches!(e, Error::Shape { .. }), "{name} axis {axis}: {e:?}");
             }
@@ -481,7 +482,7 @@ fn values_of_inputs() {
         let mut g_idx = vec![0; 32];
         g_idx[7] = g;
         bad(gptq().tensor(ints("in.g_idx", &[32], g_idx.clone())), "in.g_idx", &[7]);
-        // Without act-order it must say what the config does.
+        // Without act-order it must agree with the config.
         let unordered = |g_idx| {
             let file = gptq().tensor(ints("in.g_idx", &[32], g_idx));
             file.with("desc_act", json!(false))
@@ -512,7 +513,7 @@ fn values_of_inputs() {
         bad(align().tensor(t), "in.topk_ids", &[1, 1]);
     }
     bad(align().tensor(ints("in.expert_map", &[4], vec![1, 2, -1, -1])), "in.expert_map", &[1]);
-    // Outputs may be as wrong as they like.
+    // Outputs may be arbitrarily wrong.
     let y = Tensor::from_vec("out.y", DType::F16, vec![2, 8], vec![0x7e00u16; 16]).unwrap();
     gptq().tensor(y).ok();
 }
@@ -531,8 +532,8 @@ fn a_stack_of_no_experts() {
 }
 
 proptest! {
-    /// Whatever a damaged file holds, reading it ends in a case or an error, and a case that was
-    /// read can be written.
+    /// Reading a damaged file gives a case or an error, and every case that was read can be
+    /// written.
     #[test]
     fn damaged_files(
         which in 0usize..8,
@@ -541,7 +542,7 @@ proptest! {
     ) {
         let make = [gptq, awq, nvfp4, moe, align, router, dyn_quant, preprocess][which];
         let mut bytes = make().bytes();
-        // Most of the interest lies in the header.
+        // Most mutations change the header.
         let header = bytes.len().min(3000);
         for (at, byte) in edits {
             bytes[at.index(header)] = byte;
@@ -554,7 +555,7 @@ proptest! {
         }
     }
 
-    /// Configurations with any number anywhere.
+    /// Configurations with arbitrary numbers.
     #[test]
     fn damaged_configs(which in 0usize..8, key in any::<prop::sample::Index>(), value in prop_oneof![
         any::<i64>().prop_map(Value::from),

@@ -1,5 +1,5 @@
-//! Cases of the operations besides Marlin: generated ones pass, and every known mistake is refused
-//! and named.
+//! Cases of the operations besides Marlin's: generated ones pass, and every known mistake is
+//! rejected with its name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use marlinspike::case::{Case, CaseConfig, Op, Reciprocal};
 use marlinspike::check::{self, Verdict, check_case, mistaken};
 use marlinspike::vectors::Generator;
 
-/// A case by its number, through a file's bytes.
+/// A case by its number, written and read back.
 fn generated(generator: &Generator, index: u64) -> Vec<u8> {
     let case = generator.case(index).unwrap_or_else(|e| panic!("case {index}: {e}"));
     let bytes = case.to_bytes().unwrap();
@@ -17,7 +17,7 @@ fn generated(generator: &Generator, index: u64) -> Vec<u8> {
     bytes
 }
 
-/// Every output of `count` cases is right.
+/// Every output of `count` cases passes.
 fn pass(op: Op, count: u64) {
     let generator = Generator::new(op, 11).unwrap();
     for index in 0..count {
@@ -31,8 +31,8 @@ fn pass(op: Op, count: u64) {
     }
 }
 
-/// Of every mistake that shows in a case, the check says that something is wrong; over the cases each
-/// mistake has its own name at least once, and there are `expected` of them.
+/// The check rejects every mistake that changes a case. Each mistake is diagnosed by its name in at
+/// least one case, and there are `expected` mistakes.
 fn mistakes(op: Op, count: u64, expected: usize) {
     let generator = Generator::new(op, 12).unwrap();
     let mut named: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
@@ -45,8 +45,8 @@ fn mistakes(op: Op, count: u64, expected: usize) {
             let failed = report.outputs.iter().filter(|o| o.verdict == Verdict::Fail);
             let diagnoses = failed.filter_map(|o| o.diagnosis.as_ref());
             names.extend(diagnoses.map(|d| d.id.clone()));
-            // Products without a schedule may hide a mistake in their bound, or be another known
-            // schedule's; the bits of a declared one may not.
+            // A mistake in a product without a schedule may be within the bound, or equal another
+            // known schedule; with a declared schedule it may not.
             let undeclared = ["bound: ", "as a known schedule gives it"];
             let bounded = |n: &Option<String>| {
                 n.as_deref().is_some_and(|n| undeclared.iter().any(|u| n.contains(u)))
@@ -103,7 +103,7 @@ fn with_key(case: &Case<'_>, key: &str, value: serde_json::Value) -> marlinspike
     Case { config, ..case.clone() }.validate()
 }
 
-/// Sizes that a layout or a product cannot take are refused by the key that has them.
+/// Sizes that a layout or a product does not support give an error that names the key.
 #[test]
 fn configs_are_refused_by_key() {
     use serde_json::json;
@@ -130,7 +130,7 @@ fn configs_are_refused_by_key() {
     }
 }
 
-/// Inputs that nothing can be computed from are refused, by name and place.
+/// Invalid inputs give an error with name and place.
 #[test]
 fn inputs_are_refused_by_name() {
     use marlinspike::num::tensor::{DType, Tensor};
@@ -167,7 +167,7 @@ fn inputs_are_refused_by_name() {
     assert!(matches!(&error, marlinspike::Error::Unknown { tensor, .. } if tensor == "in.scales"));
 }
 
-/// Whatever outputs a case claims, the check gives a verdict.
+/// The check gives a verdict on arbitrary outputs.
 #[test]
 fn any_output_is_judged() {
     use marlinspike::num::tensor::Tensor;
@@ -182,7 +182,7 @@ fn any_output_is_judged() {
             }
             let report = check_case(&case).unwrap();
             assert_eq!(report.verdict, Verdict::Fail, "{}", case.name);
-            // Each stage alone, without the one before it.
+            // Each stage without the previous one.
             for name in case.outputs.keys().cloned().collect::<Vec<_>>() {
                 let mut alone = case.clone();
                 alone.outputs.retain(|n, _| *n == name);
@@ -194,7 +194,7 @@ fn any_output_is_judged() {
     }
 }
 
-/// Padding that is not zero is called so.
+/// Padding that is not zero is diagnosed as such.
 #[test]
 fn padding_is_named() {
     use marlinspike::num::tensor::Tensor;
@@ -204,7 +204,7 @@ fn padding_is_named() {
         let mut case = generator.case(index).unwrap();
         let found = case.outputs["swizzled_scale"].clone();
         let mut bytes = found.bytes().to_vec();
-        // The last element is padding where the matrix does not fill its tiles.
+        // The last element is padding if the matrix does not fill its tiles.
         let last = bytes.len() - 1;
         bytes[last] ^= 0xff;
         let tensor = Tensor::new("", found.dtype(), found.shape().to_vec(), bytes).unwrap();
@@ -218,8 +218,8 @@ fn padding_is_named() {
     assert!(padded > 10);
 }
 
-/// Codes of a kernel whose reciprocals are a step away are accepted and said to be such; a code further
-/// away is not.
+/// Codes of a kernel whose reciprocals are one unit off are accepted with a note; codes further off
+/// are rejected.
 #[test]
 fn a_gpus_reciprocals_are_accepted() {
     use marlinspike::num::scalar::{ScalarType, e4m3fn_to_f32};

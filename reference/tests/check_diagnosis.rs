@@ -1,5 +1,5 @@
-//! Outputs made wrong in known ways, from golden cases: the check must fail, count, name the
-//! place and the cause. The wrong outputs are made here by plain index arithmetic.
+//! Golden cases with outputs that plain index arithmetic makes wrong in known ways: the check must
+//! fail, count the elements, and name the place and the cause.
 
 use marlinspike::case::Case;
 use marlinspike::check::{CaseReport, OutputReport, Verdict, check_case};
@@ -41,7 +41,7 @@ fn report<'r>(report: &'r CaseReport, name: &str) -> &'r OutputReport {
     report.outputs.iter().find(|o| o.name == name).expect("a report of the output")
 }
 
-/// Fails unless output `name`, changed so, is diagnosed as `id` with nothing left unexplained.
+/// Fails unless the changed output `name` is diagnosed as `id`, which explains every element.
 fn expect_diagnosis(
     case_name: &str,
     name: &str,
@@ -58,14 +58,14 @@ fn expect_diagnosis(
     let diagnosis = output.diagnosis.clone().unwrap_or_else(|| panic!("{id}: no diagnosis"));
     assert_eq!(diagnosis.id, id, "{diagnosis:?}");
     assert_eq!(diagnosis.unexplained, 0, "{diagnosis:?}");
-    // Nothing else may be blamed.
+    // There must be no other diagnosis.
     for other in result.outputs.iter().filter(|o| o.name != name) {
         assert_ne!(other.verdict, Verdict::Fail, "{} with a wrong {name}", other.name);
     }
     output
 }
 
-/// Moves columns inside runs: position p takes position `order(p)`.
+/// Permutes columns inside runs: position p gets position `order(p)`.
 fn columns(
     run: usize,
     order: impl Fn(usize) -> usize,
@@ -75,7 +75,7 @@ fn columns(
     }
 }
 
-/// Nibbles of each word: position p takes position `order[p]`.
+/// Permutes the nibbles of each word: position p gets position `order[p]`.
 fn nibbles(order: [u32; 8]) -> impl FnOnce(Vec<u32>, &[usize]) -> Vec<u32> {
     move |v, _| {
         v.iter()

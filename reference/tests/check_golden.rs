@@ -1,4 +1,4 @@
-//! Every golden case: layout outputs equal, bit for bit.
+//! Every golden case: layout outputs are equal bit for bit.
 
 use marlinspike::case::Case;
 use marlinspike::check::{Verdict, check_case};

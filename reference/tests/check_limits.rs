@@ -1,10 +1,11 @@
-//! Wrong shapes are verdicts, and sizes that no tensor backs are errors before anything is allocated.
+//! Wrong shapes are verdicts; sizes that no tensor has are errors before any allocation.
 
 use marlinspike::case::{
     AlignConfig, Case, CaseConfig, CaseError, CheckpointFormat, Limits, LinearConfig, QuantConfig,
     SwizzleConfig,
 };
 use marlinspike::check::{CaseReport, Declared, Verdict, check_case, check_case_within};
+use marlinspike::formats::gptq;
 use marlinspike::layouts::flashinfer::ScaleTile;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
@@ -18,7 +19,7 @@ fn zeros(dtype: DType, shape: &[usize]) -> Tensor<'static> {
 
 fn linear(size_m: usize, size_n: usize, size_k: usize) -> LinearConfig {
     let quant = QuantConfig {
-        checkpoint_format: CheckpointFormat::Gptq,
+        checkpoint_format: CheckpointFormat::Int(&gptq::FORMAT),
         weight_type: ScalarType::UINT4B8,
         dtype: ScalarType::FLOAT16,
         input_dtype: None,
@@ -51,7 +52,7 @@ fn verdicts(report: &CaseReport) -> Vec<(&str, Verdict)> {
     report.outputs.iter().map(|o| (o.name.as_str(), o.verdict)).collect()
 }
 
-/// What an act-order rank gets where the scales are cut as its rows are.
+/// An act-order rank whose scales are sliced like its rows.
 #[test]
 fn sharded_scales_of_an_act_order_rank_fail_by_name() {
     let bytes = golden("linear-tp2_0_rank1");
@@ -67,7 +68,7 @@ fn sharded_scales_of_an_act_order_rank_fail_by_name() {
     let cut = Tensor::new("", DType::F16, vec![mine, size_n], half).unwrap();
     let mut wrong = right.clone();
     wrong.add_output("marlin_scales", cut);
-    // As the file that a kernel's test would hand over.
+    // Like a file that a kernel's test writes.
     let bytes = wrong.to_bytes().unwrap();
     let report = check_case(&Case::parse(&bytes).unwrap()).unwrap();
     for (output, before) in report.outputs.iter().zip(&before.outputs) {
@@ -164,13 +165,13 @@ fn the_work_of_products_has_a_limit() {
     assert!(text.contains(&sizes) && text.contains("--max-work"), "{text}");
     let within = check_case_within(&case, &Declared::default(), &Limits { work });
     assert_eq!(within.unwrap().verdict, Verdict::Pass);
-    // Without the product, its size costs nothing.
+    // Without the product, its size needs no memory.
     let mut layouts = case;
     layouts.outputs.remove("y");
     assert!(check_case_within(&layouts, &Declared::default(), &Limits { work: 0 }).is_ok());
 }
 
-/// A projection of Mixtral's, and its layer, as they occur.
+/// A projection of Mixtral and its layer, at their real sizes.
 #[test]
 fn real_sizes_are_within_the_limits() {
     let (m, n, k) = (64, 28672, 4096);

@@ -1,5 +1,5 @@
-//! Wrong shapes and config values over all operations: no panic, no more memory than stated, and no
-//! wrong shape that passes or hides the verdicts on other outputs.
+//! Wrong shapes and config values over all operations: no panic, memory within the stated bound,
+//! and no wrong shape that passes or hides the verdicts on other outputs.
 
 mod sweep;
 
@@ -13,33 +13,33 @@ use marlinspike::check::{CaseReport, Verdict, check_case};
 use marlinspike::{Error, panics};
 use sweep::Raw;
 
-/// The system's allocator, with the bytes that are in use and the most that were.
+/// The system's allocator, counting the bytes in use and their maximum.
 struct Counting;
 
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 #[allow(unsafe_code)]
-// SAFETY: every call goes on to the system's allocator as it came; reallocation is the default one,
-// through `alloc`.
+// SAFETY: every call is forwarded to the system's allocator with unchanged arguments; reallocation
+// is the default implementation, which calls `alloc`.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = IN_USE.fetch_add(layout.size(), Relaxed) + layout.size();
         PEAK.fetch_max(now, Relaxed);
-        // SAFETY: the caller's promises are those of `System::alloc`.
+        // SAFETY: the caller guarantees the conditions of `System::alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         let now = IN_USE.fetch_add(layout.size(), Relaxed) + layout.size();
         PEAK.fetch_max(now, Relaxed);
-        // SAFETY: the caller's promises are those of `System::alloc_zeroed`.
+        // SAFETY: the caller guarantees the conditions of `System::alloc_zeroed`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         IN_USE.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the caller's promises are those of `System::dealloc`.
+        // SAFETY: the caller guarantees the conditions of `System::dealloc`.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -47,11 +47,11 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What a sweep has found.
+/// The results of a sweep.
 #[derive(Default)]
 struct Sweep {
     checked: usize,
-    /// Checks that gave a verdict.
+    /// Number of checks that gave a verdict.
     verdicts: usize,
     /// Largest allowed number of unwanted results.
     wrong: Vec<String>,
@@ -60,7 +60,7 @@ struct Sweep {
 }
 
 impl Sweep {
-    /// Checks `raw`; a panic and too much memory are wrong.
+    /// Checks `raw`; panics and excessive memory are recorded as faults.
     fn check(&mut self, raw: &Raw, what: &str) -> Option<CaseReport> {
         let bytes = raw.bytes();
         let label = || format!("{}: {what}", raw.label);
@@ -145,7 +145,7 @@ fn step() -> usize {
     if std::env::var("MARLINSPIKE_TESTS").is_ok_and(|tests| tests == "full") { 1 } else { 4 }
 }
 
-/// The only test of this file: another one's allocations would be counted too.
+/// The only test of this file, since the allocations of another test would be counted, too.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn no_shape_or_config_value_takes_the_checker_down() {
@@ -158,7 +158,7 @@ fn no_shape_or_config_value_takes_the_checker_down() {
         let base = sweep.check(raw, "unchanged").expect("a generated case has a verdict");
         sweep.shapes(raw, &base);
         sweep.configs(raw, &names);
-        // Sizes that no tensor states any more.
+        // Sizes that no tensor has now.
         let routing = ["in.router_logits", "in.expert_map", "in.x"];
         sweep.configs(&raw.without(&routing), &names);
         println!(

@@ -1,23 +1,25 @@
-//! Floating-point tensors that no weight can be made of: each gives the error that names it.
+//! Invalid floating-point tensors: each gives the error that names it.
 
 mod refusals;
 
-use marlinspike::formats::fp8::{self, Fp8Tensors};
+use marlinspike::formats::fp8::{Fp8Scales, Fp8Tensors};
+use marlinspike::formats::global_scale::GlobalStorage;
+use marlinspike::formats::global_scale::{GlobalScale, Shards};
 use marlinspike::formats::mxfp4::Mxfp4Tensors;
 use marlinspike::formats::mxfp8::Mxfp8Tensors;
-use marlinspike::formats::nvfp4::{self, GlobalScale, Nvfp4Tensors, Shards};
+use marlinspike::formats::nvfp4::Nvfp4Tensors;
 use marlinspike::num::tensor::DType;
 use refusals::{NOT_FINITE, T, bytes, dtype, floats, shape, size, value, zeros};
 
 #[test]
 fn fp8() {
-    let unpack = |weight: &[usize], scale: T, scheme: fp8::Scheme| {
+    let unpack = |weight: &[usize], scale: T, scheme: Fp8Scales| {
         let weight = zeros("weight", DType::F8E4M3, weight);
         Fp8Tensors { weight, weight_scale: scale, bias: None }.unpack("m", &scheme)
     };
     let scale = |dims: &[usize]| floats("scale", dims, vec![1.0; dims.iter().product()]);
-    let block = |block_n, block_k| fp8::Scheme::Block { block_n, block_k };
-    let per_tensor = |widths: &[usize]| fp8::Scheme::Tensor { widths: widths.to_vec() };
+    let block = |block_n, block_k| Fp8Scales::Block { block_n, block_k };
+    let per_tensor = |widths: &[usize]| Fp8Scales::Tensor { widths: widths.to_vec() };
     assert!(unpack(&[10, 16], scale(&[3, 2]), block(4, 8)).is_ok());
     // Floor division, transposed, too many.
     for dims in [&[2, 2][..], &[2, 3], &[4, 2], &[6], &[3, 2, 1]] {
@@ -26,9 +28,9 @@ fn fp8() {
     size(unpack(&[10, 16], scale(&[3, 2]), block(4, 12)));
     size(unpack(&[10, 16], scale(&[3, 2]), block(0, 8)));
     size(unpack(&[10, 16], scale(&[3, 2]), block(4, 0)));
-    size(unpack(&[10, 18], scale(&[10]), fp8::Scheme::Channel));
-    shape(unpack(&[10, 16], scale(&[9]), fp8::Scheme::Channel), "scale");
-    shape(unpack(&[10, 16], scale(&[1]), fp8::Scheme::Channel), "scale");
+    size(unpack(&[10, 18], scale(&[10]), Fp8Scales::Channel));
+    shape(unpack(&[10, 16], scale(&[9]), Fp8Scales::Channel), "scale");
+    shape(unpack(&[10, 16], scale(&[1]), Fp8Scales::Channel), "scale");
     shape(unpack(&[10, 16], scale(&[2]), per_tensor(&[10])), "scale");
     shape(unpack(&[10, 16], scale(&[3]), per_tensor(&[4, 6])), "scale");
     shape(unpack(&[10, 16], scale(&[0]), per_tensor(&[10])), "scale");
@@ -45,11 +47,11 @@ fn fp8() {
     for (dims, dt) in [(&[10, 16][..], DType::U8), (&[10, 16], DType::F8E5M2)] {
         let weight = zeros("weight", dt, dims);
         let tensors = Fp8Tensors { weight, weight_scale: scale(&[10]), bias: None };
-        dtype(tensors.unpack("m", &fp8::Scheme::Channel), "weight");
+        dtype(tensors.unpack("m", &Fp8Scales::Channel), "weight");
     }
     // Columns of one block with two scales cannot be packed as one.
     let scales = floats("scale", &[10], (0..10).map(|n| n as f32).collect());
-    let w = unpack(&[10, 16], scales, fp8::Scheme::Channel).unwrap();
+    let w = unpack(&[10, 16], scales, Fp8Scales::Channel).unwrap();
     value(Fp8Tensors::pack(&w, &per_tensor(&[10])), "m.weight_scale", &[0, 1]);
     size(Fp8Tensors::pack(&w, &block(1, 8)));
 }
@@ -97,7 +99,7 @@ fn microscaled() {
 fn nvfp4() {
     let unpack = |scale: T, global: T, meaning| {
         let weight = zeros("weight", DType::U8, &[3, 16]);
-        let scheme = nvfp4::Scheme { global: meaning, shards: Shards::Equal };
+        let scheme = GlobalStorage { global: meaning, shards: Shards::Equal };
         Nvfp4Tensors { weight, weight_scale: scale, weight_global_scale: global, bias: None }
             .unpack("m", scheme)
             .map(drop)
@@ -108,12 +110,12 @@ fn nvfp4() {
     for meaning in [GlobalScale::Divisor, GlobalScale::Multiplier] {
         assert!(unpack(ok(), global(2.0), meaning).is_ok());
         assert!(unpack(ok(), floats("global", &[], vec![2.0]), meaning).is_ok());
-        // A negative zero is a zero.
+        // Negative zero is zero.
         assert!(unpack(scale(vec![0x80; 6]), global(2.0), meaning).is_ok());
         for bad in [0.0, -0.0, -1.0, f32::NAN, f32::INFINITY] {
             value(unpack(ok(), global(bad), meaning), "global", &[0]);
         }
-        // NaN of either sign, and the kernel has no bit for a sign.
+        // NaN of either sign; the kernel has no sign bit.
         for bad in [0x7f, 0xff, 0x81, 0xb8, 0xfe] {
             let scales = scale(vec![0x38, 0x38, bad, 0x38, 0x38, 0x38]);
             value(unpack(scales, global(2.0), meaning), "scale", &[1, 0]);

@@ -1,8 +1,11 @@
 //! Forms of scales and codes outside the lattice of `checkpoint_roundtrip`.
 
-use marlinspike::formats::fp8::{self, Fp8Tensors};
-use marlinspike::formats::gptq::{self, GptqTensors, ZeroPoints};
-use marlinspike::formats::nvfp4::{self, GlobalScale, Nvfp4Tensors, Shards};
+use marlinspike::formats::fp8::{Fp8Scales, Fp8Tensors};
+use marlinspike::formats::global_scale::GlobalStorage;
+use marlinspike::formats::global_scale::{GlobalScale, Shards};
+use marlinspike::formats::gptq::{GptqTensors, ZeroPoints};
+use marlinspike::formats::integers::IntStorage;
+use marlinspike::formats::nvfp4::Nvfp4Tensors;
 use marlinspike::formats::transpose_words;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::tensor::{DType, Tensor};
@@ -24,7 +27,7 @@ fn fp8_tensor_and_shard_scales() {
     let unpack = |weight_scale, widths: &[usize]| {
         // 1.0 everywhere.
         let weight = Tensor::new("weight", DType::F8E4M3, vec![n, k], vec![0x38u8; n * k]).unwrap();
-        let scheme = fp8::Scheme::Tensor { widths: widths.to_vec() };
+        let scheme = Fp8Scales::Tensor { widths: widths.to_vec() };
         let w = Fp8Tensors { weight, weight_scale, bias: None }.unpack("w", &scheme).unwrap();
         assert_eq!(w.groups, Groups::Uniform(GroupSize::Channel));
         (0..n).map(|c| w.dequantize(3, c)).collect::<Vec<_>>()
@@ -37,11 +40,11 @@ fn fp8_tensor_and_shard_scales() {
     }
 }
 
-/// Which global scale is taken where shards differ; both meanings.
+/// The global scale if the shards differ, for both conventions.
 #[test]
 fn nvfp4_global_scales_of_shards() {
     let unpack = |values: &[f32], global, shards| {
-        let scheme = nvfp4::Scheme { global, shards };
+        let scheme = GlobalStorage { global, shards };
         let shape = vec![values.len()];
         Nvfp4Tensors {
             weight: Tensor::new("weight", DType::U8, vec![2, 8], vec![0x22u8; 16]).unwrap(),
@@ -64,7 +67,7 @@ fn nvfp4_global_scales_of_shards() {
     assert!(unpack(&[2.0, 4.0], Divisor, Shards::Equal).is_err());
 }
 
-/// GPTQ's words are the hub's words: aligned bytes are borrowed, not copied.
+/// A `Weight` has GPTQ's words: aligned bytes are borrowed, not copied.
 #[test]
 fn gptq_codes_are_borrowed() {
     let words: Vec<u32> = (0..64).collect();
@@ -72,13 +75,8 @@ fn gptq_codes_are_borrowed() {
     let qweight = Tensor::new("qweight", DType::I32, vec![8, 8], bytes).unwrap();
     let scales = Tensor::from_vec("scales", DType::F32, vec![1, 8], vec![1f32; 8]).unwrap();
     let tensors = GptqTensors { qweight, scales, qzeros: None, g_idx: None, bias: None };
-    let scheme = gptq::Scheme {
-        bits: 4,
-        group_size: GroupSize::Channel,
-        desc_act: false,
-        sym: true,
-        zeros: ZeroPoints::V1,
-    };
-    let weight = tensors.unpack("w", &scheme).unwrap();
+    let scheme =
+        IntStorage { bits: 4, group_size: GroupSize::Channel, symmetric: true, act_order: false };
+    let weight = tensors.unpack("w", &scheme, ZeroPoints::V1).unwrap();
     assert_eq!(weight.codes.words().as_ptr(), words.as_ptr());
 }

@@ -1,13 +1,17 @@
-//! Small model folders that public packages packed, against the weights that they dequantize.
+//! Small model folders packed by public packages, compared with the weights that the packages
+//! dequantize.
 
 use marlinspike::container::Container;
-use marlinspike::formats::awq::{self, AwqTensors};
-use marlinspike::formats::compressed_tensors::{self as ct, IntTensors, PackedTensors};
-use marlinspike::formats::fp8::{self, Fp8Tensors};
-use marlinspike::formats::gptq::{self, GptqTensors, ZeroPoints};
+use marlinspike::formats::awq::AwqTensors;
+use marlinspike::formats::compressed_tensors::{ByteTensors, PackedTensors};
+use marlinspike::formats::fp8::{Fp8Scales, Fp8Tensors};
+use marlinspike::formats::global_scale::GlobalStorage;
+use marlinspike::formats::global_scale::{GlobalScale, Shards};
+use marlinspike::formats::gptq::{GptqTensors, ZeroPoints};
+use marlinspike::formats::integers::IntStorage;
 use marlinspike::formats::mxfp4::Mxfp4Tensors;
 use marlinspike::formats::mxfp8::Mxfp8Tensors;
-use marlinspike::formats::nvfp4::{self, GlobalScale, Nvfp4Tensors, Shards};
+use marlinspike::formats::nvfp4::Nvfp4Tensors;
 use marlinspike::num::dims::GroupSize::{self, Channel, Of};
 use marlinspike::num::tensor::Tensor;
 use marlinspike::weight::Weight;
@@ -30,7 +34,7 @@ fn files(name: &str, needle: &str) -> (Vec<u8>, Vec<u8>) {
 }
 
 /// Unpacks module `module` of a golden model and compares every element. The packages compute in
-/// f32: with more than one product each rounds once.
+/// f32; each of several products rounds once.
 fn compare(
     model: &str,
     module: &str,
@@ -64,7 +68,8 @@ fn needle(suffix: &str) -> String {
 }
 
 fn gptq(model: &str, bits: u32, group: usize, desc_act: bool, zeros: ZeroPoints) {
-    let scheme = gptq::Scheme { bits, group_size: Of(group), desc_act, sym: true, zeros };
+    let group_size = Of(group);
+    let scheme = IntStorage { bits, group_size, symmetric: true, act_order: desc_act };
     compare(model, K_PROJ, &needle("qweight"), |t| {
         GptqTensors {
             qweight: t("qweight"),
@@ -73,7 +78,7 @@ fn gptq(model: &str, bits: u32, group: usize, desc_act: bool, zeros: ZeroPoints)
             g_idx: Some(t("g_idx")),
             bias: None,
         }
-        .unpack(model, &scheme)
+        .unpack(model, &scheme, zeros)
     });
 }
 
@@ -86,16 +91,15 @@ fn gptq_models() {
 
 #[test]
 fn awq_model() {
-    let scheme = awq::Scheme { bits: 4, group_size: Of(64) };
     compare("awq", K_PROJ, &needle("qweight"), |t| {
         let (qweight, scales, qzeros) = (t("qweight"), t("scales"), t("qzeros"));
-        AwqTensors { qweight, scales, qzeros, bias: None }.unpack("awq", &scheme)
+        AwqTensors { qweight, scales, qzeros, bias: None }.unpack("awq", 4, Of(64))
     });
 }
 
 #[test]
 fn compressed_tensors_models() {
-    let scheme = |group_size: GroupSize, act_order| ct::Scheme {
+    let scheme = |group_size: GroupSize, act_order| IntStorage {
         bits: 4,
         group_size,
         symmetric: true,
@@ -120,7 +124,7 @@ fn compressed_tensors_models() {
         [(K_PROJ, Channel), ("model.layers.0.block_sparse_moe.experts.0.w2", Of(32))]
     {
         compare("ct-int-w4a8-moe", module, &format!("{module}.weight"), |t| {
-            IntTensors {
+            ByteTensors {
                 weight: t("weight"),
                 weight_scale: t("weight_scale"),
                 weight_zero_point: None,
@@ -136,10 +140,10 @@ fn compressed_tensors_models() {
 fn fp8_models() {
     compare("ct-fp8-channel", K_PROJ, &needle("weight"), |t| {
         Fp8Tensors { weight: t("weight"), weight_scale: t("weight_scale"), bias: None }
-            .unpack("fp8", &fp8::Scheme::Channel)
+            .unpack("fp8", &Fp8Scales::Channel)
     });
     compare("fp8-block", K_PROJ, &needle("weight"), |t| {
-        let scheme = fp8::Scheme::Block { block_n: 128, block_k: 128 };
+        let scheme = Fp8Scales::Block { block_n: 128, block_k: 128 };
         Fp8Tensors { weight: t("weight"), weight_scale: t("weight_scale_inv"), bias: None }
             .unpack("fp8", &scheme)
     });
@@ -148,11 +152,11 @@ fn fp8_models() {
     compare("ct-fp8-moe", w2, &format!("{w2}.weight"), |t| {
         let widths = vec![128];
         Fp8Tensors { weight: t("weight"), weight_scale: t("weight_scale"), bias: None }
-            .unpack("fp8", &fp8::Scheme::Tensor { widths })
+            .unpack("fp8", &Fp8Scales::Tensor { widths })
     });
     let down = "model.layers.0.mlp.experts.1.down_proj";
     compare("fp8-block-moe", down, &format!("{down}.weight"), |t| {
-        let scheme = fp8::Scheme::Block { block_n: 128, block_k: 128 };
+        let scheme = Fp8Scales::Block { block_n: 128, block_k: 128 };
         Fp8Tensors { weight: t("weight"), weight_scale: t("weight_scale_inv"), bias: None }
             .unpack("fp8", &scheme)
     });
@@ -177,7 +181,7 @@ fn microscaled_models() {
                 weight_global_scale: t("weight_global_scale"),
                 bias: None,
             }
-            .unpack("nvfp4", nvfp4::Scheme { global: GlobalScale::Divisor, shards: Shards::Equal })
+            .unpack("nvfp4", GlobalStorage { global: GlobalScale::Divisor, shards: Shards::Equal })
         });
     }
 }

@@ -1,13 +1,16 @@
-//! Packing and unpacking are inverses over the whole lattice, and each stored element stands where
-//! the format's definition says.
+//! Packing and unpacking are inverses over the whole lattice, and each stored element is where the
+//! format's definition puts it.
 
-use marlinspike::formats::awq::{self, AwqTensors};
-use marlinspike::formats::compressed_tensors::{self as ct, IntTensors, PackedTensors};
-use marlinspike::formats::fp8::{self, Fp8Tensors};
-use marlinspike::formats::gptq::{self, GptqTensors, ZeroPoints};
+use marlinspike::formats::awq::AwqTensors;
+use marlinspike::formats::compressed_tensors::{ByteTensors, PackedTensors};
+use marlinspike::formats::fp8::{Fp8Scales, Fp8Tensors};
+use marlinspike::formats::global_scale::GlobalStorage;
+use marlinspike::formats::global_scale::{GlobalScale, Shards};
+use marlinspike::formats::gptq::{GptqTensors, ZeroPoints};
+use marlinspike::formats::integers::IntStorage;
 use marlinspike::formats::mxfp4::Mxfp4Tensors;
 use marlinspike::formats::mxfp8::Mxfp8Tensors;
-use marlinspike::formats::nvfp4::{self, GlobalScale, Nvfp4Tensors, Shards};
+use marlinspike::formats::nvfp4::Nvfp4Tensors;
 use marlinspike::formats::transpose_words;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType as T;
@@ -29,13 +32,13 @@ impl Bits {
     }
 }
 
-/// What a weight of the lattice is made of.
+/// The parts of a weight of the lattice.
 #[derive(Debug, Clone)]
 struct Recipe {
     ty: T,
     shape: Shape,
     group_size: GroupSize,
-    /// Scale rows of an act-ordered weight; uniform where `None`.
+    /// Scale rows of an act-ordered weight; `None`: uniform groups.
     act_order: Option<usize>,
     scale: T,
     bias: bool,
@@ -117,7 +120,7 @@ fn recipe(
         .boxed()
 }
 
-/// Equality up to what a file cannot say: an index that is in order is no index.
+/// Equality, except that a file cannot distinguish an ascending index from none.
 fn assert_same(found: &Weight<'_>, expected: &Weight<'_>) {
     assert_eq!(found.codes, expected.codes);
     assert_eq!(found.scales, expected.scales);
@@ -160,17 +163,16 @@ proptest! {
                 prop_assert_eq!(stored, expected);
             }
         }
-        let scheme = gptq::Scheme {
+        let scheme = IntStorage {
             bits,
             group_size: r.group_size,
-            desc_act: r.act_order.is_some(),
-            sym: !weight.needs_zeros(),
-            zeros,
+            symmetric: !weight.needs_zeros(),
+            act_order: r.act_order.is_some(),
         };
-        assert_same(&tensors.clone().unpack("model.layer", &scheme).unwrap(), &weight);
+        assert_same(&tensors.clone().unpack("model.layer", &scheme, zeros).unwrap(), &weight);
         // Without `desc_act` the trivial index is there and ignored, with it recognized.
-        let desc_act = gptq::Scheme { desc_act: true, ..scheme };
-        assert_same(&tensors.unpack("model.layer", &desc_act).unwrap(), &weight);
+        let desc_act = IntStorage { act_order: true, ..scheme };
+        assert_same(&tensors.unpack("model.layer", &desc_act, zeros).unwrap(), &weight);
     }
 
     #[test]
@@ -190,8 +192,7 @@ proptest! {
                 prop_assert_eq!(field(word, i, bits), weight.codes.get(k, n));
             }
         }
-        let scheme = awq::Scheme { bits, group_size: r.group_size };
-        assert_same(&tensors.unpack("model.layer", &scheme).unwrap(), &weight);
+        assert_same(&tensors.unpack("model.layer", bits, r.group_size).unwrap(), &weight);
     }
 
     #[test]
@@ -201,14 +202,14 @@ proptest! {
         let r = Recipe { shape, ..r };
         let weight = r.weight();
         let (bits, pack) = (weight.codes.bits(), weight.codes.pack());
-        let scheme = ct::Scheme {
+        let scheme = IntStorage {
             bits,
             group_size: r.group_size,
             symmetric: !weight.needs_zeros(),
             act_order: r.act_order.is_some(),
         };
         let packed = PackedTensors::pack(&weight).unwrap();
-        let ints = IntTensors::pack(&weight).unwrap();
+        let ints = ByteTensors::pack(&weight).unwrap();
         let (words, values) = (i32s(&packed.weight_packed), ints.weight.elements::<i8>().to_vec());
         let half = 1i32 << (bits - 1);
         for n in 0..shape.size_n {
@@ -227,7 +228,7 @@ proptest! {
     fn fp8_channel_there_and_back(r in recipe(&[T::FLOAT8_E4M3FN], FLOATS, None)) {
         let r = Recipe { act_order: None, group_size: GroupSize::Channel, ..r };
         let weight = r.weight();
-        let tensors = Fp8Tensors::pack(&weight, &fp8::Scheme::Channel).unwrap();
+        let tensors = Fp8Tensors::pack(&weight, &Fp8Scales::Channel).unwrap();
         prop_assert_eq!(tensors.weight_scale.shape(), [r.shape.size_n, 1]);
         let bytes = tensors.weight.bytes();
         for n in 0..r.shape.size_n {
@@ -235,7 +236,7 @@ proptest! {
                 prop_assert_eq!(bytes[n * r.shape.size_k + k], weight.codes.get(k, n));
             }
         }
-        assert_same(&tensors.unpack("model.layer", &fp8::Scheme::Channel).unwrap(), &weight);
+        assert_same(&tensors.unpack("model.layer", &Fp8Scales::Channel).unwrap(), &weight);
     }
 
     /// Blocks that do not divide N, against the definition: element (k, n) has the scale of block
@@ -256,7 +257,7 @@ proptest! {
             ).unwrap(),
             bias: None,
         };
-        let scheme = fp8::Scheme::Block { block_n, block_k };
+        let scheme = Fp8Scales::Block { block_n, block_k };
         let weight = tensors.clone().unpack("", &scheme).unwrap();
         for nn in 0..n {
             for kk in 0..k {
@@ -324,7 +325,7 @@ proptest! {
         let tensors = Nvfp4Tensors::pack(&weight, global).unwrap();
         let stored = tensors.weight_global_scale.elements::<f32>()[0];
         prop_assert_eq!(stored, if divisor { 8.0 } else { 0.125 });
-        let scheme = nvfp4::Scheme { global, shards: Shards::Equal };
+        let scheme = GlobalStorage { global, shards: Shards::Equal };
         assert_same(&tensors.unpack("model.layer", scheme).unwrap(), &weight);
     }
 

@@ -1,12 +1,14 @@
-//! Small tensors packed by upstream's own helpers, and golden cases whose product upstream
-//! computed: what is unpacked here must be what they meant.
+//! Small tensors packed by upstream's helpers, and golden cases with upstream's products:
+//! unpacking gives the source weights.
 
 use marlinspike::case::{Case, CaseConfig, CheckpointFormat, LinearConfig};
 use marlinspike::formats::awq::{self, AwqTensors};
-use marlinspike::formats::compressed_tensors::{self as ct, PackedTensors};
+use marlinspike::formats::compressed_tensors::PackedTensors;
 use marlinspike::formats::float_type;
-use marlinspike::formats::fp8::{self, Fp8Tensors};
+use marlinspike::formats::fp8::{Fp8Scales, Fp8Tensors};
+use marlinspike::formats::global_scale::{GlobalScale, GlobalStorage, Shards};
 use marlinspike::formats::gptq::{self, GptqTensors, ZeroPoints};
+use marlinspike::formats::integers::IntStorage;
 use marlinspike::formats::mxfp4::Mxfp4Tensors;
 use marlinspike::formats::mxfp8::Mxfp8Tensors;
 use marlinspike::formats::nvfp4::{self, Nvfp4Tensors};
@@ -113,8 +115,7 @@ fn codes_packed_by_vllm() {
             qzeros: ints(&[1, n / pack], &awq[..n / pack]),
             bias: None,
         };
-        let scheme = awq::Scheme { bits, group_size: GroupSize::Channel };
-        let w = tensors.unpack("awq", &scheme).unwrap();
+        let w = tensors.unpack("awq", bits, GroupSize::Channel).unwrap();
         assert_eq!(codes(&w), q);
         let zeros = w.zeros.as_ref().unwrap();
         assert!(zeros.iter_bits().eq(q[..n].iter().map(|&z| u32::from(z))));
@@ -128,14 +129,9 @@ fn codes_packed_by_vllm() {
             g_idx: None,
             bias: None,
         };
-        let scheme = gptq::Scheme {
-            bits,
-            group_size: GroupSize::Channel,
-            desc_act: false,
-            sym: true,
-            zeros: ZeroPoints::V1,
-        };
-        let w = tensors.unpack("gptq", &scheme).unwrap();
+        let scheme =
+            IntStorage { bits, group_size: GroupSize::Channel, symmetric: true, act_order: false };
+        let w = tensors.unpack("gptq", &scheme, ZeroPoints::V1).unwrap();
         assert_eq!(codes(&w), q);
         assert_eq!(w.dequantize(1, 2), f64::from(q[n + 2]) - if bits == 4 { 8.0 } else { 128.0 });
     }
@@ -212,7 +208,7 @@ fn values_packed_by_compressed_tensors() {
             bias: None,
         };
         let group_size = GroupSize::Of(k / 2);
-        let scheme = ct::Scheme { bits, group_size, symmetric: false, act_order: false };
+        let scheme = IntStorage { bits, group_size, symmetric: false, act_order: false };
         let weight = tensors.unpack("ct", &scheme).unwrap();
         for row in 0..n {
             for col in 0..k {
@@ -231,7 +227,7 @@ fn weight_of(case: &Case<'_>, c: &LinearConfig) -> Weight<'static> {
     let (q, bits) = (&c.quant, c.quant.weight_type.size_bits());
     let (group_size, name) = (q.group_size, case.name.as_str());
     match q.checkpoint_format {
-        CheckpointFormat::Gptq => {
+        CheckpointFormat::Int(f) if *f == gptq::FORMAT => {
             let tensors = GptqTensors {
                 qweight: t("qweight"),
                 scales: t("scales"),
@@ -240,13 +236,13 @@ fn weight_of(case: &Case<'_>, c: &LinearConfig) -> Weight<'static> {
                 bias: maybe("bias"),
             };
             let (desc_act, zeros) = (q.desc_act, ZeroPoints::V1);
-            let scheme = gptq::Scheme { bits, group_size, desc_act, sym: true, zeros };
-            tensors.unpack(name, &scheme)
+            let scheme = IntStorage { bits, group_size, symmetric: true, act_order: desc_act };
+            tensors.unpack(name, &scheme, zeros)
         }
-        CheckpointFormat::Awq => {
+        CheckpointFormat::Int(f) if *f == awq::FORMAT => {
             let (qweight, scales, qzeros) = (t("qweight"), t("scales"), t("qzeros"));
             AwqTensors { qweight, scales, qzeros, bias: maybe("bias") }
-                .unpack(name, &awq::Scheme { bits, group_size })
+                .unpack(name, bits, group_size)
         }
         CheckpointFormat::Fp8 => {
             // The case has one scale for each group and column: blocks one column wide.
@@ -260,34 +256,31 @@ fn weight_of(case: &Case<'_>, c: &LinearConfig) -> Weight<'static> {
             let dtype = scales.dtype();
             let scale = Tensor::from_vec("weight_scale", dtype, vec![n, groups], turned).unwrap();
             let scheme = match group_size {
-                GroupSize::Channel => fp8::Scheme::Channel,
-                GroupSize::Of(block_k) => fp8::Scheme::Block { block_n: 1, block_k },
+                GroupSize::Channel => Fp8Scales::Channel,
+                GroupSize::Of(block_k) => Fp8Scales::Block { block_n: 1, block_k },
             };
             Fp8Tensors { weight: t("weight"), weight_scale: scale, bias: maybe("bias") }
                 .unpack(name, &scheme)
         }
-        CheckpointFormat::Mx(format) if *format == mxfp8::FORMAT => Mxfp8Tensors {
+        CheckpointFormat::Block(format) if *format == mxfp8::FORMAT => Mxfp8Tensors {
             weight: t("weight"),
             weight_scale: t("weight_scale"),
             bias: maybe("bias"),
         }
         .unpack(name),
-        CheckpointFormat::Mx(format) if *format == mxfp4::FORMAT => Mxfp4Tensors {
+        CheckpointFormat::Block(format) if *format == mxfp4::FORMAT => Mxfp4Tensors {
             weight: t("weight"),
             weight_scale: t("weight_scale"),
             bias: maybe("bias"),
         }
         .unpack(name),
-        CheckpointFormat::Nvfp4 => Nvfp4Tensors {
+        CheckpointFormat::Block(f) if *f == nvfp4::FORMAT => Nvfp4Tensors {
             weight: t("weight"),
             weight_scale: t("weight_scale"),
             weight_global_scale: t("weight_global_scale"),
             bias: maybe("bias"),
         }
-        .unpack(
-            name,
-            nvfp4::Scheme { global: nvfp4::GlobalScale::Multiplier, shards: nvfp4::Shards::Equal },
-        ),
+        .unpack(name, GlobalStorage { global: GlobalScale::Multiplier, shards: Shards::Equal }),
         other => panic!("{other}"),
     }
     .unwrap_or_else(|e| panic!("{name}: {e}"))
@@ -306,7 +299,7 @@ fn values(t: &Tensor<'_>) -> Vec<f64> {
     }
 }
 
-/// Upstream's product, within the roundings of its kernel, is the product with these weights: one
+/// Upstream's product equals the product with these weights up to the roundings of its kernel: one
 /// rounding of each scaled weight, one for each of scale, bias and result, f32 sums between, and
 /// for int8 activations scales rounded to 1/4096 of the largest. A misplaced code, scale or zero
 /// point is wrong by about as much as the sum of absolute products itself.
@@ -396,7 +389,7 @@ fn as_the_kernel_reads_groups(case: &Case<'_>, weight: &Weight<'_>) -> Groups {
     Groups::Indexed { g_idx: read, group_size: *group_size }
 }
 
-/// Every golden case of every operation parses, and comes back from its own bytes.
+/// Every golden case of every operation parses, and writing it gives the same bytes.
 #[test]
 fn golden_cases_parse() {
     let manifest = Manifest::load().unwrap();

@@ -2,9 +2,9 @@
 
 use marlinspike::config::{
     ActOrder, ActivationScheme, CompressedTensorsConfig, ConfigError, CtStrategy, FloatContainer,
-    Fp8Scheme, FusedMapping, IntContainer, Module, ModuleKind, ScaleStrategy, Scheme, Wna16Scheme,
-    ZeroPoints,
+    Fp8Scheme, FusedMapping, Module, ModuleKind, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
 };
+use marlinspike::formats::{compressed_tensors, nvfp4};
 use marlinspike::formats::{mxfp4, mxfp8};
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
@@ -78,7 +78,7 @@ fn targets_as_upstream() {
         (&["Linear"], &["gate"], "m.gate", Linear, false, "Linear"),
     ];
     for (targets, ignore, name, kind, fused, answer) in cases {
-        // One group per target; the group size tells which one was found.
+        // One group per target; the group size identifies the matching group.
         let groups: serde_json::Map<_, _> = targets
             .iter()
             .enumerate()
@@ -121,7 +121,7 @@ fn integer_schemes() {
             zeros: if symmetric { ZeroPoints::Symmetric } else { ZeroPoints::Stored },
         })
     };
-    let pack = IntContainer::CtPackQuantized;
+    let pack = &compressed_tensors::PACKED;
     let of128 = GroupSize::Of(128);
     assert_eq!(
         scheme("pack-quantized", group(json!({})), json!(null)),
@@ -138,7 +138,7 @@ fn integer_schemes() {
     );
     assert_eq!(
         scheme("int-quantized", group(json!({})), token("int")),
-        Ok(Scheme::W4A8Int8 { group_size: of128, checkpoint_format: IntContainer::CtIntQuantized })
+        Ok(Scheme::W4A8Int8 { group_size: of128, checkpoint_format: &compressed_tensors::BYTES })
     );
     assert_eq!(
         scheme("pack-quantized", group(json!({})), token("float")),
@@ -195,11 +195,11 @@ fn float_schemes() {
     let nvf = "nvfp4-pack-quantized";
     assert_eq!(
         scheme(nvf, nv.clone(), json!(null)),
-        Ok(Scheme::Nvfp4 { container: CT, weight_only: true })
+        Ok(Scheme::Block { format: &nvfp4::FORMAT, container: CT, weight_only: true })
     );
     assert_eq!(
         scheme(nvf, nv.clone(), local),
-        Ok(Scheme::Nvfp4 { container: CT, weight_only: false })
+        Ok(Scheme::Block { format: &nvfp4::FORMAT, container: CT, weight_only: false })
     );
     let mixed = scheme(nvf, nv, token("float"));
     assert!(matches!(mixed, Err(ConfigError::Refused { .. })), "{mixed:?}");
@@ -210,11 +210,11 @@ fn float_schemes() {
     let mxf = "mxfp4-pack-quantized";
     assert_eq!(
         scheme(mxf, mx(4), json!(null)),
-        Ok(Scheme::Mx { format: &mxfp4::FORMAT, container: CT })
+        Ok(Scheme::Block { format: &mxfp4::FORMAT, container: CT, weight_only: true })
     );
     assert_eq!(
         scheme("mxfp8-quantized", mx(8), json!(null)),
-        Ok(Scheme::Mx { format: &mxfp8::FORMAT, container: CT })
+        Ok(Scheme::Block { format: &mxfp8::FORMAT, container: CT, weight_only: true })
     );
 }
 
@@ -247,7 +247,7 @@ fn activation_ordering() {
 
 #[test]
 fn arguments_are_checked_as_the_package_checks_them() {
-    // Each was tried against `QuantizationArgs.model_validate`: all raise.
+    // `QuantizationArgs.model_validate` raises for each of them.
     let refused = [
         json!({"strategy": "token"}),
         json!({"strategy": "group"}),
@@ -313,7 +313,7 @@ fn groups_and_conflicts() {
         Err(ConfigError::Conflict { subject, .. }) => assert_eq!(subject, "Linear"),
         other => panic!("{other:?}"),
     }
-    // Attention-only groups are left out, whatever they hold.
+    // Attention-only groups are ignored, whatever they contain.
     let config = CompressedTensorsConfig::from_value(&json!({
         "format": "pack-quantized",
         "config_groups": {"kv": {"targets": ["LlamaAttention"]}},

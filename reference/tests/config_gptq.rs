@@ -4,9 +4,10 @@ mod configs;
 
 use configs::{H100, gptq, parse, unquantized, wna16};
 use marlinspike::config::{
-    ConfigError, DynamicMatch, FusedMapping, GptqMarlinConfig, IntContainer, Module, ModuleKind,
-    QuantConfig, Wna16Scheme, ZeroPoints,
+    ConfigError, DynamicMatch, FusedMapping, GptqMarlinConfig, Module, ModuleKind, QuantConfig,
+    Wna16Scheme, ZeroPoints,
 };
+use marlinspike::formats::gptq;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::select::{
@@ -22,7 +23,7 @@ fn gptq_basics() {
     assert_eq!(
         wna16(&config, "model.layers.0.mlp.up_proj"),
         Wna16Scheme {
-            checkpoint_format: IntContainer::Gptq,
+            checkpoint_format: &gptq::FORMAT,
             weight_type: ScalarType::UINT4B8,
             group_size: GroupSize::Of(128),
             desc_act: true,
@@ -37,7 +38,7 @@ fn gptq_basics() {
     })))
     .unwrap();
     let w = wna16(&config, "lm_head");
-    assert_eq!(w.checkpoint_format, IntContainer::GptqV2);
+    assert_eq!(w.checkpoint_format, &gptq::FORMAT_V2);
     assert_eq!(w.weight_type, ScalarType::UINT8B128);
     assert!(!w.desc_act, "one group has no order");
     let QuantConfig::Gptq(c) = &config else { panic!() };
@@ -145,7 +146,7 @@ fn listed_modules_nested_or_flat() {
         assert!(!unquantized(&config, "model.layers.0.self_attn.q_proj"));
         assert!(!unquantized(&config, "model.layers.0.mlp.down_proj"));
         assert!(unquantized(&config, "model.layers.0.mlp.up_proj"));
-        // Experts do not ask the list.
+        // The list does not apply to experts.
         assert!(!unquantized(&config, "model.layers.0.mlp.experts.3.up_proj"));
     }
     for list in [json!([["a"], "b"]), json!(["a", ["b"]]), json!([1]), json!([[1]]), json!("a")] {

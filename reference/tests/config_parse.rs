@@ -4,9 +4,10 @@ mod configs;
 
 use configs::{H100, gptq, parse, scheme, unquantized, wna16};
 use marlinspike::config::{
-    ActivationScheme, ConfigError, FloatContainer, FusedMapping, IntContainer, Module, ModuleKind,
-    QuantConfig, ScaleStrategy, Scheme, ZeroPoints,
+    ActivationScheme, ConfigError, FloatContainer, FusedMapping, Module, ModuleKind, QuantConfig,
+    ScaleStrategy, Scheme, ZeroPoints,
 };
+use marlinspike::formats::{awq, nvfp4};
 use marlinspike::formats::{mxfp4, mxfp8};
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
@@ -22,7 +23,7 @@ fn awq() {
     }))
     .unwrap();
     let w = wna16(&config, "model.layers.0.mlp.experts.0.up_proj");
-    assert_eq!(w.checkpoint_format, IntContainer::Awq);
+    assert_eq!(w.checkpoint_format, &awq::FORMAT);
     assert_eq!((w.weight_type, w.zeros), (ScalarType::UINT4, ZeroPoints::Stored));
     assert!(unquantized(&config, "visual.blocks.0.fc1"));
     assert!(unquantized(&config, "model.layers.0.mlp.gate"));
@@ -55,7 +56,7 @@ fn fp8() {
     assert_eq!(f.activations, ActivationScheme::DynamicGroup(64));
     assert!(f.scale_inv);
     assert!(unquantized(&config, "m.gate") && !unquantized(&config, "m.gate_proj"));
-    // One ignored projection means all experts of its layer.
+    // One ignored projection excludes all experts of its layer.
     assert!(unquantized(&config, "model.layers.0.mlp.experts"));
     assert!(unquantized(&config, "model.layers.0.mlp.experts.7.up_proj"));
     assert!(!unquantized(&config, "model.layers.1.mlp.experts.7.up_proj"));
@@ -87,13 +88,19 @@ fn modelopt_and_mxfp4() {
         "ignore": ["lm_head", "model.layers.0.*", "*.router"],
     }))
     .unwrap();
-    assert_eq!(scheme(&config, "a.b"), Scheme::Nvfp4 { container, weight_only: false });
+    assert_eq!(
+        scheme(&config, "a.b"),
+        Scheme::Block { format: &nvfp4::FORMAT, container, weight_only: false }
+    );
     assert!(unquantized(&config, "model.layers.0.mlp.up_proj"));
     assert!(!unquantized(&config, "model.layers.1.mlp.up_proj"));
     assert!(unquantized(&config, "model.layers.1.router"));
     let legacy = json!({"quantization": {"quant_algo": "MXFP8", "exclude_modules": ["mlp.gate"]}});
     let config = parse(legacy).unwrap();
-    assert_eq!(scheme(&config, "a"), Scheme::Mx { format: &mxfp8::FORMAT, container });
+    assert_eq!(
+        scheme(&config, "a"),
+        Scheme::Block { format: &mxfp8::FORMAT, container, weight_only: true }
+    );
     assert!(unquantized(&config, "model.mlp.gate_proj"), "parts of names match");
     let found = parse(json!({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}));
     assert!(matches!(found, Err(ConfigError::BadValue { key, .. }) if key == "quant_algo"));
@@ -104,7 +111,7 @@ fn modelopt_and_mxfp4() {
     let container = FloatContainer::GptOss;
     assert_eq!(
         scheme(&config, "model.layers.0.mlp.experts"),
-        Scheme::Mx { format: &mxfp4::FORMAT, container }
+        Scheme::Block { format: &mxfp4::FORMAT, container, weight_only: true }
     );
     assert!(unquantized(&config, "model.layers.0.self_attn.q_proj"));
 }
@@ -250,7 +257,7 @@ fn any_json() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
-    /// Nothing that JSON can say makes parsing or asking panic.
+    /// No JSON value makes parsing or a query panic.
     #[test]
     fn no_config_panics(config in any_json(), method in 0usize..6, module in "[a-z.]{0,20}") {
         let mut config = config;

@@ -1,4 +1,4 @@
-//! The counted matcher against `fancy-regex`'s own, and what hostile patterns cost.
+//! The bounded matcher compared with `fancy-regex`, and the cost of hostile patterns.
 
 use std::time::{Duration, Instant};
 
@@ -8,14 +8,14 @@ use marlinspike::config::{
 use proptest::prelude::*;
 use serde_json::{Map, json};
 
-/// What `re.match` answers, by the engine that this project used before: the leftmost match begins
-/// at 0 exactly when some match does.
+/// The result of `re.match` by `fancy-regex`: the leftmost match begins at 0 if and only if some
+/// match does.
 fn by_fancy_regex(pattern: &str, name: &str) -> Option<bool> {
     let regex = fancy_regex::RegexBuilder::new(pattern).backtrack_limit(100_000).build().ok()?;
     regex.find(name).ok().map(|m| m.is_some_and(|m| m.start() == 0))
 }
 
-/// Patterns over a small alphabet, with everything that is read the same by both engines.
+/// Patterns over a small alphabet, with the syntax that both engines read alike.
 fn pattern() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         6 => "[abc.]",
@@ -94,7 +94,7 @@ fn many_large_rules_are_refused_together() {
         other => panic!("{other:?}"),
     }
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
-    // As many small rules are a config like any other.
+    // The same number of small rules is an ordinary config.
     let config = gptq((0..16_384).map(|i| format!(r"model\.layers\.{i}\.mlp\..*"))).unwrap();
     assert_eq!(config.scheme_for("model.layers.16383.mlp.up_proj").unwrap().bits(), Some(8));
     assert_eq!(config.scheme_for("model.layers.16384.mlp.up_proj").unwrap().bits(), Some(4));
@@ -108,7 +108,7 @@ fn many_slow_rules_are_refused_together() {
     assert!(!one.matches_start(&name).unwrap());
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
 
-    // A character class keeps the required text out of the way.
+    // A character class prevents a required literal.
     let config = gptq((0..16_384).map(|i| format!("(?=a*b)[z](?:{i})?"))).unwrap();
     match config.scheme_for(&name) {
         Err(ConfigError::PatternBudget { rule, what: "matching steps", .. }) => {
@@ -119,7 +119,7 @@ fn many_slow_rules_are_refused_together() {
     assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
 }
 
-/// A config may be asked as often as there are names: each question brings its own steps.
+/// A config may be queried for every name: each query has its own step limit.
 #[test]
 fn questions_do_not_use_up_a_config() {
     let rules = (0..40).map(|i| format!(r"-:.*\.{i}\.(?:self_attn|mlp)\.\w+_proj$"));
@@ -132,7 +132,7 @@ fn questions_do_not_use_up_a_config() {
 
 #[test]
 fn one_rule_has_a_limit_of_its_own() {
-    // Backreferences need every way to be tried.
+    // Backreferences require every alternative to be tried.
     let pattern = PyPattern::new("+:back", r"(a*)(a*)(a*)(a*)\1\2\3\4[b]").unwrap();
     match pattern.matches_start(&"a".repeat(200)) {
         Err(error @ ConfigError::PatternTooCostly { .. }) => {
@@ -141,7 +141,7 @@ fn one_rule_has_a_limit_of_its_own() {
         }
         other => panic!("{other:?}"),
     }
-    // Without them nested repetitions take steps in proportion to the name.
+    // Without them, nested repetitions take steps in proportion to the name's length.
     let nested = PyPattern::new("nested", "(?:(?:a*)*|(?:a|a)+)*[b]").unwrap();
     assert!(!nested.matches_start(&"a".repeat(5_000)).unwrap());
     for hostile in ["(){1000000000}a", "(?:a{0,4000000000})", "(?:(?:a{999}){999}){999}"] {
@@ -197,14 +197,14 @@ fn lists_and_wildcards_have_a_limit() {
     let long = config("ignored_layers", (0..60_000).map(|i| format!("layer{i}")).collect());
     assert!(matches!(long.scheme_for(&name), Err(ConfigError::PatternBudget { .. })));
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
-    // Long lists of real names are no matter.
+    // Long lists of real names are cheap.
     let name = "model.layers.3.mlp.down_proj";
     assert!(long.scheme_for(name).is_ok());
     let many = (0..5_000).map(|i| format!("model.layers.{i}.self_attn*")).collect();
     assert!(config("ignore", many).scheme_for(name).is_ok());
 }
 
-/// `convert` recognizes its own output by it.
+/// `convert` recognizes its own output by this pattern.
 #[test]
 fn a_config_is_shown_the_same_every_time() {
     let ignore: Vec<_> = (0..50).map(|i| format!("a{i}")).chain(["re:b.*".to_owned()]).collect();

@@ -1,5 +1,5 @@
-//! Patterns against what Python answers: every cell of the table was computed with
-//! `re.match(pattern, name)` (the `re` and `regex` modules agree on all of them).
+//! Patterns compared with Python: every cell of the table is the result of `re.match(pattern,
+//! name)` (the `re` and `regex` modules agree on all of them).
 
 use marlinspike::config::{ConfigError, PyPattern, wildcard};
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ const NAMES: [&str; 13] = [
     "",
 ];
 
-/// Pattern, and one digit per name: 1 where Python finds a match.
+/// Pattern, and one digit per name: 1 if Python finds a match.
 #[rustfmt::skip]
 const TABLE: &[(&str, &str)] = &[
     (r#".*\.(?:1[0-5])\..*"#, "0110010000000"),
@@ -127,10 +127,10 @@ fn refuses_what_python_refuses() {
 
 #[test]
 fn backtracking_is_bounded() {
-    // Backreferences make every way of dividing the name a different one.
+    // With backreferences, every division of the name is a separate attempt.
     let pattern = PyPattern::new("-:slow", r"(?=a)(a*)(a*)(a*)(a*)(a*)\1\2\3\4\5[b]").unwrap();
     let name = "a".repeat(60);
-    // Without them nested repetitions have an answer, where Python itself would not end.
+    // Without them, nested repetitions have a result; Python would not terminate.
     let nested = PyPattern::new("nested", r"(?=a)(?:(?=a)a+)+(?=[b])b").unwrap();
     assert!(!nested.matches_start(&name).unwrap());
     match pattern.matches_start(&name) {
@@ -198,7 +198,7 @@ proptest! {
         prop_assert_eq!(pattern.matches_start(&other).unwrap(), other.starts_with(&literal));
     }
 
-    /// No pattern panics, and whatever compiles gives an answer or the named error.
+    /// No pattern panics; every compiled pattern gives a result or the named error.
     #[test]
     fn no_pattern_panics(pattern in "[-a\\[\\](){}*+?.|^$\\\\0-9:P<>=!x#&~]{0,16}", name in "[-a.0-9x]{0,10}") {
         match PyPattern::new(&pattern, &pattern) {

@@ -1,4 +1,4 @@
-//! Every flaw that a safetensors header can have gives the error of its own name.
+//! Every fault of a safetensors header gives its own error.
 
 use marlinspike::container::{Container, ContainerError as E, HEADER_LIMIT, Header};
 use proptest::prelude::*;
@@ -247,8 +247,8 @@ fn a_tensor_that_is_not_there() {
 }
 
 proptest! {
-    /// Whatever the bytes are, parsing ends in a value or an error, and the ecosystem's own reader
-    /// accepts everything that this one does.
+    /// Parsing arbitrary bytes gives a value or an error, and the safetensors crate accepts every
+    /// file that this reader accepts.
     #[test]
     fn arbitrary_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
         if Container::parse(&bytes).is_ok() {

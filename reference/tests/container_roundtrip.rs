@@ -1,4 +1,4 @@
-//! What is written is read back, by this reader and by the ecosystem's.
+//! Written files are read back, by this reader and by the safetensors crate.
 
 use std::collections::{BTreeMap, HashMap};
 

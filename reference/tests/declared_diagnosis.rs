@@ -1,5 +1,5 @@
-//! Layers that declare every bit, made wrong in ways that no schedule explains: the check names the
-//! cause all the same.
+//! Layers that declare every bit, with faults that no schedule explains: the check still names the
+//! cause.
 
 use marlinspike::case::{Case, CaseConfig, Op};
 use marlinspike::check::{Diagnosis, OutputReport, Verdict, check_case};
@@ -8,7 +8,7 @@ use marlinspike::moe::{Chain, sum};
 use marlinspike::num::tensor::Tensor;
 use marlinspike::vectors::Generator;
 
-/// Generated layers of 16-bit activations whose rows all have an expert.
+/// Generated layers with 16-bit activations, in which every row has an expert.
 fn layers(count: usize) -> Vec<Case<'static>> {
     let generator = Generator::new(Op::Moe, 0x5eed).expect("a generator");
     let full = |case: &Case<'_>| {
@@ -25,7 +25,7 @@ fn layers(count: usize) -> Vec<Case<'static>> {
     cases.filter(full).take(count).collect()
 }
 
-/// The report on `name`, where its rows of `cols` values went through `make`.
+/// The report on `name` after `make` of its rows of `cols` values.
 fn report(
     case: &Case<'static>,
     name: &str,
@@ -81,8 +81,7 @@ fn every_stage_is_diagnosed() {
     }
 }
 
-/// Other roundings than the declared ones, all within their bounds, do not hide what is wrong next
-/// to them.
+/// Roundings other than the declared ones, all within their bounds, do not hide other faults.
 #[test]
 #[cfg_attr(
     target_arch = "aarch64",

@@ -1,5 +1,5 @@
-//! Routing by family: transformers' own outputs, loops written here from the families' descriptions,
-//! and a list of every `model_type` with what is expected of it.
+//! Routing by family: transformers' outputs, loops written here from the families' descriptions,
+//! and a list of every `model_type` with its expected routing.
 #![allow(missing_docs)]
 
 use std::path::PathBuf;
@@ -68,7 +68,7 @@ fn transformers_routing_is_repeated() {
     }
 }
 
-/// The same files through `check`: right as they are, wrong with one weight or id changed.
+/// The same files through `check`: they pass unchanged and fail with one weight or id changed.
 #[test]
 fn check_judges_the_files() {
     for (name, bytes) in &goldens() {
@@ -122,7 +122,7 @@ fn softmax(row: &[f32]) -> Vec<f64> {
     e.into_iter().map(|x| x / sum).collect()
 }
 
-/// The `k` largest of `values`, by looking for each.
+/// The `k` largest of `values`, by a search for each.
 fn best(values: &[f64], k: usize) -> Vec<usize> {
     let mut left = values.to_vec();
     let mut ids = Vec::new();
@@ -450,7 +450,7 @@ fn families_route_as_described() {
                 assert!((w - v).abs() <= 3e-6 * v.abs(), "{model_type} {config}: {w} and {v}");
             }
         }
-        // The two implementations of the library agree, and a changed weight is noticed.
+        // Both implementations in the library agree, and reject a changed weight.
         let found = (&made.topk_ids[..], &made.topk_weights[..]);
         let same = rule.compare(&logits, EXPERTS, tensors, found).unwrap();
         assert!(same.is_empty(), "{model_type}: {same:?}");
@@ -463,7 +463,7 @@ fn families_route_as_described() {
     }
 }
 
-/// No correct router is called wrong: ties, saturated scores, logits whose exponentials underflow.
+/// Correct routers pass: ties, saturated scores, logits whose exponentials underflow.
 #[test]
 fn the_two_implementations_agree_on_hard_logits() {
     let scores = ["softmax", "sigmoid", "sqrtsoftplus", "sparsemixer"];
@@ -509,7 +509,7 @@ fn the_two_implementations_agree_on_hard_logits() {
     }
 }
 
-/// Every `model_type` that is described somewhere is in the table, and none by accident.
+/// Exactly the known `model_type`s are in the table.
 #[test]
 fn every_model_type_is_right_or_refused() {
     let right = "mixtral minimax qwen2_moe qwen3_moe qwen3_next qwen3_5_moe qwen3_5_moe_text qwen4_exp \
@@ -610,7 +610,7 @@ fn configs_that_say_something_else_are_refused() {
     let note = notes(json!({"model_type": "laguna", "moe_routed_scaling_factor": 1.0,
         "moe_router_logit_softcapping": 30.0}));
     assert!(note.contains("soft cap"), "{note}");
-    // The text model's own config counts.
+    // The text model's config applies.
     let nested = json!({"model_type": "llama4", "text_config": {"model_type": "llama4_text",
         "num_experts_per_tok": 2}, "num_experts_per_tok": 7});
     let found = resolve(&nested, "language_model.model.layers.1.feed_forward.experts").unwrap();

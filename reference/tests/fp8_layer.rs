@@ -1,7 +1,8 @@
-//! W8A8-FP8 products and layers against exact arithmetic on integers of any size, and their bounds.
+//! W8A8-FP8 products and layers, and their bounds, compared with exact arithmetic on big integers.
 //!
-//! Nothing here uses the emulated unit: a number is an integer times a power of two, and every truncation
-//! and rounding is a division of integers, by the rules of docs/src/internals/tensor-cores.md and IEEE 754.
+//! Nothing here uses the emulated unit: a number is an integer times a power of two, and every
+//! truncation and rounding is a division of integers, by the rules of
+//! docs/src/internals/tensor-cores.md and IEEE 754.
 
 use marlinspike::case::Activation;
 use marlinspike::method::{Activations, Arithmetic, MethodLayer, Promotion, Quantizer};
@@ -37,7 +38,7 @@ impl Number {
         Self(BigInt::ZERO, 0)
     }
 
-    /// Exactly, from a finite f64.
+    /// The exact value of a finite f64.
     fn of(x: f64) -> Self {
         let bits = x.to_bits();
         let field = (bits >> 52 & 0x7ff) as i64;
@@ -65,7 +66,7 @@ impl Number {
         self.1 + self.0.bits() as i64 - 1
     }
 
-    /// To a multiple of 2^unit, toward zero.
+    /// Rounded toward zero to a multiple of 2^unit.
     fn truncated(&self, unit: i64) -> Self {
         if unit <= self.1 {
             return self.clone();
@@ -73,7 +74,7 @@ impl Number {
         Self(&self.0 / (BigInt::from(1) << (unit - self.1)), unit)
     }
 
-    /// To the nearest number of `ty`, ties to even; no overflow is expected.
+    /// Rounded to the nearest number of `ty`, ties to even; must not overflow.
     fn rounded(&self, ty: ScalarType) -> Self {
         let (precision, least) = format(ty);
         if self.is_zero() {
@@ -86,7 +87,7 @@ impl Number {
         }
         let rest = self.plus(&Self(-&low.0, unit));
         let up = Self(if self.0 < BigInt::ZERO { (-1).into() } else { 1.into() }, unit);
-        // Twice what is left, against one unit.
+        // Twice the remainder, compared with one unit.
         let twice = Self(BigInt::from(rest.0.magnitude().clone()) * 2, rest.1);
         let (a, b) = (
             &twice.0 << (twice.1 - twice.1.min(unit)),
@@ -98,7 +99,7 @@ impl Number {
 
     /// The quotient rounded to f32.
     fn over(&self, other: &Self) -> Self {
-        // Far more bits than f32 has, and a last one that says whether something is left.
+        // Many more bits than f32 has, and a sticky bit for the remainder.
         let shift = 200;
         let (n, d) = (&self.0 << shift, &other.0);
         let (quotient, rest) = (&n / d, &n % d);
@@ -284,11 +285,11 @@ fn products_are_exact_arithmetic() {
             }
         }
     }
-    // K of several promotions comes out otherwise without them.
+    // Over several promotions, the result without them differs.
     assert!(promotions >= 3, "{promotions}");
 }
 
-/// The narrow part of the bound: a scale that is off by a half is outside.
+/// The tight part of the bound: a scale that is off by one half exceeds it.
 #[test]
 fn a_wrong_scale_is_outside_its_bound() {
     let mut rng = Rng::new(3);
@@ -310,7 +311,7 @@ fn a_wrong_scale_is_outside_its_bound() {
     assert!(outside.count() * 2 > m * n);
 }
 
-/// e4m3 of an f32: to nearest even, limited to ±448, with the sign of what becomes zero.
+/// f32 to e4m3: to nearest even, clamped to ±448; zeros keep their sign.
 fn expect_e4m3(value: &Number, found: u8, what: &str) {
     let limit = 448.0;
     let rounded = value.rounded(E4M3);

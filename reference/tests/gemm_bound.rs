@@ -1,5 +1,5 @@
-//! The bounds are sound (no schedule of a class leaves them), sharp (correct results use up a good
-//! part of them), and reject what a tolerance on the mean lets pass.
+//! The bounds are sound (no schedule of a class exceeds them), tight (correct results come close
+//! to them), and reject errors that a tolerance on the mean accepts.
 
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{ScalarType, f16_to_f64, f32_to_f16_rne, f64_to_f32_rne};
@@ -15,13 +15,13 @@ use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 const F16: ScalarType = ScalarType::FLOAT16;
 const BF16: ScalarType = ScalarType::BFLOAT16;
 
-/// About normal.
+/// Approximately normal.
 fn normal(random: &mut Rng) -> f64 {
     let sum: f64 = (0..12).map(|_| f64::from(random.next_u32()) / f64::from(u32::MAX)).sum();
     sum - 6.0
 }
 
-/// How the numbers of a test lie.
+/// Distribution of a test's numbers.
 #[derive(Clone, Copy, Debug)]
 enum Data {
     /// Normal.
@@ -30,7 +30,7 @@ enum Data {
     Positive,
     /// Exponents spread over the type.
     Spread,
-    /// Pairs that cancel up to the last bits.
+    /// Pairs that cancel except for the last bits.
     Cancelling,
     /// Subnormals and the smallest normals.
     Tiny,
@@ -54,7 +54,7 @@ fn number(random: &mut Rng, data: Data, ty: ScalarType) -> u32 {
     }
 }
 
-/// Columns of any numbers.
+/// Columns of arbitrary numbers.
 struct Plain {
     size_k: usize,
     values: Vec<Vec<f64>>,
@@ -204,7 +204,7 @@ fn unit(architecture: Architecture, ty: ScalarType) -> &'static Unit {
     found.expect("a unit")
 }
 
-/// Over a million sums in random orders on the units of three generations: none leaves its bound.
+/// Over a million sums in random orders on the units of three generations: none exceeds its bound.
 #[test]
 fn no_schedule_leaves_its_bound() {
     let units = [
@@ -232,7 +232,7 @@ fn no_schedule_leaves_its_bound() {
     assert!(elements >= 1_000_000, "{elements}");
 }
 
-/// The class that covers all generations holds each of them.
+/// The class of all generations contains each of them.
 #[test]
 fn the_general_class_holds_every_generation() {
     for unit in [unit(Architecture::Hopper, F16), unit(Architecture::Turing, F16)] {
@@ -243,7 +243,7 @@ fn the_general_class_holds_every_generation() {
     }
 }
 
-/// Errors that add up come close to the bound, and random ones are not lost in it.
+/// Errors of one sign come close to the bound; random errors are a measurable part of it.
 #[test]
 fn bounds_are_sharp() {
     let unit = unit(Architecture::Hopper, F16);
@@ -261,7 +261,7 @@ fn bounds_are_sharp() {
     assert!(median > 0.1 && largest > 0.2, "{median} {largest}");
 }
 
-/// A matrix, and activations, of the size that models have.
+/// A matrix and activations of a model's size.
 fn model(random: &mut Rng, size_m: usize) -> (Weight<'static>, Vec<u32>, Rows) {
     let shape = Shape::new(4096, 64);
     let (groups, group) = (32, 128);
@@ -293,7 +293,7 @@ fn bounds(weight: &Weight<'_>, rows: &Rows, class: &Class) -> Vec<Bounded> {
     judge.bounds(rows, None).expect("bounds")
 }
 
-/// What a kernel that does everything else right computes with `weight`: f32 sums along K.
+/// The result of an otherwise correct kernel with `weight`: f32 sums along K.
 fn computed(weight: &Weight<'_>, rows: &Rows) -> Vec<f64> {
     let columns = WeightColumns::new(weight, Rule::Rounded(F16), None).expect("columns");
     let sum = |e: &marlinspike::products::Element<'_>| {
@@ -308,7 +308,7 @@ fn customary(found: &[f64], right: &[Bounded]) -> f64 {
     difference / right.iter().map(|r| r.exact.abs()).sum::<f64>()
 }
 
-/// Damage that the customary check does not see, and both bounds do.
+/// Damage that the customary check misses and both bounds detect.
 #[test]
 fn damage_within_the_customary_tolerance_is_rejected() {
     let mut random = Rng::new(11);

@@ -1,5 +1,5 @@
-//! The exact product against integers of any size: every number is a multiple of a power of two, so
-//! that sums of products are integers there, and their rounding is decided by comparing integers.
+//! The exact product compared with big integers: every number is a multiple of a power of two, so
+//! sums of products are integers, and comparing integers decides their rounding.
 
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{ScalarType, f16_to_f64, f64_to_bf16_rne, f64_to_f16_rne};
@@ -13,7 +13,7 @@ const BF16: ScalarType = ScalarType::BFLOAT16;
 const F32: ScalarType = ScalarType::FLOAT32;
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
 
-/// Numbers are held as integers times 2^-UNIT.
+/// Numbers are integers times 2^-UNIT.
 const UNIT: i32 = 700;
 
 /// `x` in units of 2^-UNIT; `x` is finite.
@@ -204,7 +204,7 @@ fn compare(case: &Case, rule: Rule) -> usize {
     found.len() - overflowed
 }
 
-/// Large terms cancel and leave what is 2^200 times smaller.
+/// Large terms cancel and leave a sum that is 2^200 times smaller.
 #[test]
 fn cancellation_leaves_the_small_term() {
     let mut sum = Wide::new();
@@ -222,7 +222,7 @@ fn cancellation_leaves_the_small_term() {
     assert_eq!(scaled.round(F16), 0xc300);
 }
 
-/// A rounding boundary that 64 bits past the leading one decide.
+/// A rounding boundary that is decided 64 bits below the leading bit.
 #[test]
 fn a_distant_bit_decides_a_tie() {
     for (tail, expected) in [(0.0, 0x3c00), (1e-300, 0x3c01), (-1e-300, 0x3c00)] {
@@ -239,7 +239,7 @@ fn a_distant_bit_decides_a_tie() {
     }
 }
 
-/// Infinity and NaN follow IEEE 754, wherever they stand.
+/// Infinity and NaN follow IEEE 754 in every operand.
 #[test]
 fn what_is_not_finite() {
     let (inf, nan) = (f64::INFINITY, f64::NAN);
@@ -271,7 +271,7 @@ fn what_is_not_finite() {
     assert_eq!(one([-0.0; 8], weight(1.0, 9)).to_bits(), 0);
 }
 
-/// Shapes that do not fit are refused by name.
+/// Shapes that do not match are errors that name the tensor.
 #[test]
 fn wrong_shapes_are_errors() {
     let mut random = Rng::new(4);

@@ -1,4 +1,4 @@
-//! What the conventions do to a sum, on numbers small enough to follow by hand.
+//! The effect of the conventions on a sum, on numbers small enough to compute by hand.
 
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{ScalarType, f32_to_bf16_rne, f32_to_f16_rne};
@@ -115,7 +115,7 @@ fn the_global_scale_does_not_touch_the_bias() {
     }
 }
 
-/// Activations of other types than the two are refused by name.
+/// Activations of any other type are errors that name the type.
 #[test]
 fn other_types_are_refused() {
     let weight = column(ScalarType::UINT4B8, &[9; 8], F16, 1.0);

@@ -1,5 +1,5 @@
-//! Every golden linear and MoE case passes, but for those whose manifest entry states a fault of their
-//! producer, and none passes once it is damaged.
+//! Every golden linear and MoE case passes, except those whose manifest entry states a fault of
+//! their producer. No damaged case passes.
 
 use marlinspike::case::{Case, CaseConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};
@@ -9,7 +9,7 @@ use marlinspike_golden::Manifest;
 
 const PRODUCTS: [&str; 3] = ["y", "gate_up", "down"];
 
-/// Runs `with` on every case of the operation.
+/// Calls `with` for every case of the operation.
 fn each_case(op: &str, mut with: impl FnMut(&str, Case<'_>)) {
     let golden = Manifest::load().expect("the golden manifest");
     for path in golden.case_paths(op) {
@@ -19,7 +19,7 @@ fn each_case(op: &str, mut with: impl FnMut(&str, Case<'_>)) {
     }
 }
 
-/// The diagnosis with which the manifest says that the case fails.
+/// The diagnosis that the manifest records for the case.
 fn known_fault(file: &str) -> Option<String> {
     let golden = Manifest::load().expect("the golden manifest");
     let entry = golden.cases().iter().find(|c| c.path.ends_with(file)).expect("an entry");
@@ -50,7 +50,7 @@ fn report(case: &Case<'_>, output: &str) -> OutputReport {
     reports.into_iter().find(|o| o.name == output).expect("the output")
 }
 
-/// The products of a case that have a row of numbers to damage.
+/// The products of a case with a row of numbers to damage.
 fn products<'c>(case: &'c Case<'_>) -> Vec<&'c str> {
     let linear = matches!(case.config, CaseConfig::Linear(_));
     PRODUCTS.into_iter().filter(|p| case.output(p).is_some() && (linear || *p != "y")).collect()
@@ -94,7 +94,8 @@ fn one_element_past_its_bound(op: &str) -> usize {
             let i = (bits.len() / 2..bits.len())
                 .find(|&i| (0.3..3.0).contains(&(value(bits[i]).abs() / mean)))
                 .expect("an ordinary number");
-            // What a large error is in bounds tells the bound, and the report the exact result.
+            // The report's error over bound for a large error gives the bound, and the report
+            // states the exact result.
             let far = value(bits[i]) + 64.0 * mean;
             let report = damaged(&case, output, |b| b[i] = narrow(ty, far));
             if report.verdict == Verdict::Pass && report.diagnosis.is_some() {
@@ -113,7 +114,7 @@ fn one_element_past_its_bound(op: &str) -> usize {
             if value(wrong) < wanted {
                 wrong = up(wrong);
             }
-            // The report says the exact result rounded, which may be half a unit below it.
+            // The report states the rounded exact result, which may be half a unit lower.
             if wrong == up(narrow(ty, exact)) {
                 wrong = up(wrong);
             }
@@ -139,7 +140,7 @@ fn one_element_of_experts_past_its_bound() {
     assert!(checked >= 12, "{checked}");
 }
 
-/// A group of k whose activations are not those that the output was computed with.
+/// A group of k whose activations differ from those that the output was computed with.
 #[test]
 fn one_group_of_k_dropped() {
     each_case("linear", |path, case| {
@@ -165,7 +166,7 @@ fn one_group_of_k_dropped() {
         assert_eq!(report(&case, "y").verdict, Verdict::Fail, "{path}");
     });
     each_case("moe", |path, case| {
-        // The same of the activations between the products.
+        // The same for the activations between the products.
         let Some(activated) = case.output("activated") else { return };
         let [rows, i] = activated.dims2().expect("a matrix");
         let (dtype, shape) = (activated.dtype(), activated.shape().to_vec());
@@ -179,7 +180,7 @@ fn one_group_of_k_dropped() {
     });
 }
 
-/// Two rows of one expert change places.
+/// Two rows of one expert are exchanged.
 #[test]
 fn one_experts_rows_swapped() {
     let mut swapped = 0;

@@ -1,5 +1,5 @@
-//! Layers that a framework's user computes: products of weights that are not rounded, router weights
-//! in f32. They pass by default, and not where upstream's convention is demanded.
+//! Layers as a framework's user computes them: weights that are not rounded, router weights in
+//! f32. They pass by default, and fail if upstream's convention is required.
 
 mod product_model;
 
@@ -81,7 +81,7 @@ fn a_mixture_of_conventions_fails() {
     }
 }
 
-/// Every judged stage says what it could not have missed, and zeros are part of it.
+/// Every judged stage states the faults that it excludes, among them zeros.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn every_stage_has_power() {

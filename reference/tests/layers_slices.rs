@@ -1,5 +1,5 @@
-//! Slices put back together give the whole: the ranks of a cut parameter cover the full tensor
-//! exactly once, and what every rank repeats is the whole tensor.
+//! The ranks' slices of a cut parameter cover the full tensor exactly once; replicated parameters
+//! are the whole tensor on every rank.
 
 use std::ops::Range;
 
@@ -8,10 +8,11 @@ use marlinspike::config::{
     ActivationScheme, CompressedTensorsConfig, FloatContainer, Fp8Scheme, GptqParams, Module,
     ScaleStrategy,
 };
+use marlinspike::formats::nvfp4;
 use marlinspike::layers::slices::{ExpertMatrix, Slice, expert, linear};
 use marlinspike::layers::{
     ActOrderRule, CtWna16Moe, ExpertPlacement, LayerError, LayerParams, LinearShard, MoeShard,
-    ParamSpec, Wna16Kernel, ct_fp8_moe, ct_nvfp4_moe, ct_wna16_moe, determine_expert_map,
+    ParamSpec, Wna16Kernel, ct_block_moe, ct_fp8_moe, ct_wna16_moe, determine_expert_map,
     fp8_linear, gptq_linear, gptq_moe,
 };
 use marlinspike::num::dims::GroupSize;
@@ -26,7 +27,7 @@ fn gptq(bits: u32, group_size: GroupSize, desc_act: bool) -> GptqParams {
     GptqParams { bits, group_size, desc_act, sym: true, weight_type }
 }
 
-/// How often the slices cover each element of a matrix.
+/// The number of slices that cover each element of a matrix.
 fn coverage(shape: &[usize], parts: &[Vec<Range<usize>>]) -> Vec<u32> {
     let (rows, cols) = (shape[0], shape.get(1).copied().unwrap_or(1));
     let mut count = vec![0; rows * cols];
@@ -144,7 +145,7 @@ proptest! {
     #[test]
     fn float_experts_add_up(tp in prop::sample::select(vec![1usize, 2]), h in 1usize..4) {
         let whole = MoeShard::new(2, 64 * h, 512, 1).unwrap();
-        check_moe(|s| ct_nvfp4_moe(s).unwrap(), &whole, tp, |p| p.name.contains("global"));
+        check_moe(|s| ct_block_moe(&nvfp4::FORMAT, s).unwrap(), &whole, tp, |p| p.name.contains("global"));
         for strategy in [
             ScaleStrategy::Channel, ScaleStrategy::Block { block_n: 64, block_k: 128 },
         ] {

@@ -1,17 +1,18 @@
-//! Parameter lists against those that upstream registers. The fact files were produced by
-//! `scripts/gen/layer_facts.py`, which runs the `create_weights` methods of vLLM 0.21.0 on meta
-//! tensors; a `#` line has the configuration, each line below one parameter.
+//! Parameter lists compared with those that upstream registers. `scripts/gen/layer_facts.py` wrote
+//! the fact files by running the `create_weights` methods of vLLM 0.21.0 on meta tensors. A `#`
+//! line holds the configuration, each line below it one parameter.
 
 use std::collections::HashMap;
 
 use marlinspike::config::{
     ActOrder, ActivationScheme, CompressedTensorsConfig, CtArgs, FloatContainer, Fp8Scheme,
-    GptqParams, IntContainer, Module, ScaleStrategy, Wna16Scheme, ZeroPoints,
+    GptqParams, Module, ScaleStrategy, Wna16Scheme, ZeroPoints,
 };
 use marlinspike::formats::mxfp8;
+use marlinspike::formats::{compressed_tensors, nvfp4};
 use marlinspike::layers::{
     ActOrderRule, CtWna16Moe, ExpertPlacement, LayerError, LayerParams, LinearShard, MoeShard,
-    Role, ScaleKind, Wna16Kernel, Wna16Weight, ct_fp8_moe, ct_nvfp4_moe, ct_w4a8_int8_moe,
+    Role, ScaleKind, Wna16Kernel, Wna16Weight, ct_block_moe, ct_fp8_moe, ct_w4a8_int8_moe,
     ct_wna16_linear, ct_wna16_moe, determine_expert_map, fp8_linear, gptq_linear, gptq_moe,
     mx_linear, w4a8_int8_group, wna16_weight_shape,
 };
@@ -133,7 +134,7 @@ fn build_moe(b: &Block<'_>) -> Result<LayerParams, LayerError> {
             let act_order_rule = ActOrderRule::Upstream;
             ct_wna16_moe(&CtWna16Moe { weights: &weights, kernel, act_order_rule }, &shard)
         }
-        "nvfp4" => ct_nvfp4_moe(&shard),
+        "nvfp4" => ct_block_moe(&nvfp4::FORMAT, &shard),
         "w4a8" => ct_w4a8_int8_moe(b.group(), &shard),
         "fp8" => {
             let activations = match (b.settings["strategy"], b.flag("static")) {
@@ -201,7 +202,7 @@ fn linear_parameters_as_upstream() {
             _ => {
                 let sym = b.flag("sym");
                 let scheme = Wna16Scheme {
-                    checkpoint_format: IntContainer::CtPackQuantized,
+                    checkpoint_format: &compressed_tensors::PACKED,
                     weight_type: if sym { p.weight_type } else { ScalarType::UINT4 },
                     group_size: p.group_size,
                     desc_act: p.desc_act,
@@ -427,8 +428,8 @@ fn expert_maps() {
 #[test]
 fn huge_sizes_do_not_overflow() {
     let shard = MoeShard::new(usize::MAX, usize::MAX & !127, usize::MAX & !127, 1).unwrap();
-    assert!(matches!(ct_nvfp4_moe(&shard), Err(LayerError::Overflow { .. })));
+    assert!(matches!(ct_block_moe(&nvfp4::FORMAT, &shard), Err(LayerError::Overflow { .. })));
     let shard = MoeShard::new(usize::MAX, 1 << 40, 1 << 40, 1).unwrap();
-    let built = ct_nvfp4_moe(&shard).unwrap();
+    let built = ct_block_moe(&nvfp4::FORMAT, &shard).unwrap();
     assert_eq!(built.get("w13_weight_packed").unwrap().bytes(), None);
 }

@@ -1,5 +1,5 @@
-//! Interleaved block scales against FlashInfer's and vLLM's (`tables/flashinfer_layouts`), and their
-//! laws around every edge of a tile.
+//! Interleaved block scales compared with FlashInfer's and vLLM's (`tables/flashinfer_layouts`),
+//! and their laws around every edge of a tile.
 
 mod blackwell;
 
@@ -57,7 +57,7 @@ fn bytes_are_upstreams() {
     assert_eq!(layout.pack(&scales).unwrap().data(), &TableData::B16(found));
 }
 
-/// A stack of experts is interleaved one by one.
+/// Each expert of a stack is interleaved separately.
 #[test]
 fn experts_follow_each_other() {
     let found = Golden::load().tensor("swizzle_experts.3x5x6");

@@ -1,5 +1,5 @@
 //! Every layout over the whole lattice: each element has one place, each bit one element, and
-//! packing is undone by unpacking.
+//! unpacking inverts packing.
 
 mod bijection;
 
@@ -9,7 +9,7 @@ use marlinspike::case::{CaseConfig, LinearConfig, Op};
 use marlinspike::layouts::Layout;
 use marlinspike::layouts::marlin::{
     Activations, InputDtype, Options, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout,
-    nvfp4_scales, nvfp4_scales_inverse, prepare,
+    e4m3_scales, e4m3_scales_inverse, prepare,
 };
 use marlinspike::num::dims::{GroupSize, LogicalK, Shape};
 use marlinspike::num::scalar::ScalarType;
@@ -124,7 +124,7 @@ fn scales_and_zero_points_fill_every_element_once() {
     }
 }
 
-/// With NVFP4's block scales nothing is lost that the kernel can hold: 2^-6 and above.
+/// NVFP4's block scales lose no value that the kernel can represent: 2^-6 and above.
 #[test]
 fn nvfp4_scales_come_back() {
     let ty = ScalarType::FLOAT8_E4M3FN;
@@ -134,8 +134,8 @@ fn nvfp4_scales_come_back() {
         let scales = Table::new(ty, 2, size_n, TableData::B8(bytes)).unwrap();
         for order in [ScalePermutation::Grouped, ScalePermutation::Single] {
             let layout = ScaleLayout::new(2, size_n, order, ty).unwrap();
-            let packed = nvfp4_scales(&scales, layout, 1.0).unwrap();
-            assert_eq!(nvfp4_scales_inverse(&packed, layout, 1.0).unwrap(), scales);
+            let packed = e4m3_scales(&scales, layout, 1.0).unwrap();
+            assert_eq!(e4m3_scales_inverse(&packed, layout, 1.0).unwrap(), scales);
         }
     }
 }
@@ -156,8 +156,7 @@ fn weights(step: usize) -> impl Iterator<Item = (LinearConfig, Weight<'static>)>
     })
 }
 
-/// What a kernel is given for every format holds the whole weight: each part unpacks to what went
-/// in.
+/// The kernel's inputs hold the whole weight for every format: each part unpacks to its source.
 #[test]
 fn prepared_weights_unpack() {
     let mut seen = 0;
@@ -197,7 +196,7 @@ fn prepared_weights_unpack() {
             let layout = ScaleLayout::bias(c.size_n, q.dtype).unwrap();
             assert_eq!(layout.unpack(packed).unwrap(), *bias, "{c:?}");
         }
-        // Scales that are only moved come back as they were.
+        // Scales that are only permuted are restored unchanged.
         let moved = q.input_dtype.is_none() && w.scales.ty() == q.dtype;
         if moved && w.ty != ScalarType::FLOAT8_E4M3FN {
             assert_eq!(p.scale_layout.unpack(&p.scales).unwrap(), w.scales, "{c:?}");
@@ -207,8 +206,8 @@ fn prepared_weights_unpack() {
     assert!(seen > 500, "{seen}");
 }
 
-/// K cut among ranks under act-order: each rank's packed rows are its rows of the whole matrix,
-/// its groups are the whole matrix's, and it holds every scale.
+/// K split among ranks with act-order: each rank packs its rows of the whole matrix with the groups
+/// of the whole matrix, and holds every scale.
 #[test]
 fn row_parallel_ranks_hold_their_rows_and_all_scales() {
     let mut rng = Rng::new(4);
@@ -264,7 +263,7 @@ fn row_parallel_ranks_hold_their_rows_and_all_scales() {
     }
 }
 
-/// Without act-order a rank's packed weight is a run of the whole one's rows of tiles.
+/// Without act-order, a rank's packed weight is a range of the whole weight's tile rows.
 #[test]
 fn row_parallel_slices_are_tile_rows() {
     let mut rng = Rng::new(5);
@@ -287,8 +286,8 @@ fn row_parallel_slices_are_tile_rows() {
     }
 }
 
-/// A column-parallel rank's packed weight is the whole one's columns of tiles, its scales, zero
-/// points and bias the whole one's columns.
+/// A column-parallel rank has the tile columns of the whole packed weight, and its columns of the
+/// scales, zero points and bias.
 #[test]
 fn column_parallel_slices_are_tile_columns() {
     let mut rng = Rng::new(6);
@@ -324,7 +323,7 @@ fn column_parallel_slices_are_tile_columns() {
     }
 }
 
-/// The order of scales depends on the matrix's own K: K = group is "single", K = 2 groups is not.
+/// The order of scales depends on the matrix's K: K = group is "single", K = 2 groups is not.
 #[test]
 fn group_equal_to_k_is_single() {
     let choose = |group, k, act| ScalePermutation::choose(group, LogicalK(k), act);

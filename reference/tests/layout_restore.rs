@@ -16,7 +16,7 @@ const E8M0: ScalarType = ScalarType::FLOAT8_E8M0FNU;
 const E2M1: ScalarType = ScalarType::FLOAT4_E2M1F;
 const SHAPE: Shape = Shape::new(256, 192);
 
-/// A weight whose scales the kernel keeps; `order` is act-order.
+/// A weight whose scales the kernel represents exactly; `order` is act-order.
 fn weight(ty: ScalarType, scale: ScalarType, group: GroupSize, order: bool) -> Weight<'static> {
     let mut rng = Rng::new(17);
     let bits = if ty.size_bits() > 4 { 8 } else { 4 };
@@ -59,7 +59,7 @@ fn weight(ty: ScalarType, scale: ScalarType, group: GroupSize, order: bool) -> W
     }
 }
 
-/// The tensors that a file would hold.
+/// The tensors of a file.
 fn stored(w: &Weight<'_>, dtype: ScalarType, prepared: Prepared) -> Stored<'static> {
     let words = |name: &str, words: Vec<u32>, shape: Vec<usize>| {
         let words: Vec<i32> = words.into_iter().map(|w| w as i32).collect();
@@ -168,7 +168,7 @@ fn what_no_kernel_reads_is_refused_by_name() {
     let scales = Tensor::from_vec("scales", DType::F8E4M3, vec![4, 192], vec![0u8; 768]).unwrap();
     let error = Stored { scales, ..good.clone() }.restore().unwrap_err();
     assert!(matches!(error, Error::Missing { .. }), "{error}");
-    // Another order of the scales' columns is another weight.
+    // Scales in another column order are another weight.
     let other = good.permutation.other();
     let found = Stored { permutation: other, ..good.clone() }.restore().unwrap();
     assert_ne!(found.scales, w.scales);

@@ -1,5 +1,6 @@
-//! Whole layers of FlashInfer's and CUTLASS's 4-bit MoE kernels against what FlashInfer 0.6.8.post1 and
-//! vLLM 0.21.0 made (`tables/flashinfer_layouts`, `data/flashinfer_facts.json`), every byte and back.
+//! Whole layers of FlashInfer's and CUTLASS's 4-bit MoE kernels, compared with the outputs of
+//! FlashInfer 0.6.8.post1 and vLLM 0.21.0 (`tables/flashinfer_layouts`,
+//! `data/flashinfer_facts.json`), every byte, packed and unpacked.
 
 mod blackwell;
 
@@ -58,7 +59,7 @@ fn weights(
         .collect()
 }
 
-/// Packs, compares every byte with upstream's and unpacks what upstream made.
+/// Packs, compares every byte with upstream's, and unpacks upstream's bytes.
 fn compare(
     golden: &Golden,
     layout: &ExpertLayout,
@@ -147,8 +148,8 @@ fn nvfp4_is_upstreams() {
     }
 }
 
-/// Every backend around the edges of its padding: a stack comes back, each code and scale lies
-/// where the layouts say, and zeros everywhere else.
+/// Every backend around the edges of its padding: a stack is restored, each code and scale is where
+/// the layouts put it, and all other elements are zero.
 #[test]
 fn layers_come_back_around_every_edge() {
     let mut seen = 0;
@@ -261,7 +262,7 @@ fn weights_that_do_not_fit_are_errors() {
     assert!(matches!(layout.unpack(&more), Err(Error::Shape { .. })));
 }
 
-/// What a backend does with the activations' global scales.
+/// A backend's treatment of the activations' global scales.
 #[test]
 fn activation_scales_are_shared_or_each_experts_own() {
     let scales = [vec![0.5, 0.25], vec![2.0, 1.0], vec![0.125, 0.125]];

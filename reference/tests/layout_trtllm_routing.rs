@@ -1,5 +1,5 @@
-//! Which router a layer asks of FlashInfer's kernels, against vLLM 0.21.0 and FlashInfer 0.6.8.post1
-//! (`data/flashinfer_facts.json`).
+//! The router that a layer requests of FlashInfer's kernels, compared with vLLM 0.21.0 and
+//! FlashInfer 0.6.8.post1 (`data/flashinfer_facts.json`).
 
 mod blackwell;
 
@@ -26,7 +26,7 @@ fn routing_methods_are_upstreams() {
     assert_eq!(all.len(), RoutingMethod::NAMED.len());
     for (name, method) in RoutingMethod::NAMED {
         assert_eq!(all[name].as_i64(), Some(method.value()), "{name}");
-        // FlashInfer's numbers are the same; what it does not have is vLLM's alone.
+        // FlashInfer has the same numbers; vLLM defines some more.
         let kernels = facts["flashinfer"].get(name).and_then(serde_json::Value::as_i64);
         assert_eq!(kernels, Some(method.value()).filter(|&v| v < 100), "{name}");
     }
@@ -59,13 +59,13 @@ fn kernels_take_the_methods_that_upstream_lists() {
             }
         }
     }
-    // mxint4 is given whatever the layer has: the numbers that the runner has a branch for.
+    // mxint4 receives the layer's method unchanged: all numbers that the runner supports.
     for (name, method) in RoutingMethod::NAMED {
         assert_eq!(method.expect_in(MoeKernel::MxInt4).is_ok(), method.value() < 8, "{name}");
     }
 }
 
-/// The numbers are those of models whose routers the kernels were written for, and one beyond each.
+/// The sizes of the models that the kernels were written for, and one beyond each limit.
 #[test]
 fn routers_have_limits() {
     use RoutingMethod::{DeepSeekV3, Llama4, MiniMax2, Renormalize, Unspecified};

@@ -1,5 +1,5 @@
-//! Orders of rows and packed rows of FlashInfer's kernels against FlashInfer 0.6.8.post1 and vLLM
-//! 0.21.0 (`tables/flashinfer_layouts`), and their laws around every edge.
+//! Row orders and packed rows of FlashInfer's kernels, compared with FlashInfer 0.6.8.post1 and
+//! vLLM 0.21.0 (`tables/flashinfer_layouts`), and their laws around every edge.
 
 mod bijection;
 mod blackwell;
@@ -138,7 +138,7 @@ fn a_difference_is_found_where_it_is() {
     }
     let diff = compare(&layout, 4, 2, &expected, &found);
     let first = diff.first.expect("a difference");
-    // The second block of 256 k lies behind the whole first one.
+    // The second block of 256 k follows the whole first block.
     assert_eq!((diff.count, first.place.row, first.place.col), (3, 7, 63));
     assert_eq!((first.expected, first.found), (6, 7));
 }

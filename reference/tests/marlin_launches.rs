@@ -1,4 +1,4 @@
-//! The choice of tiles and runs, against cases worked out by hand from upstream's host code.
+//! The choice of tiles and runs, compared with cases computed by hand from upstream's host code.
 
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
@@ -36,21 +36,21 @@ fn rows_tiles_and_runs() {
         rows,
         whole,
     };
-    // 8 blocks of 64 rows, 32 columns of tiles each: 256 on 132 multiprocessors. One round is
-    // whole, 124 columns of 16 tiles are left: 1984 tiles, 16 each with whole groups.
+    // 8 blocks of 64 rows, 32 columns of tiles each: 256 on 132 multiprocessors. After one full
+    // wave, 124 columns of 16 tiles remain: 1984 tiles, 16 each with whole groups.
     let w = weight(1024, 8192, 128);
     let all = launches(&w, f16, 512);
     assert_eq!(all.all().len(), 1);
     assert_eq!(all.all()[0].cta, cta(64, 256, 2, 16, Some(64), 132));
-    // 16 blocks at most, since N > 4096; the 64 rows left take narrow tiles, for 32 columns of
-    // wide ones times 4 are fewer than 132.
+    // At most 16 blocks, since N > 4096; the remaining 64 rows use narrow tiles, because 32 columns
+    // of wide tiles times 4 are fewer than 132.
     let all = launches(&w, f16, 1090);
     let rows: Vec<_> = all.all().iter().map(|l| l.rows.clone()).collect();
     assert_eq!(rows, [0..1024, 1024..1088, 1088..1090]);
     assert_eq!(all.all()[1].cta, cta(128, 64, 4, 8, None, 0));
     // 64 columns of 128, 8 tiles each: 4 for each of 132.
     assert_eq!(all.all()[2].cta, cta(128, 128, 4, 4, None, 0));
-    // A warp takes 32 columns with int8 activations.
+    // A warp computes 32 columns with int8 activations.
     let int8 = launches(&w, ScalarType::INT8, 130);
     assert_eq!(int8.all()[0].cta, cta(64, 256, 1, 8, Some(64), 0));
     assert_eq!(int8.all()[1].cta, cta(128, 128, 2, 4, None, 0));

@@ -1,8 +1,8 @@
-//! Outputs of upstream's Marlin operator on an H200, held as hashes: the launches that its host code
-//! chooses and the schedule of its kernel give every bit of them.
+//! Outputs of upstream's Marlin operator on an H200, stored as hashes: the launches of its host
+//! code and the schedule of its kernel give every bit of them.
 //!
-//! `scripts/probe/marlin_products.py` made the outputs, of inputs that are a function of a seed;
-//! `docs/src/internals/tensor-cores.md` has the figures of all of them, and the example `marlin_products`
+//! `scripts/probe/marlin_products.py` made the outputs from inputs that are a function of a seed;
+//! `docs/src/internals/tensor-cores.md` lists the results, and the example `marlin_products`
 //! compares a whole file.
 
 #[path = "../examples/marlin_products/inputs.rs"]
@@ -24,7 +24,7 @@ struct Table {
 struct Hashed {
     #[serde(flatten)]
     case: Linear,
-    /// Of the output's bytes, for each of the case's M.
+    /// Hash of the output's bytes, for each M of the case.
     sha256: Vec<String>,
 }
 
@@ -58,7 +58,7 @@ fn every_output_of_the_gpu_is_reproduced() {
     assert!(tiles.iter().eq(&expected), "{tiles:?}");
 }
 
-/// What was found out is needed: without it, outputs are others.
+/// Every measured property is needed: without it, outputs differ.
 #[test]
 fn other_rules_give_other_bits() {
     use marlinspike::products::schedule::StepOp;

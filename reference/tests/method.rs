@@ -1,9 +1,11 @@
-//! Products and layers of methods: both ways give the same bits, and those that follow by hand.
+//! Products and layers of methods: both paths give the same bits, which equal results computed by
+//! hand.
 #![allow(missing_docs)]
 
 use marlinspike::Error;
 use marlinspike::case::Activation;
 use marlinspike::formats::mxfp8;
+use marlinspike::formats::nvfp4;
 use marlinspike::method::{Arithmetic, MethodLayer, Product, Promotion, Quantizer, Scales};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::{Layer, Routed};
@@ -18,7 +20,7 @@ const BF16: ScalarType = ScalarType::BFLOAT16;
 const F16: ScalarType = ScalarType::FLOAT16;
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
 
-/// Codes without NaN, and scales near 2^-6, of any of the hub's floating-point types.
+/// Codes without NaN, and scales near 2^-6, of any floating-point type of a `Weight`.
 fn weight(
     seed: u64,
     ty: ScalarType,
@@ -74,7 +76,7 @@ fn bits(dtype: ScalarType, values: &[f32]) -> Vec<u16> {
     values.iter().map(|v| round(*v)).collect()
 }
 
-/// Every pair of quantizer and weights that a method has, with the arithmetics that take it.
+/// Every pair of quantizer and weights of a method, with the arithmetics that support it.
 fn methods(shape: Shape) -> Vec<(Quantizer, Vec<Weight<'static>>, Vec<Arithmetic>)> {
     use Arithmetic as A;
     let pair = |ty, scale, group| -> Vec<Weight<'static>> {
@@ -96,8 +98,16 @@ fn methods(shape: Shape) -> Vec<(Quantizer, Vec<Weight<'static>>, Vec<Arithmetic
             pair(fp8, f32, of(128)),
             vec![A::Exact, A::Wgmma(Promotion::Every128)],
         ),
-        (Quantizer::Mx(&mxfp8::FORMAT), pair(fp8, e8m0, of(32)), vec![A::Exact]),
-        (Quantizer::Nvfp4(vec![0.004, 0.005]), pair(fp4, E4M3, of(16)), vec![A::Exact]),
+        (
+            Quantizer::Block { format: &mxfp8::FORMAT, multipliers: Vec::new() },
+            pair(fp8, e8m0, of(32)),
+            vec![A::Exact],
+        ),
+        (
+            Quantizer::Block { format: &nvfp4::FORMAT, multipliers: vec![0.004, 0.005] },
+            pair(fp4, E4M3, of(16)),
+            vec![A::Exact],
+        ),
         (Quantizer::None, channel, wide.clone()),
         (Quantizer::None, pair(fp8, e8m0, of(32)), wide.clone()),
         (Quantizer::None, pair(fp4, e8m0, of(32)), wide.clone()),
@@ -136,7 +146,7 @@ fn both_ways_give_the_same_bits() {
                     assert!(found[..40].iter().any(|&b| b != 0), "{context}");
                     seen.push(found);
                 }
-                // Keeping 14 bits shows.
+                // The truncation to 14 bits changes the result.
                 if let [exact, _, wgmma, ..] = seen.as_slice() {
                     assert!(exact != wgmma);
                 }
@@ -175,7 +185,7 @@ fn scheduled_products_are_within_their_bounds() {
                 let value = BF16.to_f64(found[i].into());
                 assert!(b.ratio(value) <= 1.0, "{context} at {i}: {value} outside {b:?}");
                 widest = widest.max(b.ratio(value));
-                // Quantized operands enter as they are, so that the exact results agree too.
+                // Quantized operands are used unchanged, so the exact results agree, too.
                 if quantizer != Quantizer::None {
                     assert_eq!(b.rounded, u32::from(exact[i]), "{context} at {i}");
                 }
@@ -375,7 +385,12 @@ fn what_an_arithmetic_cannot_take_is_refused_by_name() {
     let halves = [[1.0, 2.0]];
     let error = Product { halves: Some(&halves), ..product }.compute(Arithmetic::Canonical);
     assert!(matches!(error, Err(Error::Unsupported { .. })));
-    let few = Quantizer::Nvfp4(vec![1.0]).quantize(&x, BF16, shape.size_k, &[Some(1)]);
+    let few = Quantizer::Block { format: &nvfp4::FORMAT, multipliers: vec![1.0] }.quantize(
+        &x,
+        BF16,
+        shape.size_k,
+        &[Some(1)],
+    );
     assert!(matches!(few, Err(Error::Value { .. })));
     let short = Quantizer::None.quantize(&x[1..], BF16, shape.size_k, &experts);
     assert!(matches!(short, Err(Error::Shape { .. })));
@@ -416,7 +431,7 @@ fn up_with_a_global_scale_of_its_own_is_that_much_larger() {
     let first = run(None, compute);
     let scale = w13[0].global_scale.unwrap();
     assert_eq!(run(Some(&[[scale; 2]; 2]), compute), first);
-    // A power of two goes through every rounding.
+    // A power of two is exact under every rounding.
     let own = [[scale, 4.0 * scale]; 2];
     let found = run(Some(&own), compute);
     assert_eq!(run(Some(&own), define), found);
@@ -452,7 +467,7 @@ fn up_with_a_global_scale_of_its_own_is_that_much_larger() {
         }
         assert_eq!(stages[0].is_ok(), taken);
     }
-    // gpt-oss's columns are no halves.
+    // gpt-oss's columns are interleaved, not halves.
     let layer = Layer { activation: Definition::new(Activation::SwigluOai), ..layer };
     let layer = MethodLayer { layer, quantizers: none.clone(), w13_multipliers: Some(&own) };
     let error = layer.forward(&x, routed, |_, product| compute(product));

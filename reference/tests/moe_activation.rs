@@ -1,4 +1,4 @@
-//! Activations: values, special values, and bounds that hold every implementation of the class.
+//! Activations: values, special values, and bounds that no implementation of the class exceeds.
 
 use marlinspike::Error;
 use marlinspike::case::Activation;
@@ -98,7 +98,7 @@ fn exact_values_and_results_are_the_formulas() {
     }
 }
 
-/// Values of up that matter: zeros, ones, limits, subnormal, large, infinite, NaN.
+/// Significant values of up: zeros, ones, limits, subnormal, large, infinite, NaN.
 fn ups(ty: ScalarType) -> Vec<u16> {
     let finite = [0.0, 1.0, -1.0, 0.3359375, -2.546875, 6.96875, 7.0625, -9.0, 1e-5, 3e4];
     let mut ups: Vec<u16> = finite.iter().map(|&x| bits(ty, x)).collect();
@@ -137,13 +137,13 @@ fn both_chains_are_inside_the_bound_for_every_gate() {
             steps.sort_unstable();
             let (median, most) = (steps[steps.len() / 2], steps[steps.len() * 99 / 100]);
             println!("{activation} {ty}: {median} values allowed in the median, {most} at 99 %");
-            // One value, or two where rounding may go either way; a rounded factor adds one.
+            // One value, or two if rounding may go either way; a rounded factor adds one.
             assert!(median <= 3, "{activation} {ty}: {median}");
         }
     }
 }
 
-/// How many numbers of the type an interval holds.
+/// Number of the type's values in an interval.
 fn values_inside(ty: ScalarType, interval: Interval) -> i32 {
     let order = |x: f64| {
         let b = bits(ty, x as f32);
@@ -253,7 +253,7 @@ fn nan_infinity_and_zero() {
                 assert!(bound(1.0, f32::NAN).nan);
             }
             let limited = d.gate_limit.is_some() || d.value_limit.is_some();
-            // A limit may swallow a NaN; nothing else may.
+            // Only a limit may drop a NaN.
             assert_eq!(bound(f32::NAN, 1.0).interval == Interval::EMPTY, !limited);
             assert!(!bound(f32::NAN, 1.0).allows(0.25));
             if let Some(found) = get(f32::NAN, 1.0, Chain::Upstream) {
@@ -266,7 +266,7 @@ fn nan_infinity_and_zero() {
             let high = canonical(inf, 1.0);
             assert_eq!(high.is_infinite(), !limited, "{activation}: {high}");
             assert!(bound(inf, 1.0).allows(high));
-            // A finite number is no infinity, and an infinity no finite number.
+            // A finite number does not match an infinity, and vice versa.
             assert!(!bound(inf, 1.0).allows(60000.0), "{activation}");
             assert!(!bound(1.0, 1.0).allows(inf), "{activation}");
             let zero = canonical(-0.0, 1.0);
@@ -285,7 +285,7 @@ fn nan_infinity_and_zero() {
     assert_eq!(value(F16, out), inf);
 }
 
-/// A limit that is no number of the type is rounded to it by upstream's operator, or not at all.
+/// Upstream's operator rounds a limit that the type cannot represent, or does not round it.
 #[test]
 fn limits_between_numbers_of_the_type() {
     let d = Definition::new(Activation::Silu).with_limit(7.03);
@@ -347,15 +347,15 @@ fn refusals() {
 }
 
 fn step(bits: u16, n: i32) -> u16 {
-    // Numbers of one sign follow each other in the order of their bits.
+    // Numbers of one sign order like their bits.
     (bits & 0x8000) | (i32::from(bits & 0x7fff) + n).clamp(0, 0x7bff) as u16
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
-    /// Whatever gate and up are inside their bounds, the result is inside its own; and bounds that
-    /// are points give what bits give.
+    /// For all gate and up inside their bounds, the result is inside its bound; bounds of width
+    /// zero give the result for bits.
     #[test]
     fn carried_errors_stay_inside(
         kind in 0..Activation::NAMED.len(),

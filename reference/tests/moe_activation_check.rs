@@ -1,4 +1,4 @@
-//! `activated` and `y` made wrong in known ways: the check must fail, name the place and the cause.
+//! `activated` and `y` with known mistakes: the check must fail and name the place and the cause.
 
 use marlinspike::case::{Activation, Case, CaseConfig, MoeConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};
@@ -42,7 +42,8 @@ fn narrow(ty: ScalarType, x: f32) -> u16 {
     if ty == ScalarType::FLOAT16 { scalar::f32_to_f16_rne(x) } else { scalar::f32_to_bf16_rne(x) }
 }
 
-/// Output `name` of the golden layer after `make` of its values; it fails, with diagnosis `id`.
+/// Checks that output `name` of the golden layer fails after `make` of its values, with diagnosis
+/// `id`.
 fn expect(
     layer: &str,
     name: &str,
@@ -53,7 +54,7 @@ fn expect(
     let mut case = Case::parse(&bytes).expect("a case");
     let c = config(&case);
     let values = make(&mut case, &c);
-    // The stage before is what it is judged from; the one behind would not be its own any more.
+    // The stage is judged from the previous one; the next stage no longer follows from it.
     let before = if name == "y" { "down" } else { "gate_up" };
     case.outputs.retain(|n, _| [name, before, "topk_ids"].contains(&n.as_str()));
     replace(&mut case, name, values);
@@ -165,7 +166,7 @@ fn factors_left_out() {
     // The first value's expert is known from the case.
     assert!(o.first_mismatch.expect("a place").expert.is_some());
     expect(silu, "activated", "up-forgotten", made(|g, _| g / (1.0 + (-g).exp())));
-    // Nothing that is known: the place is named instead.
+    // No known mistake: the place is named instead.
     let o = expect(silu, "activated", "outside-bound", made(|g, u| 1.01 * g * u));
     assert!(o.diagnosis.expect("a text").text.contains("first token 0, slot 0"));
 }
@@ -202,7 +203,7 @@ fn sums_made_wrong() {
     });
 }
 
-/// One token's slot dropped, in a batch that is right otherwise.
+/// One dropped slot of a token, in an otherwise correct batch.
 #[test]
 fn a_slot_dropped_in_one_token() {
     let o = expect("moe-top8_f16_u4", "y", "slot-dropped", |case, c| {
@@ -218,7 +219,7 @@ fn a_slot_dropped_in_one_token() {
     assert!(text.contains("1 tokens; first in token 2: slot 6 (expert "), "{text}");
 }
 
-/// A NaN or an infinity is never a match for a number.
+/// A NaN or an infinity never matches a number.
 #[test]
 fn nothing_but_numbers() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -273,14 +274,14 @@ fn a_layer_without_up() {
             *tensor = first_half(tensor);
         }
     }
-    // These came from the product with up.
+    // These were computed with up.
     case.outputs.retain(|n, _| !["down", "y"].contains(&n.as_str()));
     let gate = halves(&case, "gate_up");
     let activated =
         d.apply(&gate, c.quant.dtype, c.intermediate_size, Chain::Upstream).expect("rows");
     replace(&mut case, "activated", activated);
     case.config = CaseConfig::Moe(c);
-    // Through a file, whose reader holds every shape to the config.
+    // Through a file, whose reader checks every shape against the config.
     case.raw_config.clear();
     let bytes = case.to_bytes().expect("bytes");
     let case = Case::parse(&bytes).expect("a case");

@@ -1,4 +1,5 @@
-//! `activated` and `y` of the golden layers: which chain upstream's operators follow, and verdicts.
+//! `activated` and `y` of the golden layers: verdicts, and the chain of roundings of upstream's
+//! operators.
 
 use std::collections::BTreeSet;
 
@@ -43,8 +44,8 @@ fn share(a: &[u16], b: &[u16]) -> f64 {
     a.iter().zip(b).filter(|(a, b)| a == b).count() as f64 / a.len() as f64
 }
 
-/// Upstream's roundings, found by trying each: the operators' bits on an H200 are all reproduced,
-/// and no other place for the rounding does that.
+/// Upstream's roundings, determined by trial: they reproduce all of the operators' bits on an H200,
+/// and no other place of the rounding does.
 #[test]
 fn upstream_chain_reproduces_every_bit() {
     let (mut kinds, mut sums) = (BTreeSet::new(), BTreeSet::new());
@@ -88,7 +89,7 @@ fn upstream_chain_reproduces_every_bit() {
     assert!(kinds.len() == 2 && sums.len() == 3, "{kinds:?} {sums:?}");
 }
 
-/// For eight slots a sum in the 16-bit type would show.
+/// With eight slots, a sum in the 16-bit type gives other bits.
 #[test]
 fn eight_slots_are_not_summed_in_the_activation_type() {
     let mut judged = 0;

@@ -1,4 +1,5 @@
-//! The error function and the tangent against fixed-point series of 256 fraction bits.
+//! The error function and the hyperbolic tangent compared with fixed-point series of 256 fraction
+//! bits.
 
 use marlinspike::moe::math::{erf, tanh};
 use num_bigint::BigInt;
@@ -6,7 +7,7 @@ use num_bigint::BigInt;
 /// Fraction bits.
 const BITS: u32 = 256;
 
-/// `x` in fixed point, exactly: only numbers from 2^-60 on are asked for.
+/// The exact `x` in fixed point; `x` is at least 2^-60.
 fn fixed(x: f32) -> BigInt {
     let bits = x.to_bits();
     let significand = BigInt::from(bits & 0x7f_ffff | 0x80_0000);

@@ -1,5 +1,5 @@
-//! The batched form against upstream's documented example and counts done by hand, and
-//! `block_size_m` against the choices that the golden layers record.
+//! The batched form compared with upstream's documented example and counts computed by hand, and
+//! `block_size_m` with the choices that the golden layers record.
 
 use marlinspike::Error;
 use marlinspike::case::{Case, CaseConfig};
@@ -28,7 +28,7 @@ fn upstreams_example() {
     assert_eq!((rows[1], rows[2], rows[29], rows[30]), (Some(0), None, Some(3), None));
 }
 
-/// A batch's own places need not fill blocks: each is rounded up by itself.
+/// A batch's tokens need not fill whole blocks: each batch is rounded up separately.
 #[test]
 fn batches_are_padded_apart() {
     let padded =

@@ -1,4 +1,4 @@
-//! Routing outputs made wrong in known ways: the check must fail, name the place and the cause.
+//! Routing outputs with known mistakes: the check must fail and name the place and the cause.
 
 use marlinspike::case::{Case, CaseConfig, ScoringFunc};
 use marlinspike::check::{OutputReport, Verdict, check_case};
@@ -12,7 +12,8 @@ fn golden(name: &str) -> Vec<u8> {
     std::fs::read(golden.path(&entry.path)).expect("a golden file")
 }
 
-/// Output `name` of the golden case after `change` of the case; it fails, with diagnosis `id`.
+/// Checks that output `name` of the golden case fails after `change` of the case, with diagnosis
+/// `id`.
 fn expect(case: &str, name: &str, id: &str, change: impl FnOnce(&mut Case<'_>)) -> OutputReport {
     let bytes = golden(case);
     let mut case = Case::parse(&bytes).expect("a case");
@@ -87,7 +88,7 @@ fn wrong_ids() {
     expect("router-sigmoid_2_1", "topk_ids", "wrong-experts", outside);
 }
 
-/// All logits of one token equal: the lower ids win, and only they do.
+/// All logits of one token equal: only the lowest ids are correct.
 #[test]
 fn exact_ties_go_to_the_lower_id() {
     let tied = |case: &mut Case<'_>| {
@@ -196,7 +197,7 @@ fn wrong_blocks() {
     expect("moe-ep0_bf16_u4", name, "padding-holds-token", |case| {
         ints(case, name, |v| *v.last_mut().expect("a token") = 0);
     });
-    // Any order inside a run is right.
+    // Any order inside a run is correct.
     let bytes = golden(case);
     let mut reordered = Case::parse(&bytes).expect("a case");
     ints(&mut reordered, name, |v| v[..4].rotate_left(1));

@@ -1,4 +1,4 @@
-//! Routing outputs of every golden case pass, within bounds that are neither loose nor exceeded.
+//! Routing outputs of every golden case pass, and their errors come close to the bounds.
 
 use marlinspike::case::Case;
 use marlinspike::check::{Verdict, check_case};
@@ -37,6 +37,6 @@ fn routing_of_every_golden_case_passes() {
         }
     }
     assert!(passed >= 60, "only {passed} outputs were judged");
-    // A bound that real outputs come nowhere near would prove little.
+    // A bound much larger than the real errors would prove little.
     assert!(max_ratio > 0.1, "the largest error is {max_ratio} of its bound");
 }

@@ -1,5 +1,5 @@
-//! The products of a layer with FP8 activations that declares no schedule: known ones are tried, and
-//! one that gives every bit is named.
+//! Products of a layer with FP8 activations and without a declared schedule: the known schedules
+//! are tried, and one that gives every bit is named.
 
 use marlinspike::case::{Case, CaseConfig, Op};
 use marlinspike::check::{Declared, OutputReport, Verdict, check_case_as};
@@ -56,7 +56,7 @@ fn known_schedules_of_fp8_layers_are_found() {
             assert!(is_named(&report), "{config:?} {output}: {report:?}");
             assert!(is_named(&judged(&case, output, Some(Convention::Canonical))));
             found += 1;
-            // One bit off is no schedule's, whatever the bounds say of it.
+            // No schedule gives an output with one changed bit, even if it is within the bounds.
             let last_bit = changed(&case, output, |bits| {
                 let some = bits.iter_mut().rfind(|b| **b & 0x7fff != 0).expect("a number");
                 *some ^= 1;

@@ -1,9 +1,10 @@
-//! The layer's canonical bits against loops over a matrix unit that are written here, and against
-//! the bounds that the layer itself states.
+//! The layer's canonical bits compared with loops over a matrix unit written here, and with the
+//! layer's own bounds.
 
 use marlinspike::Error;
 use marlinspike::case::{Activation, CheckpointFormat, QuantConfig};
 use marlinspike::formats::mxfp4;
+use marlinspike::formats::{awq, gptq, nvfp4};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::bounds::Declared;
 use marlinspike::moe::layer::{Layer, Routed, Stages};
@@ -95,7 +96,7 @@ impl Small {
                         weight(&mut rng, &format!("w[{e}]"), &quant, shape, shape.size_k).unwrap();
                     let (rows, cols) = (w.scales.rows(), w.scales.cols());
                     w.codes = Codes::from_fn(w.codes.bits(), shape, |_, _| {
-                        // e4m3's NaN is no weight.
+                        // e4m3's NaN is not a valid weight.
                         let code = rng.next_u32() as u8;
                         if code & 0x7f == 0x7f { 0 } else { code & (0xff >> (8 - w.codes.bits())) }
                     })
@@ -161,7 +162,7 @@ impl Small {
         }
     }
 
-    /// One product of one row, as the documentation of the canonical schedule says it: weights
+    /// One product of one row, as the documentation of the canonical schedule defines it: weights
     /// rounded to the activations' type, chunks of 256 k (here one), then global scale, bias and
     /// router weight in f32, one rounding.
     fn product(&self, row: &[u16], w: &Weight<'_>, router: Option<f32>) -> Vec<u16> {
@@ -250,7 +251,7 @@ impl Small {
     }
 }
 
-/// What a code means, less its zero point.
+/// The value of a code minus its zero point.
 fn ty_value(w: &Weight<'_>, k: usize, n: usize) -> f64 {
     let group = match &w.groups {
         Groups::Uniform(GroupSize::Of(g)) => k / g,
@@ -270,21 +271,33 @@ fn layers() -> Vec<(&'static str, Small)> {
     let of = GroupSize::Of;
     let silu = Activation::Silu;
     let mut all = vec![
-        ("gptq", Small::new(F::Gptq, ScalarType::UINT4B8, F16, of(32), silu)),
+        ("gptq", Small::new(F::Int(&gptq::FORMAT), ScalarType::UINT4B8, F16, of(32), silu)),
         (
             "gptq channel",
-            Small::new(F::Gptq, ScalarType::UINT8B128, BF16, GroupSize::Channel, silu),
+            Small::new(
+                F::Int(&gptq::FORMAT),
+                ScalarType::UINT8B128,
+                BF16,
+                GroupSize::Channel,
+                silu,
+            ),
         ),
-        ("awq", Small::new(F::Awq, ScalarType::UINT4, BF16, of(64), silu)),
+        ("awq", Small::new(F::Int(&awq::FORMAT), ScalarType::UINT4, BF16, of(64), silu)),
         ("fp8", Small::new(F::Fp8, ScalarType::FLOAT8_E4M3FN, F16, GroupSize::Channel, silu)),
         (
             "nvfp4",
-            Small::new(F::Nvfp4, ScalarType::FLOAT4_E2M1F, BF16, of(16), Activation::Relu2NoMul),
+            Small::new(
+                F::Block(&nvfp4::FORMAT),
+                ScalarType::FLOAT4_E2M1F,
+                BF16,
+                of(16),
+                Activation::Relu2NoMul,
+            ),
         ),
         (
             "mxfp4",
             Small::new(
-                F::Mx(&mxfp4::FORMAT),
+                F::Block(&mxfp4::FORMAT),
                 ScalarType::FLOAT4_E2M1F,
                 BF16,
                 of(32),
@@ -292,11 +305,11 @@ fn layers() -> Vec<(&'static str, Small)> {
             ),
         ),
     ];
-    let mut on_input = Small::new(F::Gptq, ScalarType::UINT4B8, BF16, of(64), silu);
+    let mut on_input = Small::new(F::Int(&gptq::FORMAT), ScalarType::UINT4B8, BF16, of(64), silu);
     (on_input.on_input, on_input.top_k) = (true, 1);
     on_input.x = on_input.x.repeat(2);
     all.push(("router weight on input", on_input));
-    let mut absent = Small::new(F::Gptq, ScalarType::UINT4B8, F16, of(64), silu);
+    let mut absent = Small::new(F::Int(&gptq::FORMAT), ScalarType::UINT4B8, F16, of(64), silu);
     (absent.experts, absent.map) = (5, Some(vec![-1, 0, 2, -1, 1]));
     absent.ids = vec![0, 1, 2, 4, 3, 0, -1, 4];
     all.push(("absent experts", absent));
@@ -330,8 +343,8 @@ fn rows_without_an_expert_are_zero() {
     assert!(stages.y[2 * H..3 * H].iter().all(|&b| b == 0), "both experts are elsewhere");
 }
 
-/// The canonical layer is a kernel of the canonical convention on Hopper's unit; 8-bit activations
-/// included.
+/// The canonical layer follows the canonical convention on Hopper's unit, also with 8-bit
+/// activations.
 #[test]
 fn canonical_bits_are_within_their_own_bounds() {
     use CheckpointFormat as F;
@@ -343,7 +356,7 @@ fn canonical_bits_are_within_their_own_bounds() {
         ("fp8 channel", ScalarType::FLOAT8_E4M3FN, GroupSize::Channel),
     ] {
         let silu = Activation::Silu;
-        let mut small = Small::new(F::Gptq, ScalarType::UINT4B8, BF16, group, silu);
+        let mut small = Small::new(F::Int(&gptq::FORMAT), ScalarType::UINT4B8, BF16, group, silu);
         small.input_dtype = Some(input);
         all.push((name, small));
     }
@@ -375,14 +388,14 @@ fn canonical_bits_are_within_their_own_bounds() {
             medians.push(all[all.len() / 2]);
         }
         println!("{name}: median relative widths {widths:?}");
-        // A bound that allows anything would not be one: half of y is known to a quarter.
+        // The bounds are tight: half of y's elements have a bound below a quarter of their value.
         assert!(medians[3] < 0.25 || small.input_dtype.is_some(), "{name}: {widths:?}");
     }
 }
 
 fn refused(change: impl Fn(&mut Small)) -> Error {
     let mut small = Small::new(
-        CheckpointFormat::Gptq,
+        CheckpointFormat::Int(&gptq::FORMAT),
         ScalarType::UINT4B8,
         F16,
         GroupSize::Of(32),

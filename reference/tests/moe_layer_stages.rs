@@ -1,5 +1,5 @@
-//! Layers that upstream's operators computed, with stages left out: what is absent is recomputed,
-//! and its error carried on.
+//! Layers of upstream's operators without some stages: the check recomputes absent stages and
+//! propagates their error.
 
 use std::path::Path;
 
@@ -36,7 +36,7 @@ fn report(case: &Case<'_>, stage: &str) -> OutputReport {
     report.outputs.into_iter().find(|o| o.name == stage).expect("a report")
 }
 
-/// Each stage of every golden layer, alone: within the bounds that begin at x.
+/// Each stage of every golden layer without the others: within the bounds from x on.
 #[test]
 fn each_stage_alone_is_within_the_bounds_carried_from_x() {
     let mut judged = 0;
@@ -55,7 +55,7 @@ fn each_stage_alone_is_within_the_bounds_carried_from_x() {
     assert!(judged >= 28, "{judged}");
 }
 
-/// One stage left out: the next one is judged from the last that is there.
+/// One stage left out: the next one is judged from the last stage that is present.
 #[test]
 fn a_gap_is_bridged_from_the_last_stage_that_is_there() {
     layers(|name, _, case| {
@@ -68,7 +68,7 @@ fn a_gap_is_bridged_from_the_last_stage_that_is_there() {
     });
 }
 
-/// A token that went to another expert shows in y alone, and nowhere but in that token.
+/// A token with a wrong expert is reported in y only, and only for that token.
 #[test]
 fn a_swapped_expert_is_caught_from_y_alone() {
     layers(|name, c, case| {
@@ -86,7 +86,7 @@ fn a_swapped_expert_is_caught_from_y_alone() {
         let at = (0..values.len()).find(place).expect("a token with an expert on this rank");
         match free(at) {
             Some(other) => values[at] = other,
-            // It goes to every expert: two of them change places, and so do their weights.
+            // The token has every expert; two of them are exchanged, with their weights.
             None => values.swap(at, at + 1),
         }
         let shape = ids.shape().to_vec();

@@ -1,4 +1,5 @@
-//! Routing and alignment as functions: the exponential, ties, groups, expert maps, refusals.
+//! Routing and alignment as functions: the exponential, ties, groups, expert maps, rejected
+//! inputs.
 
 use marlinspike::Error;
 use marlinspike::case::ScoringFunc::{Sigmoid, Softmax};
@@ -62,7 +63,7 @@ fn groups_are_chosen_by_their_two_best_with_a_bias() {
     let routing = biased.route(&logits, 6).expect("a row");
     assert_eq!(routing.topk_ids, [3, 4]);
     assert_eq!(routing.topk_weights, [sigmoid(2.0) * 2.5; 2]);
-    // The bias selects, but does not weigh.
+    // The bias affects the selection, not the weights.
     let bias = [0.0, 0.0, 0.0, 0.0, 0.0, 9.0];
     let biased = Router { bias: Some(&bias), renormalize: false, ..biased };
     let routing = biased.route(&logits, 6).expect("a row");
@@ -104,7 +105,7 @@ fn alignment_of_the_documented_example() {
     let sorted = [3, 6, 9, 12, 0, 4, 10, 12, 1, 7, 11, 12, 2, 5, 8, 12];
     assert_eq!(all.sorted_token_ids, sorted);
     assert_eq!((all.expert_ids, all.num_tokens_post_padded), (vec![1, 2, 3, 4], 16));
-    // Experts 4 and 2 are here, as 0 and 1.
+    // This rank has experts 4 and 2, as 0 and 1.
     let map = Some(&[-1, -1, 1, -1, 0][..]);
     let here = Align { expert_map: map, ..align }.run(&ids).expect("aligned");
     assert_eq!(here.sorted_token_ids, [2, 5, 8, 12, 0, 4, 10, 12]);
@@ -113,7 +114,7 @@ fn alignment_of_the_documented_example() {
     let marked = marked.run(&ids).expect("aligned");
     assert_eq!(marked.sorted_token_ids, sorted);
     assert_eq!(marked.expert_ids, [-1, 1, -1, 0]);
-    // Ids past the experts go nowhere.
+    // Ids beyond the number of experts are dropped.
     let few = Align { num_experts: 3, ..align }.run(&ids).expect("aligned");
     assert_eq!(few.expert_ids, [1, 2]);
 }
@@ -143,7 +144,7 @@ fn any_router() -> impl Strategy<Value = (Router<'static>, Vec<f32>)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
-    /// The reference's own operations are of the class that the bound allows.
+    /// The reference's operations belong to the class of the bound.
     #[test]
     fn the_reference_is_within_its_bound((router, logits) in any_router()) {
         let routing = router.route(&logits, logits.len()).expect("a row");

@@ -1,4 +1,5 @@
-//! The sum over top-k: both chains by hand, and bounds that hold every order of f32 additions.
+//! The sum over top-k: both chains computed by hand, and bounds that no order of f32 additions
+//! exceeds.
 
 use marlinspike::Error;
 use marlinspike::moe::Chain::{Canonical, Upstream};
@@ -57,7 +58,7 @@ fn the_bound_allows_both_types_where_upstream_has_two_and_no_more() {
     let tie = bound(&points(F16, &[2048.0, 1.0]), F16);
     assert_eq!((tie.exact, tie.interval), (2049.0, Interval::point(2048.0)));
     assert!(tie.allows(2048.0) && !tie.allows(2050.0));
-    // Where digits are lost in f32 the order matters: 2^30 + 2^-30 − 2^30.
+    // If f32 loses digits, the order matters: 2^30 + 2^-30 − 2^30.
     let big = 2f32.powi(30);
     let lost = bound(&points(BF16, &[big, big.recip(), -big, 0.0, 0.0]), BF16);
     assert!(lost.allows(0.0) && lost.allows(big.recip()) && !lost.allows(1e4));
@@ -150,12 +151,12 @@ proptest! {
             prop_assert!(bound.allows(y), "{xs:?} {chain:?}: {y:e}, {bound:?}");
         }
         if narrow && !bf16 && codes.len() > 4 {
-            // No digit is lost in f32: one value is right.
+            // f32 loses no digit: only one value is correct.
             prop_assert!(bound.interval.is_point(), "{xs:?}: {bound:?}");
         }
     }
 
-    /// Terms inside their bounds sum up inside the sum's.
+    /// Terms inside their bounds have a sum inside its bound.
     #[test]
     fn carried_errors_stay_inside(
         terms in prop::collection::vec((0..0x7800u16, 0..30u16, 0..30u16, any::<bool>()), 1..10),

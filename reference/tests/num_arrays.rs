@@ -1,4 +1,5 @@
-//! Element types against their definitions, and arrays in and out of tensors without a copy.
+//! Element types compared with their definitions, and arrays moved in and out of tensors without a
+//! copy.
 
 use marlinspike::Error;
 use marlinspike::num::element::{
@@ -46,7 +47,8 @@ fn values_of_every_code() {
     }
 }
 
-/// Every rounding to nearest even against a search for the nearest code; ties to the even code.
+/// Every rounding to nearest even compared with a search for the nearest code; ties to the even
+/// code.
 #[test]
 fn e4m3fnuz_rounds_to_the_nearest_code() {
     let mut values: Vec<f32> = (0..=255).map(|b| value(b, 4, 3, 8)).collect();
@@ -165,4 +167,16 @@ fn dynamic_arrays_keep_type_and_place() {
     assert_eq!(rows_of("x", &[1, 2, 3, 4], 2).unwrap()[[1, 0]], 3);
     assert!(matches!(rows_of("x", &[1, 2, 3], 2), Err(Error::Shape { .. })));
     assert!(matches!(rows_of("x", &[1, 2, 3], 0), Err(Error::Size { .. })));
+}
+
+#[test]
+fn bits_fill_their_shape() {
+    let bits = [0u16; 7];
+    for ty in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
+        let view = |len: usize| FloatView::from_bits("x", ty, (2, 3), &bits[..len]);
+        assert!(view(6).is_ok());
+        for len in [0, 5, 7] {
+            assert!(matches!(view(len), Err(Error::Shape { .. })), "{len}");
+        }
+    }
 }

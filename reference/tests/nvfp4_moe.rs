@@ -1,11 +1,11 @@
-//! NVFP4 on both sides of a product: the quantizer of a GPU, w13's two global scales, Blackwell's
-//! block-scaled units against MMA-Sim's, and the exact and the bounded product.
+//! NVFP4 weights and activations: the quantizer of a GPU, w13's two global scales, Blackwell's
+//! block-scaled units compared with MMA-Sim's, and the exact and the bounded product.
 
 mod blackwell;
 
 use blackwell::facts;
 use marlinspike::Error;
-use marlinspike::formats::nvfp4::{GlobalScale, ShardMismatch, W13Scale, w13_global_scales};
+use marlinspike::formats::global_scale::{GlobalScale, ShardMismatch, W13Scale, w13_global_scales};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
@@ -99,7 +99,7 @@ fn units_and_what_is_no_number() {
     let from = |codes: &[u8; 64], c| unit.accumulate([codes, &ones], [&[0x7e; 4], &[0x7e; 4]], c);
     assert_eq!(from(&ones, f32::NAN.to_bits()), 0x7fff_ffff);
     assert_eq!(from(&ones, f32::NEG_INFINITY.to_bits()), f32::NEG_INFINITY.to_bits());
-    // A group of zeros does not take part in the alignment, and a sum of nothing is +0.
+    // A group of zeros does not affect the alignment, and an empty sum is +0.
     assert_eq!(from(&zeros, 1), 1);
     assert_eq!(from(&zeros, 0x8000_0000), 0);
     // 2^-40 is below 2^(E - 35) where E is that of the largest scales, 8 + 8.
@@ -184,11 +184,11 @@ fn products_are_exact_and_every_units_result_is_in_bounds() {
                 assert_eq!(bound.rounded, BF16.encode_rne(bound.exact), "{what}");
                 let found = BF16.to_f64(found);
                 assert!(bound.ratio(found) <= 1.0, "{what}: {found} of {bound:?}");
-                // Two units further is outside: the bound says something.
+                // Two units further exceed the bound, so the bound is tight.
                 let beyond = BF16.to_f64(BF16.encode_rne(bound.hi.abs().max(bound.lo.abs())) + 2);
                 assert!(*sum == 0 || bound.ratio(beyond) > 1.0, "{what}: {beyond} of {bound:?}");
             }
-            // f16 overflows where bf16 does not, and still holds together.
+            // f16 overflows where bf16 does not; the results stay consistent.
             let product = Nvfp4Product::new(&rows, &weight, ScalarType::FLOAT16).unwrap();
             let bounds = product.bounds(&class).unwrap();
             for (bound, bits) in bounds.iter().zip(product.in_order(unit).unwrap()) {

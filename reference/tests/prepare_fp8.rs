@@ -1,4 +1,4 @@
-//! W8A8-FP8 experts: the order of the steps, and every refusal.
+//! W8A8-FP8 experts: the order of the steps, and every rejected input.
 
 use marlinspike::Error;
 use marlinspike::config::{ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy};
@@ -182,7 +182,7 @@ fn blocks_divide_a_ranks_intermediate_size() {
                 }
                 other => panic!("{other:?}"),
             },
-            // The sizes pass; these tensors are another layer's.
+            // Valid sizes with another layer's tensors.
             Error::Shape { .. } => None,
             other => panic!("{other}"),
         }

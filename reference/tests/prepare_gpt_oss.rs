@@ -1,5 +1,5 @@
-//! gpt-oss experts: orders of gate and up, padding and its inverse, a rank's part, and that
-//! padding does not reach a product.
+//! gpt-oss experts: orders of gate and up, padding and its inverse, a rank's part. Padding does
+//! not change a product.
 
 use marlinspike::Error;
 use marlinspike::num::dims::{GroupSize, Shape};
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 const ORDERS: [GateUp; 3] = [GateUp::Interleaved, GateUp::Halves, GateUp::SwappedHalves];
 
-/// An MXFP4 matrix without a zero code, each column's scale and bias its own.
+/// An MXFP4 matrix without zero codes; each column has a different scale and bias.
 fn weight(size_k: usize, size_n: usize) -> Weight<'static> {
     let shape = Shape::new(size_k, size_n);
     let groups = size_k / 32;
@@ -72,7 +72,7 @@ fn padding_and_its_inverse() {
         let padded = pad_w13(&w13, order, [96, 10]).unwrap();
         assert_eq!(padded.shape(), Shape::new(96, 20));
         padded.validate().unwrap();
-        // Each feature is where its order says, whatever the size.
+        // Each feature is where its order puts it, for every size.
         for (i, up) in (0..10).flat_map(|i| [(i, false), (i, true)]) {
             let at = order.column(i, up, 10);
             for k in 0..96 {
@@ -87,7 +87,7 @@ fn padding_and_its_inverse() {
     }
     let w2 = pad(&w13, Shape::new(128, 64)).unwrap();
     assert_eq!(unpad(&w2, w13.shape()).unwrap(), w13);
-    // Something outside the matrix is an error, not thrown away.
+    // Nonzero elements outside the matrix are an error; they are not discarded.
     let error = unpad(&w2, Shape::new(32, 12)).unwrap_err();
     assert!(matches!(error, Error::Value { ref index, .. } if index == &[32, 0]), "{error}");
     let error = pad(&w13, Shape::new(32, 12)).unwrap_err();
@@ -105,7 +105,7 @@ fn padding_does_not_reach_the_product() {
     let weight = weight(64, 4);
     let padded = pad(&weight, Shape::new(128, 64)).unwrap();
     let (values, wide) = (weight.dequantize_all(), padded.dequantize_all());
-    // Whatever an activation's padding holds, as long as it is finite.
+    // The padding of an activation may hold any finite values.
     let x: Vec<f64> = (0..128).map(|k| f64::from(k as u32 * 37 % 19) - 9.0).collect();
     let dot = |values: &[f64], n: usize, size: Shape| -> f64 {
         (0..size.size_k).map(|k| x[k] * values[k * size.size_n + n]).sum()
@@ -167,7 +167,7 @@ fn ranks_hold_whole_blocks() {
             .collect::<Vec<_>>()
     };
     assert_eq!(ranges(2880, 4), [0..736, 736..1472, 1472..2208, 2208..2880]);
-    // Six blocks for each of fifteen ranks: the sixteenth has nothing.
+    // Six blocks for each of fifteen ranks: the sixteenth has none.
     assert_eq!(ranges(2880, 16)[15], 2880..2880);
     assert_eq!(ranges(192, 1).pop(), Some(0..192));
     for bad in [shard(2, 2), shard(0, 0), GptOssShard { intermediate_size: 200, ..shard(2, 0) }] {

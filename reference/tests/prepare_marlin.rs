@@ -1,10 +1,10 @@
-//! FP8, MXFP8 and MXFP4 layers in Marlin's format, every shape of scale, against vLLM's own
+//! FP8, MXFP8 and MXFP4 layers in Marlin's format, with every shape of scale, compared with vLLM's
 //! preparation of layers.
 //!
-//! `data/moe_marlin.json` was made by `scripts/gen/moe_marlin.py`; the inputs below are its
-//! formulas, and outputs are compared by the first half of their SHA-256.
+//! `scripts/gen/moe_marlin.py` made `data/moe_marlin.json`; the inputs below follow its formulas,
+//! and outputs are compared by the first half of their SHA-256.
 
-use marlinspike::formats::fp8::{Fp8Tensors, Scheme};
+use marlinspike::formats::fp8::{Fp8Scales, Fp8Tensors};
 use marlinspike::formats::mxfp4::Mxfp4Tensors;
 use marlinspike::formats::mxfp8::Mxfp8Tensors;
 use marlinspike::layouts::marlin::{Options, Prepared, prepare};
@@ -67,7 +67,7 @@ fn fp8(
     n: usize,
     k: usize,
     per_expert: &[usize],
-    scheme: &Scheme,
+    scheme: &Fp8Scales,
 ) -> Vec<Weight<'static>> {
     let len: usize = per_expert.iter().product();
     let weight = tensor("w", DType::F8E4M3, &[EXPERTS, n, k], codes(tag, EXPERTS * n * k));
@@ -130,10 +130,10 @@ fn mxfp4(tag: usize, n: usize, k: usize) -> Vec<Weight<'static>> {
 fn linear(kind: &str) -> Prepared {
     let (n, k) = (192, 256);
     let (shape, scheme) = match kind {
-        "tensor" => (vec![], Scheme::Tensor { widths: vec![n] }),
-        "shard" => (vec![3], Scheme::Tensor { widths: vec![96, 32, 64] }),
-        "channel" => (vec![n, 1], Scheme::Channel),
-        _ => (vec![2, 2], Scheme::Block { block_n: 128, block_k: 128 }),
+        "tensor" => (vec![], Fp8Scales::Tensor { widths: vec![n] }),
+        "shard" => (vec![3], Fp8Scales::Tensor { widths: vec![96, 32, 64] }),
+        "channel" => (vec![n, 1], Fp8Scales::Channel),
+        _ => (vec![2, 2], Fp8Scales::Block { block_n: 128, block_k: 128 }),
     };
     let len = shape.iter().product();
     let weight = Fp8Tensors {
@@ -148,19 +148,19 @@ fn experts(format: &str, kind: &str, dtype: ScalarType) -> [Prepared; 2] {
     let n13 = 2 * INTER;
     let [w13, w2] = match (format, kind) {
         ("fp8", "tensor") => [
-            fp8(1, n13, HIDDEN, &[], &Scheme::Tensor { widths: vec![n13] }),
-            fp8(2, HIDDEN, INTER, &[], &Scheme::Tensor { widths: vec![HIDDEN] }),
+            fp8(1, n13, HIDDEN, &[], &Fp8Scales::Tensor { widths: vec![n13] }),
+            fp8(2, HIDDEN, INTER, &[], &Fp8Scales::Tensor { widths: vec![HIDDEN] }),
         ],
         ("fp8", "shard") => [
-            fp8(1, n13, HIDDEN, &[2], &Scheme::Tensor { widths: vec![INTER, INTER] }),
-            fp8(2, HIDDEN, INTER, &[], &Scheme::Tensor { widths: vec![HIDDEN] }),
+            fp8(1, n13, HIDDEN, &[2], &Fp8Scales::Tensor { widths: vec![INTER, INTER] }),
+            fp8(2, HIDDEN, INTER, &[], &Fp8Scales::Tensor { widths: vec![HIDDEN] }),
         ],
         ("fp8", "channel") => [
-            fp8(1, n13, HIDDEN, &[n13, 1], &Scheme::Channel),
-            fp8(2, HIDDEN, INTER, &[HIDDEN, 1], &Scheme::Channel),
+            fp8(1, n13, HIDDEN, &[n13, 1], &Fp8Scales::Channel),
+            fp8(2, HIDDEN, INTER, &[HIDDEN, 1], &Fp8Scales::Channel),
         ],
         ("fp8", _) => {
-            let scheme = Scheme::Block { block_n: 96, block_k: 64 };
+            let scheme = Fp8Scales::Block { block_n: 96, block_k: 64 };
             [fp8(1, n13, HIDDEN, &[4, 4], &scheme), fp8(2, HIDDEN, INTER, &[3, 3], &scheme)]
         }
         ("mxfp8", _) => [mxfp8(1, n13, HIDDEN, 128, 2), mxfp8(2, HIDDEN, INTER, 0, 2)],

@@ -1,6 +1,7 @@
-//! Requantization to one scale and e4m3fnuz, over all 256 codes, against vLLM's functions.
+//! Requantization to one scale and to e4m3fnuz, over all 256 codes, compared with vLLM's
+//! functions.
 //!
-//! `data/fp8_requantize.json` was made by `scripts/gen/fp8_requantize.py` on an H200 and on a CPU.
+//! `scripts/gen/fp8_requantize.py` made `data/fp8_requantize.json` on an H200 and on a CPU.
 
 use marlinspike::Error;
 use marlinspike::num::scalar::e4m3fn_to_f64;
@@ -45,7 +46,7 @@ fn all_codes_as_upstream() {
     assert_eq!(compare(rows, "cpu", Requantize::UpstreamCpu, Fp8Type::E4m3fn), 44);
     let fnuz = &upstream["fnuz"];
     assert_eq!(compare(fnuz, "codes", Requantize::UpstreamCpu, Fp8Type::E4m3fnuz), 14);
-    // The two devices differ, or one rule would do.
+    // The two devices differ; otherwise one rule would suffice.
     let differing = rows.as_array().unwrap().iter().filter(|row| row.get("cpu").is_some());
     assert_eq!(differing.count(), 7);
 }
@@ -79,7 +80,7 @@ fn the_exact_rule_is_the_nearest_code() {
 
 #[test]
 fn what_upstream_loses() {
-    // A scale below half of f16's smallest number: every code becomes zero on a GPU alone.
+    // A scale below half of f16's smallest number: every code becomes zero, only on a GPU.
     let tiny = 2e-8;
     let cuda = Requantize::UpstreamCuda.table(Fp8Type::E4m3fn, tiny, tiny);
     assert!((0..0x7f).all(|c| cuda[c] == 0));
@@ -106,7 +107,7 @@ fn normalized_codes_and_scales() {
     for pair in upstream["scales"].as_array().unwrap() {
         assert_eq!(normalize_scale(float(&pair[0])).to_bits(), float(&pair[1]).to_bits());
     }
-    // The number is the same under the doubled scale, but for NaN.
+    // The value is the same with the doubled scale, except NaN.
     for code in (0..=255u8).filter(|c| c & 0x7f != 0x7f) {
         let value = 2.0 * f64::from(e4m3fnuz_to_f32(codes[usize::from(code)]));
         assert_eq!(value, e4m3fn_to_f64(code), "{code:#x}");

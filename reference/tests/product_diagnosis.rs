@@ -1,4 +1,4 @@
-//! Products of single matrices made wrong in known ways: the check fails and names the cause.
+//! Products of single matrices with known mistakes: the check fails and names the cause.
 
 mod product_model;
 
@@ -13,7 +13,7 @@ const BIASED: &str = "linear-f16_u4b8_g128_act0";
 const ORDERED: &str = "linear-f16_u4b8_g32_act1";
 const SCALED: &str = "linear-f16_nvfp4";
 
-/// The model is a kernel of the class: nothing planted, nothing found.
+/// The model is a kernel of the class: without a planted mistake it passes.
 #[test]
 fn the_model_is_right() {
     for name in [GROUPED, BIASED, ORDERED, SCALED] {
@@ -27,7 +27,7 @@ fn the_model_is_right() {
 fn one_element_past_its_bound() {
     let (row, n) = (3, 77);
     let at = |m: &Model| row * m.n + n;
-    // A known error tells the bound.
+    // A known error gives the bound.
     let mut error = 0.0;
     let far = planted(GROUPED, "y", |m| {
         let mut y = m.compute();
@@ -100,7 +100,7 @@ fn columns() {
     assert!(text(&bias).contains("8 has that of 100"), "{}", text(&bias));
 }
 
-/// Position p of a packed row takes this column.
+/// The column at position p of a packed row.
 fn single(p: usize) -> usize {
     p / 32 * 32 + 2 * (p % 32 / 8) + [0, 1, 8, 9, 16, 17, 24, 25][p % 8]
 }
@@ -270,7 +270,7 @@ fn act_order() {
         perm.iter().enumerate().for_each(|(p, &k)| inverse[k] = p);
         inverse
     };
-    // Rows of the product: which of the matrix, the activations and g_idx stand there.
+    // Rows of the product: the rows of the matrix, the activations and g_idx that it uses.
     let walk = |weights: u8, activations: u8, groups: u8| {
         move |m: &mut Model| {
             let perm = sorted(m);
@@ -310,7 +310,8 @@ fn act_order() {
     });
 }
 
-/// vLLM 0.21.0's kernel is wrong for act-ordered slices: that is named, and fails whoever made it.
+/// vLLM 0.21.0's kernel is wrong for act-ordered slices: the check names the fault and rejects it
+/// from every producer.
 #[test]
 fn upstreams_own_fault() {
     for name in
@@ -327,7 +328,7 @@ fn upstreams_own_fault() {
             assert_eq!(diagnosis.id, "upstream-k-slice-scales");
             assert!(diagnosis.text.contains("a fault of vLLM 0.21.0's kernel"), "{diagnosis:?}");
         }
-        // The right product passes from anyone.
+        // The correct product passes from every producer.
         let right = planted(name, "y", |m| m.compute());
         assert_eq!((right.verdict, right.diagnosis), (Verdict::Pass, None), "{name}");
     }
@@ -353,7 +354,7 @@ fn numbers() {
 
 #[test]
 fn global_scales() {
-    // A scale near one, so that the wrong products are numbers as well.
+    // A scale near one, so that the wrong products are finite, too.
     let plant = |id: &str, change: fn(f64) -> f64| {
         let bytes = golden(SCALED);
         let mut case = Case::parse(&bytes).expect("a case");

@@ -1,4 +1,4 @@
-//! Products of a layer made wrong in known ways: the check fails and names the cause.
+//! Products of a layer with known mistakes: the check fails and names the cause.
 
 mod product_model;
 
@@ -10,7 +10,7 @@ use product_model::*;
 
 /// 12 tokens, two slots each, four experts; H = I = 256.
 const SCALED: &str = "moe-nvfp4_f16";
-/// As many, with bias and act-order.
+/// The same sizes with bias and act-order.
 const BIASED: &str = "moe-bf16_u8b128_g32_act1";
 /// Half of eight experts.
 const PARALLEL: &str = "moe-ep0_bf16_u4";
@@ -155,7 +155,7 @@ fn a_sum_rounded_before_its_global_scale() {
         m.early = true;
         m.compute()
     });
-    // Activations so large that the sum is beyond f16 before its global scale.
+    // Large activations: the sum exceeds f16's range before the global scale.
     let bytes = golden(SCALED);
     let mut case = Case::parse(&bytes).expect("a case");
     let x = case.input("x").expect("x");

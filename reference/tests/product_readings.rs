@@ -1,5 +1,5 @@
-//! Products of honest kernels pass under whatever convention they follow, and mixtures of two
-//! conventions do not. The products are naive loops in f32 or f64, as a framework's user writes them.
+//! Products of correct kernels pass under every convention; mixtures of two conventions fail. The
+//! products are naive loops in f32 or f64, as in a framework's user code.
 
 use marlinspike::case::{Case, CaseConfig, Op};
 use marlinspike::check::{Declared, OutputReport, Verdict, check_case, check_case_as};
@@ -83,7 +83,7 @@ impl Linear {
         })
     }
 
-    /// `x.float() @ w.float()` of weights that `of` makes, in f32.
+    /// `x.float() @ w.float()` in f32, with weights from `of`.
     fn sum(x: &[f64], of: impl Fn(usize) -> f64) -> f32 {
         x.iter().enumerate().fold(0f32, |sum, (k, &x)| sum + x as f32 * of(k) as f32)
     }
@@ -166,7 +166,7 @@ fn every(mut visit: impl FnMut(&str, Linear)) {
     }
 }
 
-/// 96 legitimate results pass without a word about conventions.
+/// 96 legitimate results pass without a note about conventions.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn legitimate_results_pass_by_default() {
@@ -194,7 +194,7 @@ fn legitimate_results_pass_by_default() {
     assert_eq!(passed, 96);
 }
 
-/// What the power promises holds: each trivial wrong answer made of a right output fails.
+/// The stated power holds: each trivial modification of a correct output fails.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn trivial_wrong_answers_fail() {
@@ -240,7 +240,7 @@ fn a_mixture_of_conventions_fails() {
     assert!(report.conventions.is_empty(), "{report:#?}");
 }
 
-/// A declared convention is demanded, by the caller or by the case's config.
+/// A convention that the caller or the case's config declares is required.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn a_declared_convention_is_strict() {
@@ -253,9 +253,9 @@ fn a_declared_convention_is_strict() {
     let CaseConfig::Linear(config) = &mut stated.config else { panic!("not linear") };
     config.quant.convention = Some(Convention::Marlin);
     assert_eq!(judged(&stated, &Declared::default()).verdict, Verdict::Fail);
-    // The caller's word counts more.
+    // The caller's declaration takes precedence.
     assert_eq!(judged(&stated, &strict(Convention::Unrounded)).verdict, Verdict::Pass);
-    // The key survives being written.
+    // The key is kept when the case is written.
     let bytes = stated.to_bytes().expect("a file");
     let read = Case::parse(&bytes).expect("a case");
     assert_eq!(read.config.quant().expect("matrices").convention, Some(Convention::Marlin));

@@ -1,5 +1,5 @@
-//! Act-order quantization against upstream's function (producer: `scripts/gen`), and groups given
-//! by `g_idx` against the same values.
+//! Act-order quantization compared with upstream's function (producer: `scripts/gen`), and groups
+//! by `g_idx` compared with the same values.
 
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
@@ -68,7 +68,7 @@ fn groups_by_index_are_upstreams() {
     });
 }
 
-/// A weight holds what was quantized: within half a step of each value.
+/// A weight is within half a step of each quantized value.
 #[test]
 fn the_weight_is_near_the_floats() {
     let f32_type = ScalarType::FLOAT32;

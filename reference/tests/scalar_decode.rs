@@ -1,4 +1,4 @@
-//! Every code of every type decodes to its value: by three independent derivations.
+//! Every code of every type decodes to its value, by three independent derivations.
 
 mod scalar_oracle;
 

@@ -1,4 +1,4 @@
-//! Ids, names, limits and properties of the scalar types, against upstream.
+//! Ids, names, limits and properties of the scalar types, compared with upstream.
 
 use marlinspike::num::scalar::{Limit, Overflow, Rounding, ScalarType};
 
@@ -52,7 +52,7 @@ fn ids_sizes_and_limits_are_upstreams() {
         assert_eq!(kind.min(), min, "{name}");
         assert_eq!(kind.max(), max, "{name}");
         assert_eq!(kind.to_string(), name);
-        // Upstream's answer is meant, by its own words, for floating-point types.
+        // Upstream documents its result for floating-point types only.
         assert_eq!(kind.has_infs(), has_infs && kind.is_floating_point(), "{name}");
     }
     let others: Vec<_> = ScalarType::NAMED
@@ -113,7 +113,7 @@ fn special_values() {
     assert!(T::UINT4.is_integer() && !T::FLOAT16.is_integer());
 }
 
-/// The bias is taken off on the way out and put on on the way in; codes are two's complement.
+/// Decoding subtracts the bias, encoding adds it; codes are two's complement.
 #[test]
 fn integers_encode_and_decode() {
     for &(name, kind) in ScalarType::NAMED.iter().filter(|(_, t)| t.is_integer()) {

@@ -1,5 +1,5 @@
-//! Narrowing: at every rounding boundary of every target, exhaustively from 16-bit sources, and
-//! at random, against exact comparisons with the target's values.
+//! Narrowing compared with exact comparisons of the target's values: at every rounding boundary of
+//! every target, exhaustively from 16-bit sources, and at random.
 
 mod scalar_oracle;
 
@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use scalar_oracle::{Grid, OVERFLOWS, ROUNDINGS};
 use {Overflow::*, Rounding::*};
 
-/// `half` 2.7.1 converts f64 to f16 by way of f32 and answers 0x3c00: the f32 in between is the
-/// tie 1 + 2^−11, which goes to even. The value lies above the tie.
+/// `half` 2.7.1 converts f64 to f16 through f32 and returns 0x3c00: the intermediate f32 is the tie
+/// 1 + 2^−11, which goes to even. The value lies above the tie.
 #[test]
 fn f64_to_f16_rounds_once() {
     let above_the_tie = 1.0 + f64::exp2(-11.0) + f64::exp2(-40.0);
@@ -144,7 +144,7 @@ fn named_functions_at_every_boundary() {
             }
         });
         // All midpoints are f32s, so f32's neighbours stand in for f64's; what lies beyond f32's
-        // range becomes an infinity or zero of f32, still a fair question.
+        // range becomes an infinity or zero of f32, which is still a valid input.
         let below = |x: f64| f64::from((x as f32).next_down());
         let above = |x: f64| f64::from((x as f32).next_up());
         grid.boundaries(below, above, |value| {
@@ -235,7 +235,7 @@ fn f64_to_f32_at_boundaries() {
     codes.extend((0..400).map(|i: u32| i.wrapping_mul(0x9e37_79b9) % 0x7f7f_ffff));
     for code in codes.into_iter().flat_map(|c| c.saturating_sub(2)..c + 2) {
         let (a, b) = (f64::from(f32::from_bits(code)), f64::from(f32::from_bits(code + 1)));
-        // The largest finite value's "next" is infinity: 2^128 in its place.
+        // The largest finite value's successor is infinity; 2^128 replaces it.
         let (next, b) = if b.is_infinite() { (2f64.powi(128), b) } else { (b, b) };
         let middle = (a + next) / 2.0;
         let even = if code % 2 == 0 { a } else { b };

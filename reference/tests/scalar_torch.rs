@@ -1,8 +1,8 @@
-//! The functions that promise PyTorch's casts, against PyTorch's results on every input.
+//! The functions that promise PyTorch's casts, compared with PyTorch's results on every input.
 //!
 //! `golden/data/scalar/*_to_*.json` (by `scripts/gen/scalar_torch.py`, torch 2.11.0 on x86-64)
-//! list where along the source's bit patterns the result changes. From 16 bits all patterns are
-//! compared; from f32 each stretch's both ends, a few patterns within, and in the ignored test
+//! list the bit patterns of the source at which the result changes. From 16 bits, all patterns are
+//! compared; from f32, both ends of each stretch, some patterns within, and in the ignored test
 //! all of them.
 
 use marlinspike::num::scalar::*;

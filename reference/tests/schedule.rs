@@ -1,4 +1,4 @@
-//! Schedules: their JSON, and what execution may not depend on.
+//! Schedules: their JSON, and the parameters that do not change a result.
 
 use marlinspike::Error;
 use marlinspike::num::dims::{GroupSize, Shape};
@@ -148,7 +148,7 @@ fn json_that_is_no_schedule_is_refused_by_key() {
 }
 
 proptest! {
-    /// Whatever the text: a schedule or an error.
+    /// Every text gives a schedule or an error.
     #[test]
     fn mutated_json_never_panics(at in 0usize..400, byte in 0u8..128, cut in 0usize..400) {
         let mut text = base().to_string().into_bytes();
@@ -198,7 +198,7 @@ fn a_schedule_that_does_not_fit_its_weight_is_refused() {
     assert!(matches!(short, Err(Error::Shape { .. })));
 }
 
-/// What one thread gives for a row alone is what many give for it in any batch.
+/// One thread on a single row gives the same bits as several threads on any batch.
 #[test]
 fn rows_do_not_know_each_other() {
     let (size_k, size_n, rows) = (512, 80, 9);
@@ -219,7 +219,7 @@ fn rows_do_not_know_each_other() {
     for m in 0..rows {
         assert_eq!(made[(rows - 1 - m) * size_n..][..size_n], all[m * size_n..][..size_n]);
     }
-    // And a stack of experts gives each row its own matrix.
+    // In a stack of experts, each row uses its own matrix.
     let stack = [weight(size_k, size_n, 3), weight(size_k, size_n, 11)];
     let expert_of: Vec<Option<usize>> =
         (0..rows).map(|m| [Some(1), None, Some(0)][m % 3]).collect();
@@ -234,7 +234,7 @@ fn rows_do_not_know_each_other() {
     }
 }
 
-/// The canonical schedule by its words, with nothing of the executor: dequantize, one chain of
+/// The canonical schedule by its definition, without the executor: dequantize, one chain of
 /// instructions per chunk, f32 additions in ascending order, bias, one rounding.
 #[test]
 fn canonical_is_what_it_says() {
@@ -261,7 +261,7 @@ fn canonical_is_what_it_says() {
     }
 }
 
-/// Codes of `unit`'s type that reach its corners: all exponents, zeros, subnormals, specials.
+/// Codes of `unit`'s type that cover its edge cases: all exponents, zeros, subnormals, specials.
 fn codes(ty: ScalarType, seed: u32, len: usize, spread: u32, special: bool) -> Vec<u32> {
     let mut state = seed | 1;
     (0..len)
@@ -302,7 +302,7 @@ fn panel_equals_definition(unit: &Unit, spread: u32, special: bool, c: u32, seed
     }
 }
 
-/// Sixteen outputs at once are the outputs one by one, for every unit of the table.
+/// Sixteen outputs at once equal the outputs one by one, for every unit of the table.
 #[test]
 fn panels_are_the_definition() {
     for unit in UNITS {

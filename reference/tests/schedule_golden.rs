@@ -1,14 +1,16 @@
-//! The products that an H200 computed with vLLM's Marlin kernel, bit for bit.
+//! Products that an H200 computed with vLLM's Marlin kernel, bit for bit.
 //!
-//! What the kernel does is stated here as data, by one rule for all cases: tiles of 128 k × 64
-//! columns shared by four warps along k, with int8 activations 64 k × 128 columns and two warps;
-//! tiles dealt to 132 multiprocessors in equal runs. The tiles, the warps and the place of the int8
-//! scale were chosen as those that give these outputs; `docs/src/internals/tensor-cores.md` says what holds them.
+//! The kernel's schedule is stated here as data, by one rule for all cases: tiles of 128 k × 64
+//! columns, shared by four warps along k; with int8 activations 64 k × 128 columns and two warps;
+//! tiles distributed over 132 multiprocessors in equal runs. The tiles, the warps and the place of
+//! the int8 scale were chosen to reproduce these outputs; `docs/src/internals/tensor-cores.md`
+//! states the evidence.
 
 use marlinspike::case::{
     Case, CaseConfig, CaseError, CheckpointFormat, LinearConfig, ScheduleChoice,
 };
 use marlinspike::check::{OutputReport, Verdict, check_case};
+use marlinspike::formats::nvfp4;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::Tensor;
@@ -79,7 +81,7 @@ fn judged(case: &Case<'_>) -> OutputReport {
     report.outputs.into_iter().find(|o| o.name == "y").expect("y")
 }
 
-/// Runs `with` on every case of upstream's operator whose rank holds the whole matrix.
+/// Calls `with` for every case of upstream's operator whose rank holds the whole matrix.
 fn each_case(mut with: impl FnMut(&str, Case<'_>)) {
     let golden = Manifest::load().expect("the golden manifest");
     for entry in golden.cases().iter().filter(|entry| entry.producer == "vllm") {
@@ -107,14 +109,15 @@ fn every_product_of_the_gpu_is_reproduced() {
     assert!(cases >= 18 && outputs > 120_000, "{cases} cases, {outputs} outputs");
 }
 
-/// A weight of the case's shape, types and groups, all codes zero: what the choice of tiles reads.
+/// A weight of the case's shape, types and groups with zero codes; the choice of tiles reads no
+/// codes.
 fn stand_in(c: &LinearConfig) -> Weight<'static> {
     let shape = Shape::new(c.size_k, c.size_n);
     let groups = match c.quant.group_size {
         GroupSize::Channel => 1,
         GroupSize::Of(g) => c.size_k / g,
     };
-    let nvfp4 = c.quant.checkpoint_format == CheckpointFormat::Nvfp4;
+    let nvfp4 = c.quant.checkpoint_format == CheckpointFormat::Block(&nvfp4::FORMAT);
     let ty = c.quant.weight_type;
     let ones = TableData::B16(vec![0x3c00; groups * c.size_n]);
     Weight {
@@ -129,7 +132,7 @@ fn stand_in(c: &LinearConfig) -> Weight<'static> {
     }
 }
 
-/// The rule of upstream's host code and the schedule of its kernel, as the library has them.
+/// The rule of upstream's host code and the schedule of its kernel, from the library.
 #[test]
 fn the_library_picks_the_launch() {
     let mut cases = 0;
@@ -170,7 +173,7 @@ fn one_changed_bit_is_found() {
         let y = judged(&case);
         assert_eq!((y.verdict, y.mismatches, y.max_ulp), (Verdict::Fail, 1, Some(1.0)), "{path}");
         assert_eq!(y.first_mismatch.expect("a place").index, [m, n], "{path}");
-        // One element may have many causes; they all are in its column, or in the order of sums.
+        // One element may have many causes; all are in its column, or in the order of sums.
         let known = y.diagnosis.filter(|d| d.id != "within-bound");
         assert!(known.as_ref().is_none_or(|d| d.text.contains("n 65")), "{path}: {known:?}");
         cases += 1;
@@ -183,7 +186,7 @@ fn another_schedule_differs_and_is_named() {
     let mut named = std::collections::BTreeMap::<String, usize>::new();
     each_case(|path, mut case| {
         let mut schedule = marlin(linear(&mut case));
-        // Declared wrongly: warps added in ascending order, and blocks as well.
+        // A wrong declaration: warps and blocks are added in ascending order.
         schedule["stripes"]["sum"]["order"] = "ascending".into();
         declare(&mut case, &schedule);
         let y = judged(&case);
@@ -193,7 +196,7 @@ fn another_schedule_differs_and_is_named() {
             *named.entry(diagnosis.id).or_default() += 1;
         }
     });
-    // With two warps both orders are one; of four warps few sums differ.
+    // With two warps, both orders are the same; with four warps, few sums differ.
     assert!(named["schedule-warp-order"] >= 3, "{named:?}");
 }
 

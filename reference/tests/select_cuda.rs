@@ -1,4 +1,4 @@
-//! The table of weights that the CUDA products read, against a list of its own.
+//! The table of weights that the CUDA products read, compared with a separate list.
 #![allow(missing_docs)]
 
 use marlinspike::num::dims::GroupSize;
@@ -13,7 +13,7 @@ fn takes(weight: &CudaWeight, group: usize) -> bool {
 #[test]
 fn kinds_and_their_groups() {
     use CudaScales::{E4m3, E8m0, SixteenBit};
-    // Type, scales, zero points, act-order, and the taken ones of the groups below.
+    // Type, scales, zero points, act-order, and the supported group sizes of the list below.
     let expected: [(_, _, _, _, &[usize]); 7] = [
         (ScalarType::UINT4B8, SixteenBit, false, true, &[0, 32, 64, 128, 192]),
         (ScalarType::UINT8B128, SixteenBit, false, true, &[0, 32, 64, 128, 192]),

@@ -1,11 +1,11 @@
-//! Marlin's limits and the MoE selection against upstream. The tables of shapes, of the WNA16
-//! oracle and of its keys are answers of vLLM 0.21.0's own functions; the others follow from
-//! reading its conditions.
+//! Marlin's limits and the MoE selection compared with upstream. The tables of shapes, of the
+//! WNA16 oracle and of its keys are results of vLLM 0.21.0's functions; the others follow from its
+//! source.
 
 use marlinspike::config::{
-    ActivationScheme, FloatContainer, Fp8Scheme, IntContainer, ScaleStrategy, Scheme, Wna16Scheme,
-    ZeroPoints,
+    ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
 };
+use marlinspike::formats::{awq, compressed_tensors, gptq, nvfp4};
 use marlinspike::formats::{mxfp4, mxfp8};
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
@@ -23,7 +23,7 @@ const MI300: Capability = Capability { platform: Platform::Rocm, compute: Some((
 fn wna16(weight_type: ScalarType, group: i64) -> Scheme {
     let symmetric = weight_type.bias() != 0;
     Scheme::Wna16(Wna16Scheme {
-        checkpoint_format: if symmetric { IntContainer::Gptq } else { IntContainer::Awq },
+        checkpoint_format: if symmetric { &gptq::FORMAT } else { &awq::FORMAT },
         weight_type,
         group_size: GroupSize::from_config(group).unwrap(),
         desc_act: false,
@@ -63,7 +63,7 @@ fn types_by_device_and_zero_points() {
 
 #[test]
 fn dense_shapes() {
-    // (N, K per rank, K, group) and the answer of `check_marlin_supports_shape`.
+    // (N, K per rank, K, group) and the result of `check_marlin_supports_shape`.
     let cases = [
         ((64, 128, 128, 128), true),
         ((64, 64, 128, 64), false),
@@ -85,7 +85,7 @@ fn dense_shapes() {
 
 #[test]
 fn moe_shapes() {
-    // (hidden, intermediate, group, router weight on input) and the answer of
+    // (hidden, intermediate, group, router weight on input) and the result of
     // `check_moe_marlin_supports_layer`.
     let cases = [
         ((4096, 14336, 128, false), true),
@@ -154,7 +154,11 @@ fn linear_layers() {
     let options = Options { force_fp8_marlin: true, ..Options::default() };
     let forced = select_linear(&fp8, &LinearDesc { options, ..desc }, &H100);
     assert_eq!(forced.chosen, marlin);
-    let nvfp4 = Scheme::Nvfp4 { container: FloatContainer::ModelOpt, weight_only: true };
+    let nvfp4 = Scheme::Block {
+        format: &nvfp4::FORMAT,
+        container: FloatContainer::ModelOpt,
+        weight_only: true,
+    };
     assert_eq!(chosen(&nvfp4, &Capability::cuda(7, 5)), marlin);
     let plain = Scheme::Unquantized { reason: String::new() };
     assert_eq!(select_linear(&plain, &desc, &H100).refusals[0].reason, Reason::Unquantized);
@@ -169,8 +173,8 @@ fn eight_bit_activations() {
     };
     let container = FloatContainer::CompressedTensors;
     let (mxfp4, nvfp4) = (
-        Scheme::Mx { format: &mxfp4::FORMAT, container },
-        Scheme::Nvfp4 { container, weight_only: false },
+        Scheme::Block { format: &mxfp4::FORMAT, container, weight_only: true },
+        Scheme::Block { format: &nvfp4::FORMAT, container, weight_only: false },
     );
     let (int4, int8) = (wna16(ScalarType::UINT4B8, 128), wna16(ScalarType::UINT8B128, 128));
     let awq = wna16(ScalarType::UINT4, 128);
@@ -228,7 +232,7 @@ fn wna16_oracle() {
         let found = select_wna16_moe_backend(WeightKey::Int4, &desc, &device);
         assert_eq!(found.chosen, expected, "{name}: {found:?}");
     }
-    // Every refusal of a choice comes with it: the other backend's format.
+    // A choice lists every refusal: the other backend's format.
     let found = select_wna16_moe_backend(WeightKey::Int4, &base, &H100);
     assert_eq!(found.refusals.len(), 1);
     assert_eq!(found.refusals[0].backend, Backend::BatchedMarlin);
@@ -254,9 +258,9 @@ fn activations_and_keys_as_upstream() {
         (Fp8Tensor, true),
         (Fp8Channel, true),
         (Fp8Block128, true),
-        (Mx(&mxfp4::FORMAT), true),
-        (Mx(&mxfp8::FORMAT), true),
-        (Nvfp4, true),
+        (Block(&mxfp4::FORMAT), true),
+        (Block(&mxfp8::FORMAT), true),
+        (Block(&nvfp4::FORMAT), true),
         (Fp8OtherBlock, false),
         (IntZeroPoints, false),
         (W8A8Int8, false),
@@ -273,7 +277,11 @@ fn moe_layers() {
     let int4 = wna16(ScalarType::UINT4B8, 128);
     let int8 = wna16(ScalarType::UINT8B128, 128);
     let awq = wna16(ScalarType::UINT4, 128);
-    let nvfp4 = Scheme::Nvfp4 { container: FloatContainer::CompressedTensors, weight_only: true };
+    let nvfp4 = Scheme::Block {
+        format: &nvfp4::FORMAT,
+        container: FloatContainer::CompressedTensors,
+        weight_only: true,
+    };
     let batched = MoeParallel { dp_size: 2, use_ep: true, all2all: All2All::NixlEp };
     let batched = MoeDesc { parallel: batched, ..base };
     for (name, scheme, desc, expected) in [
@@ -305,7 +313,7 @@ fn moe_layers() {
     }
     let w4a8 = Scheme::W4A8Int8 {
         group_size: GroupSize::Of(32),
-        checkpoint_format: IntContainer::CtIntQuantized,
+        checkpoint_format: &compressed_tensors::BYTES,
     };
     assert_eq!(select_moe(&w4a8, &base, &H100).chosen, None);
 }

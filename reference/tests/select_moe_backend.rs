@@ -1,11 +1,12 @@
-//! The choice of a MoE kernel against upstream's oracles, over a lattice of deployments.
+//! The choice of a MoE kernel compared with upstream's oracles, over a lattice of deployments.
 //!
-//! `data/moe_selection.json` was made by `scripts/gen/moe_selection.py`, which runs the oracles
-//! of vLLM 0.21.0 with a platform that is plain data.
+//! `scripts/gen/moe_selection.py` made `data/moe_selection.json` by running the oracles of vLLM
+//! 0.21.0 with a platform that is plain data.
 
 use std::collections::HashMap;
 
 use marlinspike::config::{CompressedTensorsConfig, FloatContainer, Fp8Config, Module, Scheme};
+use marlinspike::formats::nvfp4;
 use marlinspike::formats::{mxfp4, mxfp8};
 use marlinspike::select::{
     ActivationKey, All2All, Capability, FlashInferBackend, MoeActivation, MoeDeployment, MoeDesc,
@@ -40,8 +41,8 @@ fn method(name: &str) -> (MoeMethod, WeightKey, ActivationKey) {
         "other_block" => WeightKey::Fp8OtherBlock,
         "channel" => WeightKey::Fp8Channel,
         "tensor" => WeightKey::Fp8Tensor,
-        "nvfp4" => WeightKey::Nvfp4,
-        "mxfp8" => WeightKey::Mx(&mxfp8::FORMAT),
+        "nvfp4" => WeightKey::Block(&nvfp4::FORMAT),
+        "mxfp8" => WeightKey::Block(&mxfp8::FORMAT),
         "int4" => WeightKey::Int4,
         "int8" => WeightKey::Int8,
         other => panic!("{other}"),
@@ -107,7 +108,7 @@ fn letter(reason: &Reason) -> char {
     }
 }
 
-/// The answer as the fixture writes it; `classes` are the fixture's, in its order.
+/// The result in the fixture's form; `classes` are the fixture's, in its order.
 fn answer(point: &Point<'_>, classes: &Value) -> String {
     let (method, weights, activations) = method(text(point, "method"));
     let device = device(text(point, "device"));
@@ -205,11 +206,11 @@ fn refusals_say_what_would_do() {
         "kernel does not support current device CUDA 7.0, \
          expected CUDA 9.0 or CUDA 10.x with DeepGEMM, not switched off"
     );
-    // What was asked for by name is not replaced.
+    // A backend that was requested by name is not replaced.
     let wish = MoeDeployment { runner: Runner::Marlin, ..deployment };
     let found = ask(
         MoeMethod::Mxfp8,
-        WeightKey::Mx(&mxfp8::FORMAT),
+        WeightKey::Block(&mxfp8::FORMAT),
         ActivationKey::Mxfp8,
         &wish,
         device("7.0"),
@@ -218,7 +219,7 @@ fn refusals_say_what_would_do() {
     let wish = MoeDeployment { runner: Runner::Triton, ..deployment };
     let found = ask(
         MoeMethod::Mxfp8,
-        WeightKey::Mx(&mxfp8::FORMAT),
+        WeightKey::Block(&mxfp8::FORMAT),
         ActivationKey::Mxfp8,
         &wish,
         device("9.0"),
@@ -227,13 +228,13 @@ fn refusals_say_what_would_do() {
         found.chosen.unwrap_err().to_string(),
         "moe_backend \"triton\" is not supported for mxfp8 MoE, expected flashinfer_trtllm, marlin"
     );
-    // ROCm is not tabled: an error, and never a guess.
+    // ROCm is not in the table: an error, not a guess.
     let mi300 = Capability { platform: Platform::Rocm, compute: Some((9, 4)) };
     let found = ask(MoeMethod::Fp8, block.0, block.1, &deployment, mi300);
     assert_eq!(found.chosen, Err(OracleError::Platform { platform: Platform::Rocm }));
 }
 
-/// The backend that runs experts of `scheme`, asked about as their method asks.
+/// The backend that runs experts of `scheme`, with the query of their method.
 fn backend(scheme: &Scheme, device: Capability) -> &'static str {
     let question = MoeQuestion::of(scheme).unwrap();
     let deployment = MoeDeployment {
@@ -287,10 +288,16 @@ fn from_a_models_config_to_its_kernel() {
     assert_eq!(MoeQuestion::of(&compressed("tensor", "token")), None);
 
     let container = FloatContainer::CompressedTensors;
-    let nvfp4 = |weight_only| Scheme::Nvfp4 { container, weight_only };
+    let nvfp4 = |weight_only| Scheme::Block { format: &nvfp4::FORMAT, container, weight_only };
     assert_eq!(backend(&nvfp4(false), hopper), "MARLIN");
     assert_eq!(backend(&nvfp4(false), blackwell), "FLASHINFER_TRTLLM");
     assert_eq!(backend(&nvfp4(true), blackwell), "MARLIN");
-    assert_eq!(backend(&Scheme::Mx { format: &mxfp8::FORMAT, container }, hopper), "MARLIN");
-    assert_eq!(MoeQuestion::of(&Scheme::Mx { format: &mxfp4::FORMAT, container }), None);
+    assert_eq!(
+        backend(&Scheme::Block { format: &mxfp8::FORMAT, container, weight_only: true }, hopper),
+        "MARLIN"
+    );
+    assert_eq!(
+        MoeQuestion::of(&Scheme::Block { format: &mxfp4::FORMAT, container, weight_only: true }),
+        None
+    );
 }

@@ -1,5 +1,5 @@
-//! Quantized activations of a `linear` case are compared with their source. The rules are computed here
-//! by loops of their own.
+//! Quantized activations of a `linear` case are compared with their source. Loops in this file
+//! compute the rules.
 
 use marlinspike::case::{Case, CaseConfig, Op};
 use marlinspike::check::{OutputReport, Verdict, check_case};

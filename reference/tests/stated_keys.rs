@@ -1,4 +1,5 @@
-//! What a case states is read or refused: config keys, tensors, and statements that must agree.
+//! Every statement of a case is read or rejected: config keys, tensors, and statements that must
+//! agree.
 
 use marlinspike::Error;
 use marlinspike::case::{Case, CaseConfig, CaseError, Op};

@@ -1,5 +1,5 @@
-//! `scaled_fp4_quant`: ties, scales and codes under zero scales are judged; approximate reciprocals are
-//! one function, not a tolerance. Outputs are made here by loops of their own.
+//! `scaled_fp4_quant`: ties, scales and codes under zero scales are judged; approximate
+//! reciprocals are one function, not a tolerance. Loops in this file compute the outputs.
 
 use marlinspike::case::{Case, Fp4QuantConfig, Reciprocal};
 use marlinspike::check::{CaseReport, Verdict, check_case};

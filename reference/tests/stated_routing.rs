@@ -1,4 +1,4 @@
-//! Router logits of −∞ mask their experts: judged against a sort of f64 scores.
+//! Router logits of −∞ mask their experts; compared with a sort of f64 scores.
 
 use marlinspike::Error;
 use marlinspike::case::{Case, CaseConfig, GroupedTopk, RouterConfig, ScoringFunc};

@@ -1,4 +1,4 @@
-//! Every measured matrix unit against tiles that an H200 computed: no bit may differ.
+//! Every measured matrix unit compared with tiles that an H200 computed: no bit may differ.
 
 use marlinspike::container::Container;
 use marlinspike::num::scalar::ScalarType;

@@ -1,4 +1,5 @@
-//! Products that torch and Triton computed on an H200: the verdict names how, and damaged copies fail.
+//! Products that torch and Triton computed on an H200: the verdict names the schedule, and damaged
+//! copies fail.
 
 use marlinspike::case::Case;
 use marlinspike::check::{Declared, OutputReport, Verdict, check_case_as};

@@ -1,9 +1,11 @@
-//! Generated cases: complete, replayable, the same bytes everywhere, and right.
+//! Generated cases are complete, replayable, the same on every machine, and correct.
 
 use std::collections::BTreeSet;
 
 use marlinspike::case::{Case, CaseConfig, CheckpointFormat, Op, QuantConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};
+use marlinspike::formats;
+use marlinspike::formats::{awq, gptq, nvfp4};
 use marlinspike::formats::{mxfp4, mxfp8};
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
@@ -147,7 +149,7 @@ fn rounds_visit_the_whole_lattice() {
 fn the_lattice_is_what_upstream_takes() {
     for op in [Op::Linear, Op::Moe] {
         let all = quants(op);
-        for (_, format) in CheckpointFormat::NAMED {
+        for format in &formats::ALL {
             for dtype in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
                 let of = |q: &&QuantConfig| q.checkpoint_format == *format && q.dtype == dtype;
                 assert!(all.iter().filter(of).any(|q| q.has_bias), "{op} {format} {dtype}");
@@ -160,27 +162,36 @@ fn the_lattice_is_what_upstream_takes() {
         };
         use CheckpointFormat as F;
         let integer = BTreeSet::from([-1, 32, 64, 128]);
-        assert_eq!(groups(F::Gptq, ScalarType::UINT4B8), integer);
-        assert_eq!(groups(F::Gptq, ScalarType::UINT8B128), integer);
-        assert_eq!(groups(F::Awq, ScalarType::UINT4), integer);
-        assert_eq!(groups(F::Awq, ScalarType::UINT8), BTreeSet::new());
-        assert_eq!(groups(F::Nvfp4, ScalarType::FLOAT4_E2M1F), BTreeSet::from([16]));
-        assert_eq!(groups(F::Mx(&mxfp4::FORMAT), ScalarType::FLOAT4_E2M1F), BTreeSet::from([32]));
-        assert_eq!(groups(F::Mx(&mxfp8::FORMAT), ScalarType::FLOAT8_E4M3FN), BTreeSet::from([32]));
+        assert_eq!(groups(F::Int(&gptq::FORMAT), ScalarType::UINT4B8), integer);
+        assert_eq!(groups(F::Int(&gptq::FORMAT), ScalarType::UINT8B128), integer);
+        assert_eq!(groups(F::Int(&awq::FORMAT), ScalarType::UINT4), integer);
+        assert_eq!(groups(F::Int(&awq::FORMAT), ScalarType::UINT8), BTreeSet::new());
+        assert_eq!(
+            groups(F::Block(&nvfp4::FORMAT), ScalarType::FLOAT4_E2M1F),
+            BTreeSet::from([16])
+        );
+        assert_eq!(
+            groups(F::Block(&mxfp4::FORMAT), ScalarType::FLOAT4_E2M1F),
+            BTreeSet::from([32])
+        );
+        assert_eq!(
+            groups(F::Block(&mxfp8::FORMAT), ScalarType::FLOAT8_E4M3FN),
+            BTreeSet::from([32])
+        );
         let inputs = |format, ty| -> BTreeSet<&str> {
             let of = |q: &&QuantConfig| q.checkpoint_format == format && q.weight_type == ty;
             all.iter().filter(of).map(|q| q.input_dtype.map_or("-", ScalarType::name)).collect()
         };
         let (every, none) = (BTreeSet::from(["-", "int8", "float8_e4m3fn"]), BTreeSet::from(["-"]));
-        assert_eq!(inputs(F::Gptq, ScalarType::UINT4B8), every);
-        assert_eq!(inputs(F::Gptq, ScalarType::UINT8B128), none);
-        assert_eq!(inputs(F::Awq, ScalarType::UINT4), every);
+        assert_eq!(inputs(F::Int(&gptq::FORMAT), ScalarType::UINT4B8), every);
+        assert_eq!(inputs(F::Int(&gptq::FORMAT), ScalarType::UINT8B128), none);
+        assert_eq!(inputs(F::Int(&awq::FORMAT), ScalarType::UINT4), every);
         assert_eq!(inputs(F::Fp8, ScalarType::FLOAT8_E4M3FN), none);
-        assert_eq!(inputs(F::Nvfp4, ScalarType::FLOAT4_E2M1F), none);
+        assert_eq!(inputs(F::Block(&nvfp4::FORMAT), ScalarType::FLOAT4_E2M1F), none);
         let mxfp4 = BTreeSet::from(["-", "float8_e4m3fn"]);
-        assert_eq!(inputs(F::Mx(&mxfp4::FORMAT), ScalarType::FLOAT4_E2M1F), mxfp4);
+        assert_eq!(inputs(F::Block(&mxfp4::FORMAT), ScalarType::FLOAT4_E2M1F), mxfp4);
         let act_order = |q: &&QuantConfig| q.has_act_order();
-        assert!(all.iter().filter(act_order).all(|q| q.checkpoint_format == F::Gptq));
+        assert!(all.iter().filter(act_order).all(|q| q.checkpoint_format == F::Int(&gptq::FORMAT)));
         assert!(all.iter().filter(act_order).any(|q| !q.is_k_full));
         assert!(all.iter().any(|q| q.desc_act && q.group_size == GroupSize::Channel));
     }

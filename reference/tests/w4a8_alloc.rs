@@ -13,23 +13,23 @@ use marlinspike::w4a8::moe::Workspace;
 use marlinspike::w4a8::{Linear, LinearWorkspace, Values};
 use w4a8_layers::{Batch, Given, Sizes, matrix};
 
-/// The system's allocator, counting.
+/// The system's allocator with a count of its calls.
 struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
 #[allow(unsafe_code)]
-// SAFETY: every call goes on to the system's allocator as it came; reallocation is the default one,
-// through `alloc`.
+// SAFETY: every call is forwarded to the system's allocator with unchanged arguments; reallocation
+// is the default implementation, which calls `alloc`.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, SeqCst);
-        // SAFETY: the caller's promises are those of `System::alloc`.
+        // SAFETY: the caller guarantees the conditions of `System::alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are those of `System::dealloc`.
+        // SAFETY: the caller guarantees the conditions of `System::dealloc`.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The only test of this file: another one's allocations would be counted too.
+/// The only test of this file, since the allocations of another test would be counted, too.
 #[test]
 fn forward_calls_do_not_allocate() {
     let mut rng = Rng::new(31);
@@ -58,8 +58,8 @@ fn forward_calls_do_not_allocate() {
         let mut wide = Values::F32(vec![0.0; tokens * 512]);
         let mut outputs = batches.each_ref().map(Batch::output);
         let counted = pool.install(|| {
-            // A thread makes what it keeps for itself when it first takes another's work, whenever
-            // that is. What calls allocated would be there in every one.
+            // A thread allocates its own buffers when it first steals work, at any call.
+            // Allocations of a call itself would occur in every call.
             let mut counted = [0; 12];
             for count in &mut counted {
                 let before = ALLOCATIONS.load(SeqCst);

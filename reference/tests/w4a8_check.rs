@@ -1,5 +1,5 @@
-//! Outputs of KleidiAI made wrong in known ways: the check must fail, count, name the place and
-//! the cause. The wrong outputs are made here by plain arithmetic on golden cases.
+//! KleidiAI's outputs of golden cases with mistakes made by plain arithmetic: the check must fail,
+//! count the elements, and name the place and the cause.
 
 use marlinspike::case::{ActivationRounding, Case, CaseConfig, DynQuantConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};
@@ -55,7 +55,7 @@ fn expect(
     report
 }
 
-/// Another golden case of the same inputs is a case with the other rounding rule.
+/// Another golden case with the same inputs follows the other rounding rule.
 #[test]
 fn the_other_rounding_rule_is_named() {
     for (name, twin, id) in [
@@ -72,9 +72,9 @@ fn the_other_rounding_rule_is_named() {
         let report = check_case(&case).unwrap();
         let of = |name: &str| report.outputs.iter().find(|o| o.name == name).unwrap();
         assert_eq!(of("lhs_packed").diagnosis.as_ref().unwrap().id, id, "{name}");
-        // The product of those activations is right.
+        // The product of those activations is correct.
         assert_eq!(of("y").verdict, Verdict::Pass, "{name}");
-        // Without them, the product tells.
+        // Without them, the product shows the mistake.
         case.outputs.remove("lhs_packed");
         let report = check_case(&case).unwrap();
         let y = report.outputs.iter().find(|o| o.name == "y").unwrap();
@@ -172,7 +172,7 @@ fn wrong_scales_sums_and_biases_are_named() {
     let first = report.first_mismatch.unwrap();
     assert_eq!((first.n, first.k, first.width), (Some(0), None, 32));
     assert_eq!(report.note.as_deref(), Some("first mismatch: sum of n 0, block 0"));
-    // Sums as one would write them first: per group, and of codes alone.
+    // Sums as in a first attempt: per group, and of codes only.
     let sums = |weighted: bool| {
         move |b: &mut Vec<u8>, case: &Case<'_>, c: &DynQuantConfig| {
             let marlinspike::num::dims::GroupSize::Of(g) = c.group_size else { panic!() };
@@ -272,7 +272,7 @@ fn a_single_wrong_bit_is_placed() {
     let report = changed("gw29", "y", |b, _, c| b[4 * (7 * c.size_n + 11)] ^= 1);
     assert_eq!(report.first_mismatch.unwrap().index, [7, 11]);
     assert_eq!((report.mismatches, report.diagnosis), (1, None));
-    // A buffer of another length is wrong, not an error.
+    // A buffer of another length is a wrong output, not an error.
     let report = changed("gw29", "rhs_packed", |b, _, _| b.truncate(100));
     assert!(report.note.unwrap().starts_with("100 bytes, expected"));
 }
@@ -340,7 +340,7 @@ fn wrong_products_are_named() {
                     (f32::from_bits(word(rhs, tail)), f32::from_bits(word(rhs, tail + 4 * nr)));
                 let value = product(&groups, sum, z, r, bias);
                 let value = if value.is_infinite() { f32::MAX.copysign(value) } else { value };
-                // Of a bf16, the upper half: cut off.
+                // The upper half of an f32 is a truncated bf16.
                 y.copy_from_slice(&value.to_le_bytes()[4 - width..]);
             }
         });
@@ -348,8 +348,8 @@ fn wrong_products_are_named() {
     }
 }
 
-/// Codes as x over the stored reciprocal, and reciprocals as range over 255: wherever that makes a
-/// difference to a golden case.
+/// Codes as x divided by the stored reciprocal, and reciprocals as range / 255: every golden case
+/// that this changes.
 #[test]
 fn wrong_scales_of_activations_are_named() {
     let golden = Manifest::load().expect("the golden manifest");
@@ -409,8 +409,8 @@ fn wrong_scales_of_activations_are_named() {
     assert!(seen.iter().all(|&n| n > 0), "{seen:?}");
 }
 
-/// Infinities that stay, in a case whose scales make every product overflow: 64 times 1 · 7, and
-/// times 1 · −8, times the largest number.
+/// Infinities that are not clamped, in a case whose scales make every product overflow: 64 times 1
+/// · 7 or 1 · −8, times the largest number.
 #[test]
 fn a_missing_clamp_is_named() {
     let file = golden("cw00");

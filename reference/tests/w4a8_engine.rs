@@ -1,5 +1,4 @@
-//! The layer at speed has the bits of the plain one, whatever the shapes, routes, kernels and
-//! threads.
+//! The fast layer has the bits of the plain one for all shapes, routes, kernels and thread counts.
 
 #[allow(dead_code, reason = "each test uses a part")]
 mod w4a8_layers;
@@ -46,9 +45,9 @@ fn pool(threads: usize) -> rayon::ThreadPool {
 fn every_shape_route_and_kernel() {
     let mut rng = Rng::new(0xe1);
     let pools = [pool(1), pool(2), pool(3)];
-    // One for all: what a call leaves behind must not reach the next.
+    // One workspace for all: remains of a call must not affect the next one.
     let mut workspace = Workspace::default();
-    // Fewer where an emulator may run them.
+    // Fewer on targets that an emulator may run.
     for round in 0..if cfg!(target_arch = "aarch64") { 12 } else { 60 } {
         let sizes = sizes(&mut rng);
         let mut given = Given::new(sizes, rng.next_u64());
@@ -77,7 +76,7 @@ fn every_shape_route_and_kernel() {
     }
 }
 
-/// Many tokens on few experts: several panels each, and rows whose sums have an order.
+/// Many tokens on few experts: several panels each, and rows whose sums depend on the order.
 #[test]
 fn neither_threads_nor_cuts_nor_names_change_a_bit() {
     let mut rng = Rng::new(7);
@@ -115,7 +114,7 @@ fn neither_threads_nor_cuts_nor_names_change_a_bit() {
             let y = parts.map(|batch| forward(&layer, &batch, &mut workspace).bits());
             assert_eq!(y.concat(), expected, "cut at {cut}");
         }
-        // Other places in memory, the same global order: a map that permutes.
+        // Other places in memory, the same global order: a permuting map.
         let map: Vec<i32> = vec![3, 0, 4, 1, 2];
         let moved = |stack: &[_]| -> Vec<_> {
             let of = |local: i32| map.iter().position(|&e| e == local).unwrap();
@@ -132,7 +131,7 @@ fn neither_threads_nor_cuts_nor_names_change_a_bit() {
     }
 }
 
-/// A rank that has experts 1 and 3 only.
+/// A rank with only experts 1 and 3.
 #[test]
 fn experts_elsewhere_add_nothing() {
     let mut rng = Rng::new(9);
@@ -150,7 +149,7 @@ fn experts_elsewhere_add_nothing() {
     }
 }
 
-/// Routing inside the layer is the router's, for every kind of router.
+/// Routing inside the layer equals the router's, for every kind of router.
 #[test]
 fn logits_go_where_the_router_says() {
     let mut rng = Rng::new(11);
@@ -188,7 +187,7 @@ fn logits_go_where_the_router_says() {
     }
 }
 
-/// More tokens than go through the steps together.
+/// More tokens than one pass of the steps processes.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "minutes under emulation")]
 fn long_batches_are_cut() {

@@ -1,4 +1,4 @@
-//! KleidiAI's own packed buffers and outputs: every bit, by every kernel, from packed and from
+//! KleidiAI's packed buffers and outputs: every bit, by every kernel, from packed and from
 //! unpacked data.
 
 use marlinspike::case::{Case, CaseConfig, DynQuantConfig};
@@ -8,7 +8,7 @@ use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::w4a8::{self, Values, kernels, multiply, quantize, scalar};
 use marlinspike_golden::Manifest;
 
-/// Runs `test` on every golden case of the operation.
+/// Calls `test` for every golden case of the operation.
 fn every_case(test: impl Fn(&str, &Case<'_>, &DynQuantConfig)) {
     let golden = Manifest::load().expect("the golden manifest");
     let mut seen = 0;

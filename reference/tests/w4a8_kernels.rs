@@ -1,5 +1,5 @@
-//! One suite for every kernel that this CPU has, around the edges of every block, against products
-//! written down here from the formulas, over exact integers.
+//! One suite for every kernel that this CPU supports, around the edges of every block, compared
+//! with products computed here from the formulas over exact integers.
 
 use marlinspike::layouts::kleidi::{
     Columns, LhsLayout, MR, NR, PackedLhs, QuantizedRows, RhsLayout, padded_k,
@@ -10,7 +10,7 @@ use marlinspike::vectors::Rng;
 use marlinspike::w4a8::{MAX_ROWS, PanelRows, Run, kernels, multiply, scalar};
 use marlinspike::{Error, num::dims::LogicalK};
 
-/// A weight and the parts that it was made of.
+/// A weight and the parts that it was built from.
 struct Given {
     shape: Shape,
     group: GroupSize,
@@ -87,7 +87,7 @@ fn rows(
     }
 }
 
-/// y's bits by every kernel and block size, through panels of every number of rows in turn.
+/// y's bits by every kernel and block size, through panels of each number of rows in turn.
 fn panels(given: &Given, rows: &QuantizedRows) -> Vec<(String, Vec<u32>)> {
     let size_n = given.shape.size_n;
     let mut all = Vec::new();
@@ -142,7 +142,7 @@ fn pairs(given: &Given, rows: &QuantizedRows) -> Vec<(String, Vec<u32>)> {
     all
 }
 
-/// Pairs of panels, whole ones and others, with K beyond what a kernel takes at a time.
+/// Pairs of panels, whole and partial, with K larger than a kernel's step.
 #[test]
 fn every_kernel_on_pairs_of_panels() {
     let mut rng = Rng::new(3);
@@ -173,7 +173,7 @@ fn every_kernel_on_pairs_of_panels() {
     }
 }
 
-/// Every kernel, every block size, both types, against the formulas.
+/// Every kernel, block size and type compared with the formulas.
 fn expect_products(given: &Given, rows: &QuantizedRows, what: &str) {
     let (size_m, size_n) = (rows.size_m, given.shape.size_n);
     let expected: Vec<f32> =
@@ -216,7 +216,7 @@ fn every_kernel_around_every_block_edge() {
             let channel = [1, 7, 8, 16, 31, 32, 33, 63, 64, 96, 130].map(|k| (k, -1));
             let grouped = [(64, 32), (96, 32), (128, 64), (448, 224), (512, 256)];
             let (i, j) = (rng.below(channel.len()), rng.below(grouped.len()));
-            // Two sizes of K each time; over the loop all of them meet all edges.
+            // Two sizes of K in each iteration; the whole loop covers all edges.
             for (size_k, group) in [channel[i], channel[(i + 5) % channel.len()], grouped[j]] {
                 let shape = Shape::new(size_k, size_n);
                 let group = GroupSize::from_config(group).unwrap();
@@ -229,7 +229,7 @@ fn every_kernel_around_every_block_edge() {
     }
 }
 
-/// The largest sums: where 16-bit parts would overflow or saturate.
+/// The largest sums, at which 16-bit parts would overflow or saturate.
 #[test]
 fn every_kernel_at_the_extremes() {
     let mut rng = Rng::new(1);
@@ -243,7 +243,7 @@ fn every_kernel_at_the_extremes() {
     }
 }
 
-/// Groups so large that sums of 16·q·w would leave 32 bits.
+/// Groups whose sums of 16·q·w would exceed 32 bits.
 #[test]
 fn every_kernel_with_the_largest_groups() {
     let (mut rng, size_k) = (Rng::new(2), 1 << 18);

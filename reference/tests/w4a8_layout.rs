@@ -1,5 +1,5 @@
-//! The packed layouts over the lattice of sizes, and the quantization on rows whose result can be
-//! said without computing it.
+//! The packed layouts over the lattice of sizes, and quantization of rows whose result is known in
+//! advance.
 
 use std::collections::BTreeMap;
 
@@ -161,7 +161,7 @@ fn what_does_not_fit_is_refused_by_name() {
     assert!(matches!(other, Error::Unsupported { .. }));
 }
 
-/// The hub's weight gives the columns that its parts give.
+/// A `Weight` gives the same columns as its parts.
 #[test]
 fn a_weight_becomes_columns() {
     let shape = Shape::new(64, 3);
@@ -247,7 +247,7 @@ fn rows_without_a_usable_range() {
     let (q, z, reciprocal) = codes(&row, HalfAway);
     assert_eq!((z, reciprocal), (128, 0.0));
     assert_eq!(q[..6], [-128, -128, -128, 127, 127, -128]);
-    // A NaN that the range sees, and one in the tail, which it does not.
+    // A NaN that the range includes, and one in the tail, which it ignores.
     let mut row = [1.0; 36];
     row[35] = f32::NAN;
     let (q, z, reciprocal) = codes(&row, HalfAway);
@@ -259,7 +259,8 @@ fn rows_without_a_usable_range() {
     assert!(reciprocal.is_nan());
 }
 
-/// What comes back is at most half a step away, or a whole one where the range's ends were limited.
+/// Dequantized values are at most half a step off, or a whole step if the range's ends were
+/// clamped.
 #[test]
 fn codes_stand_for_their_activations() {
     let mut rng = Rng::new(11);

@@ -1,4 +1,4 @@
-//! The product at speed has the bits of the plain one.
+//! The fast product has the bits of the plain one.
 
 #[allow(dead_code, reason = "each test uses a part")]
 mod w4a8_layers;
@@ -39,8 +39,8 @@ fn every_shape_type_and_kernel() {
     }
 }
 
-/// Rows with what no finite range holds, in every place of a piece and in the tail, by both
-/// rounding rules: NaN wherever the definition has one.
+/// Rows with NaN or infinity, in every place of a piece and in the tail, by both rounding rules:
+/// NaN wherever the definition gives NaN.
 #[test]
 fn activations_out_of_range() {
     let mut rng = Rng::new(22);
@@ -69,7 +69,7 @@ fn activations_out_of_range() {
             layer.forward(x.rows(), &mut LinearWorkspace::default(), y.rows_mut()).unwrap();
             for (i, (found, expected)) in y.to_f32().iter().zip(&expected).enumerate() {
                 let same = found.to_bits() == expected.to_bits();
-                // The sign of a NaN that an operation makes is the processor's.
+                // The processor determines the sign of a NaN result.
                 assert!(same || found.is_nan() && expected.is_nan(), "K {size_k}, element {i}");
             }
         }

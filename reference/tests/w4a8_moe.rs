@@ -1,5 +1,5 @@
-//! The layer on the int4 path: against a token-by-token computation here, and what must not change
-//! a bit.
+//! The layer on the int4 path compared with a token-by-token computation, and the parameters that
+//! do not change a bit.
 
 use marlinspike::Error;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
@@ -19,7 +19,7 @@ const EXPERTS: usize = 5;
 const TOKENS: usize = 11;
 const TOP_K: usize = 2;
 
-/// Weights, tokens and where they go.
+/// Weights, tokens and their routing.
 struct Given {
     columns: [Vec<Columns>; 2],
     packed: [Vec<PackedRhs<'static>>; 2],
@@ -90,12 +90,12 @@ impl Given {
         Values::from_f32(self.x.clone(), ty).unwrap()
     }
 
-    /// One token after the other, its experts in ascending order; plain roundings written out.
+    /// One token after the other, with its experts in ascending order and explicit roundings.
     fn expected(&self, layer: &Layer<'_>, ty: ScalarType) -> Vec<u32> {
         let bf16 = ty == ScalarType::BFLOAT16;
         let round = |x: f32| if bf16 { bf16_to_f32(f32_to_bf16_rne(x)) } else { x };
         let on_input = layer.router_weight_on_input;
-        // With weights on the input everything up to the sum is f32.
+        // With weights on the input, everything up to the sum is f32.
         let (inner, inner_round): (_, &dyn Fn(f32) -> f32) =
             if on_input { (ScalarType::FLOAT32, &|x| x) } else { (ty, &round) };
         let product = |x: Vec<f32>, columns: &Columns| {
@@ -165,7 +165,7 @@ fn the_layer_is_what_its_tokens_say() {
     }
 }
 
-/// Neither threads nor batches nor experts without tokens change a bit.
+/// Threads, batches and experts without tokens do not change a bit.
 #[test]
 fn nothing_else_changes_a_bit() {
     let given = Given::new(32, 3);
@@ -203,8 +203,8 @@ fn nothing_else_changes_a_bit() {
     }
 }
 
-/// Ranks that share the experts: in f32 a token whose experts are on one rank has its bits there,
-/// and zeros elsewhere; the others' parts add up.
+/// Ranks that share the experts: in f32, a token whose experts are on one rank has its bits there,
+/// and zeros on the others; the parts of all other tokens add up.
 #[test]
 fn expert_maps_work_beyond_upstream() {
     let given = Given::new(-1, 4);
@@ -224,7 +224,7 @@ fn expert_maps_work_beyond_upstream() {
         let layer =
             Layer { w13: &w13, w2: &w2, expert_map: Some(&map), ..given.layer(Mode::Extended) };
         parts.push(layer.forward(fastest().as_ref(), &x, given.routed()).unwrap().to_f32());
-        // The same layer as upstream would have it.
+        // The same layer in upstream's form.
         let upstream = Layer { mode: Mode::Upstream, ..layer };
         let refused = upstream.forward(fastest().as_ref(), &x, given.routed()).unwrap_err();
         assert_eq!(refused, Refusal::ExpertMap.into());
@@ -235,7 +235,7 @@ fn expert_maps_work_beyond_upstream() {
         match ids.iter().map(|id| id % 2).sum::<i32>() {
             0 => assert_eq!((a.to_bits(), b), (y.to_bits(), 0.0)),
             2 => assert_eq!((a, b.to_bits()), (0.0, y.to_bits())),
-            // Two rows, one on each rank: a sum of two does not know an order.
+            // Two rows, one on each rank: a sum of two terms does not depend on the order.
             _ => assert_eq!(a + b, y),
         }
     }
@@ -313,7 +313,7 @@ fn parts_that_do_not_fit_are_refused() {
     let refused = run(layer, &x, Routed { topk_ids: &ids, ..routed });
     let Error::Value { index, .. } = &refused else { panic!("{refused}") };
     assert_eq!(index, &[1, 1]);
-    // −1 means no expert, an extension of upstream, which has no such id.
+    // −1 means no expert; upstream has no such id.
     ids[3] = -1;
     let routed = Routed { topk_ids: &ids, ..routed };
     assert!(layer.forward(kernel.as_ref(), &x, routed).is_ok());

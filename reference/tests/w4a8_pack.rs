@@ -1,5 +1,5 @@
-//! Packing straight from the hub's words gives the bytes of the definition, whose columns are made
-//! here from the same values without the hub.
+//! Packing directly from a `Weight`'s words gives the bytes of the definition, whose columns are
+//! made here from the same values.
 
 use marlinspike::Error;
 use marlinspike::layouts::kleidi::{Columns, NR, RhsLayout, operator_scales};
@@ -8,7 +8,7 @@ use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
-/// K and group: whole chunks and not, one group and several, a group that is the whole K.
+/// K and group: whole and partial chunks, one group and several, a group that is the whole K.
 const DEPTHS: [(usize, i64); 9] =
     [(8, -1), (24, -1), (32, -1), (40, -1), (96, -1), (64, 32), (64, 64), (256, 128), (320, 160)];
 
@@ -99,7 +99,7 @@ fn the_bytes_are_the_definitions() {
     }
 }
 
-/// A run of whole blocks of columns, packed alone, is that run of the whole's bytes.
+/// Whole blocks of columns, packed separately, equal the same range of the whole packed bytes.
 #[test]
 fn runs_of_blocks_are_packed_alone() {
     let case = Case::new(128, 32, 44, 5);

@@ -1,5 +1,5 @@
-//! Packed layers in a file: loaded where they lie, run like the columns they were packed from, and
-//! refused by name when the file's description is wrong.
+//! Packed layers in a file are loaded without a copy, run like the columns that they were packed
+//! from, and rejected by name if the file's description is wrong.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ struct Model {
     metadata: BTreeMap<String, String>,
 }
 
-/// What the experts' description says, key by key.
+/// The keys of the experts' description.
 fn moe_json() -> Value {
     json!({"version": 1, "layer": "moe", "hidden_size": SIZES.0, "intermediate_size": SIZES.1,
         "num_experts": SIZES.2, "group_size": 32, "nr": 8, "top_k": 2, "scoring_func": "softmax",
@@ -261,8 +261,8 @@ fn texts_that_are_no_description_are_refused() {
 
 #[test]
 fn tensors_that_are_not_as_described_are_refused() {
-    // Sizes that are possible, but not those of the tensors. (Another `nr` or group may have the same
-    // length: bytes do not say what they are.)
+    // Valid sizes that differ from the tensors'. (Another `nr` or group may have the same length,
+    // which the bytes do not show.)
     for (name, value) in [
         ("hidden_size", json!(32)),
         ("intermediate_size", json!(64)),

@@ -3,8 +3,8 @@
 
 Usage: act_order_quantize.py VLLM_SOURCE_DIR OUT.json
 
-Only `vllm/scalar_type.py` and the functions named below are taken from the source tree, so that no
-built vLLM is needed. Needs torch.
+Reads only `vllm/scalar_type.py` and the functions named below from the source tree, so vLLM need not
+be built. Needs torch.
 """
 
 import ast
@@ -20,7 +20,7 @@ CONSTANTS = {"SUPPORTED_GPTQ_QUANT_TYPES", "SUPPORTED_GROUP_SIZES"}
 
 
 def upstream(root: Path):
-    """The functions and the scalar types of the source tree."""
+    """The source tree's functions and scalar types."""
     spec = importlib.util.spec_from_file_location("scalar_type", root / "scalar_type.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules["scalar_type"] = module

@@ -1,4 +1,4 @@
-"""What the producer scripts share: seeded weights, tiny model directories, fragments."""
+"""Shared by the producer scripts: seeded weights, tiny model directories, fragments."""
 
 import hashlib
 import json
@@ -92,7 +92,7 @@ QWEN3_MOE = {
 
 
 class Checkpoint:
-    """A one-layer model directory in the making."""
+    """Builds a one-layer model directory."""
 
     def __init__(self, name, base, hidden, intermediate, dtype, *, script, producer, version, fmt, about):
         self.name, self.hidden, self.intermediate, self.dtype = name, hidden, intermediate, dtype
@@ -146,7 +146,7 @@ class Checkpoint:
         self.tensors[name] = seeded(f"{self.name}/{name}", *shape, dtype=self.dtype, scale=1.0)
 
     def weight(self, module, dtype=torch.float32):
-        """The float weight [N, K] that a packer is to quantize."""
+        """The float weight [N, K] for a packer."""
         return seeded(f"{self.name}/{module}", *self.linears[module], dtype=dtype)
 
     def add(self, module, tensors):
@@ -155,7 +155,7 @@ class Checkpoint:
             self.tensors[f"{module}.{name}"] = tensor.detach().clone().contiguous()
 
     def expect(self, module, **tensors):
-        """Truth about one module, made by the package (or by vLLM's helpers)."""
+        """Expected values of one module, from the package or from vLLM's helpers."""
         for name, tensor in tensors.items():
             self.expected[f"{module}.{name}"] = tensor.detach().clone().contiguous()
 
@@ -170,7 +170,7 @@ class Checkpoint:
         else:
             weight_map, total = {}, 0
             for shard in range(shards):
-                # Contiguous runs of names, so that a module's tensors may straddle two files.
+                # Contiguous runs of names, so that a module's tensors may be split over two files.
                 part = names[len(names) * shard // shards : len(names) * (shard + 1) // shards]
                 file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
                 save_file({n: self.tensors[n] for n in part}, self.dir / file, metadata={"format": "pt"})

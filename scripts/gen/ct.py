@@ -28,7 +28,7 @@ K_PROJ = "model.layers.0.self_attn.k_proj"
 
 
 def compress(weight, scheme, fmt):
-    """The package's own compressed state of one linear layer, min/max observed."""
+    """The compressed state of one linear layer, from the package; scales from min/max."""
     args = scheme.weights
     size_n, size_k = weight.shape
     strategy = getattr(args.strategy, "value", args.strategy)
@@ -45,7 +45,7 @@ def compress(weight, scheme, fmt):
 
 
 def truth(compressor, state, scheme, fmt):
-    """[N, K] in float32 by the package, its scales widened first so that nothing is rounded."""
+    """[N, K] in float32 by the package; scales are widened first, so that nothing is rounded."""
     if fmt == "nvfp4-pack-quantized":
         rows, half = state["weight_packed"].shape
         codes = unpack_fp4_from_uint8(state["weight_packed"], rows, half * 2, dtype=torch.float32)
@@ -57,7 +57,7 @@ def truth(compressor, state, scheme, fmt):
 
 
 def marlin(v, state, scheme, fmt, dtype):
-    """Marlin tensors by vLLM's helpers, where vLLM runs the format on Marlin."""
+    """Marlin tensors by vLLM's helpers, if vLLM runs the format on Marlin."""
     if fmt == "pack-quantized":
         group = scheme.weights.group_size or -1
         packed, scale = state["weight_packed"].T.contiguous(), state["weight_scale"].T.contiguous()
@@ -72,7 +72,7 @@ def marlin(v, state, scheme, fmt, dtype):
     )
     out = {}
     if fmt == "nvfp4-pack-quantized":
-        # The checkpoint stores what the weights were multiplied by; vLLM inverts it on loading.
+        # The checkpoint stores the factor that the weights were multiplied by; vLLM inverts it on loading.
         layer.weight_global_scale = 1 / state["weight_global_scale"]
     if fmt in ("nvfp4-pack-quantized", "mxfp4-pack-quantized"):
         v.fp4.prepare_fp4_layer_for_marlin(layer)

@@ -3,8 +3,8 @@
 
     PYTHONPATH=<folder with compressed-tensors 0.11.0> python3 ct_actorder.py --vllm-wheel vllm-0.21.0-….whl
 
-Later releases of the package no longer know `weight_g_idx`; files that hold it
-stay in use, and vLLM reads them.
+Later releases of the package dropped `weight_g_idx`. Files that hold it are still
+in use, and vLLM reads them.
 """
 
 import argparse

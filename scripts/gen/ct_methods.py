@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Experts whose method quantizes activations, with the layer's stages computed apart from this project.
+"""Experts whose method quantizes activations, with the layer's stages computed independently of this project.
 
     python3 ct_methods.py --vllm-wheel vllm-0.21.0-….whl
 
-`ct-fp8-moe` (W8A8-FP8, one scale for a tensor, static activations) and `ct-nvfp4-moe` (W4A4) are packed by
+`ct-fp8-moe` (W8A8-FP8, one scale per tensor, static activations) and `ct-nvfp4-moe` (W4A4) are packed by
 `compressed-tensors` 0.20.0; `fp8-block-moe` follows the published recipe of `quant_method: fp8`. w1 and w3
-are quantized apart, so that their scales differ.
+are quantized separately, so that their scales differ.
 
 Stages: x and the routing are given. Codes are quantized by torch and by vLLM's `ref_nvfp4_quant`; w1 and w3
 get one scale by vLLM's `process_fp8_weight_tensor_strategy_moe`, as on a CPU. Products are summed in float64,
-times their factors, and rounded once to bfloat16; activations with a sum that is too near to a tie for
-float64 are not taken, so that every bit is sure. SiLU is float64's, with a margin for an f32 chain; the sum over top_k is in
-f32, first slot to last.
+multiplied by their factors and rounded once to bfloat16. Activations with a sum too close to a tie for
+float64 are rejected, so that every bit is certain. SiLU is float64's, with a margin for an f32 chain; the
+sum over top_k is in f32, first slot to last.
 """
 
 import argparse
@@ -35,7 +35,7 @@ E4M3_MAX = 448.0
 
 
 def taken(wheel, file, names, scope):
-    """Functions of one of vLLM's files, run unchanged but for their annotations."""
+    """Functions of one of vLLM's files, unchanged except for their annotations."""
     source = zipfile.ZipFile(wheel).read(f"vllm/model_executor/layers/quantization/utils/{file}").decode()
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef) and node.name in names:
@@ -53,11 +53,11 @@ def scaled_fp8_quant(x, scale):
 
 
 class NearTie(Exception):
-    """A value that float64 cannot round for sure."""
+    """A value whose rounding float64 cannot decide."""
 
 
 def to_bf16(values, margin):
-    """float64 to bfloat16, once; refuses what `margin` (relative) would round elsewhere."""
+    """float64 to bfloat16, once; rejects values that round differently within `margin` (relative)."""
     def rounded(v):
         bits = np.ascontiguousarray(v).view(np.uint64)
         odd = bits >> np.uint64(45) & np.uint64(1)
@@ -117,7 +117,7 @@ def new(name, base, intermediate, fmt, producer, version, about):
     base = {**base, "num_experts_per_tok": TOP_K, "hidden_act": "silu"}
     ckpt = Checkpoint(name, base, 128, intermediate, torch.bfloat16, script="scripts/gen/ct_methods.py",
                       producer=producer, version=version, fmt=fmt, about=about)
-    # The experts and one linear layer, nothing else.
+    # Only the experts and one linear layer.
     ckpt.linears = {n: s for n, s in ckpt.linears.items() if "experts" in n or n.endswith("o_proj")}
     ckpt.tensors = {n: t for n, t in ckpt.tensors.items() if n.endswith("gate.weight") or n == "model.norm.weight"}
     return ckpt
@@ -131,7 +131,7 @@ def inputs(ckpt, attempt):
 
 
 def weight(ckpt, name):
-    """w3 is wider than w1, so that one has to move to the other's scale."""
+    """w3 has a wider range than w1, so that one must be requantized with the other's scale."""
     wide = 1.7 if name.endswith(("w3", "up_proj")) else 1.0
     return ckpt.weight(name, torch.float32).mul(wide).to(torch.bfloat16)
 
@@ -142,7 +142,7 @@ def experts_of(ckpt, names):
 
 
 def finish(ckpt, prefix, layer, notes, config):
-    """`layer` gives the stages of x, ids and weights; activations are the first that have no near tie."""
+    """`layer` gives the stages of x, ids and weights; activations are the first draw without a near tie."""
     for attempt in range(64):
         x, ids, weights = inputs(ckpt, attempt)
         try:
@@ -168,7 +168,7 @@ def ct_fp8(v, wheel):
     scheme = preset("FP8", fmt)
     for name, (_, size_k) in ckpt.linears.items():
         _, state = compress(weight(ckpt, name), scheme, fmt)
-        # As a calibration would: the largest activation of its samples, w1's and w3's the same.
+        # As in a calibration: the largest activation of its samples, equal for w1 and w3.
         expert = name.rsplit(".", 1)[0]
         seen = seeded(f"{expert}/{size_k}/calibration", 32, size_k, scale=1.3)
         low, high = seen.amin().reshape(1), seen.amax().reshape(1)
@@ -231,7 +231,7 @@ def ct_nvfp4(wheel):
     # One multiplier of the activations for all experts, the largest, of w1 and w3 alike.
     a13 = torch.cat([factor(i, "input_global_scale") for i in (0, 1)]).max()
     a2 = factor(2, "input_global_scale").max()
-    # w1's global scale for both, as upstream takes it.
+    # Like upstream, w1's global scale for both.
     factors = [factor(i, "weight_global_scale") for i in (0, 2)]
     quantizers = [nvfp4(scope["ref_nvfp4_quant"], a) for a in (a13, a2)]
     finish(ckpt, prefix, lambda *given: stages(*given, w13, w2, factors, quantizers), "activations: vllm 0.21.0 ref_nvfp4_quant;", ct_config(scheme, fmt))

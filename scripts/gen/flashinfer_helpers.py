@@ -2,8 +2,7 @@
 
 The modules named in REAL run unchanged; the rest of both packages is an inert stand-in.
 `block_scale_interleave` is FlashInfer's C++ operator with its CPU branch, compiled unchanged from
-the wheel by `build_fp4op.sh`: the Python wrapper around it asks a GPU for its capability, which is
-answered here.
+the wheel by `build_fp4op.sh`. Its Python wrapper queries the GPU's capability, which is replaced here.
 """
 
 import importlib
@@ -37,13 +36,13 @@ VERSIONS = {"vllm": "0.21.0", "flashinfer": "0.6.8.post1"}
 
 
 class OnGpu(torch.Tensor):
-    """A CPU tensor that says it is on a GPU, for a function that checks and then only computes."""
+    """A CPU tensor that claims to be on a GPU, for functions that check the device and then only compute."""
 
     is_cuda = True
 
 
 def load(vllm_wheel, flashinfer_wheel, fp4op):
-    """The two packages' functions that this folder's scripts call."""
+    """Functions of the two packages that the scripts of this folder call."""
     for name, wheel in (("vllm", vllm_wheel), ("flashinfer", flashinfer_wheel)):
         if VERSIONS[name] not in str(wheel):
             raise SystemExit(f"{wheel}: expected the wheel of {name} {VERSIONS[name]}")
@@ -51,7 +50,7 @@ def load(vllm_wheel, flashinfer_wheel, fp4op):
 
     operator = tvm_ffi.load_module(str(fp4op))
     wheels = {"vllm": vllm_wheel, "flashinfer": flashinfer_wheel}
-    # What they import besides torch.
+    # Their imports besides torch.
     others = {"einops", "ninja", "cutlass", "cuda", "pynvml", "triton"}
     stand_ins.install(others.union(wheels), REAL, stand_ins.from_wheels(wheels))
     logging = importlib.import_module("flashinfer.api_logging")
@@ -79,13 +78,13 @@ def load(vllm_wheel, flashinfer_wheel, fp4op):
     top.block_scale_interleave = top.nvfp4_block_scale_interleave = fp4.block_scale_interleave
     moe.convert_to_block_layout = core.convert_to_block_layout
 
-    # Index arithmetic that is compiled for a GPU, run as the Python that it is written in.
+    # Index arithmetic that is usually compiled for a GPU, run as plain Python.
     cutlass = importlib.import_module("cutlass")
     cutlass.Int32, cutlass.cute = int, importlib.import_module("cutlass.cute")
     cutlass.cute.jit = lambda function: function
 
     nvfp4 = importlib.import_module(f"{QUANT}.nvfp4_utils")
-    # `.cuda()` at the end of the swizzle moves a tensor and computes nothing.
+    # `.cuda()` at the end of the swizzle only moves a tensor.
     torch.Tensor.cuda = lambda self, *args, **kwargs: self
     quant = importlib.import_module(f"{QUANT}.quant_utils")
     convert = quant.convert_packed_uint4b8_to_signed_int4_inplace

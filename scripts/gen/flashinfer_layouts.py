@@ -5,8 +5,8 @@
         --flashinfer-wheel flashinfer_python-0.6.8.post1-….whl --fp4op fp4op.so
 
 Writes `tables/flashinfer_layouts.safetensors` (row orders, interleaved scales, whole layers) and
-`reference/tests/data/flashinfer_facts.json`. Inputs are functions of their names (`stream` below),
-which a test computes again, so that only outputs are stored. `build_fp4op.sh` makes fp4op.so.
+`reference/tests/data/flashinfer_facts.json`. Inputs are functions of their names (`stream` below);
+a test recomputes them, so that only outputs are stored. `build_fp4op.sh` builds fp4op.so.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def words(name, *shape):
 
 
 def bf16(name, *shape):
-    """Positive normal numbers: 0x3c00 and ten bits."""
+    """Positive normal numbers: 0x3c00 plus ten bits."""
     bits = 0x3C00 + (stream(name, *shape) >> np.uint64(54)).astype(np.uint16)
     return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
 
@@ -64,7 +64,7 @@ def e4m3(name, *shape):
 
 
 def row_orders(h):
-    """Which old row each new row takes, `[rows]`."""
+    """For each new row, the index of the old row, `[rows]`."""
     out = {}
     for rows in ROWS:
         x = torch.zeros(rows, 128, dtype=torch.uint8)
@@ -82,7 +82,7 @@ def row_orders(h):
 
 
 def interleaved(h):
-    """FlashInfer's operator, and for bytes vLLM's `swizzle_blockscale`, which must agree."""
+    """FlashInfer's operator; for bytes, vLLM's `swizzle_blockscale` must agree with it."""
     out = {}
     for rows, cols in SWIZZLED:
         x = e4m3(f"swizzle.{rows}x{cols}", rows, cols)
@@ -123,7 +123,7 @@ def nvfp4(h, name, backend, experts, hidden, inter, gated=True):
         weights[2], weights[3], scale_2, torch.ones(experts), is_act_and_mul=gated,
     )
     if backend == h.oracle.NvFp4MoeBackend.FLASHINFER_CUTEDSL:
-        # A strided view; its bytes in memory are what the kernel reads.
+        # A strided view; the kernel reads its bytes in memory order.
         w13_scale, w2_scale = (s.permute(5, 2, 4, 0, 1, 3).contiguous() for s in (w13_scale, w2_scale))
     made = {"w13": w13, "w13_scale": w13_scale, "w2": w2, "w2_scale": w2_scale}
     return {f"{label}.{part}": tensor.contiguous().view(torch.uint8) for part, tensor in made.items()}

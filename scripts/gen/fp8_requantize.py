@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What loading does to FP8 experts with one scale per tensor, over all 256 codes.
+"""Requantization of FP8 experts with one scale per tensor on loading, over all 256 codes.
 
 Runs vLLM's own `per_tensor_dequantize`, `process_fp8_weight_tensor_strategy_moe`,
-`process_fp8_input_tensor_strategy_moe` and `normalize_e4m3fn_to_e4m3fnuz`, taken out of its files.
-The operator `scaled_fp8_quant` has a stand-in of four tensor operations, with `fmin` and `fmax`,
-which like the kernel's `fminf` and `fmaxf` drop a NaN.
+`process_fp8_input_tensor_strategy_moe` and `normalize_e4m3fn_to_e4m3fnuz`, extracted from its files.
+Four tensor operations replace the operator `scaled_fp8_quant`; their `fmin` and `fmax` drop a NaN like
+the kernel's `fminf` and `fmaxf`.
 
-Two devices disagree: on CUDA the product of float16 codes with a float32 scale that lies on the
-device too rounds the scale to float16 first, on a CPU it does not. With a GPU both are written; without
-one the CPU's part of OUT is checked.
+CPU and GPU differ: on CUDA, the product of float16 codes with a float32 scale on the same device rounds
+the scale to float16 first; on a CPU it does not. With a GPU, both results are written; without one, the
+CPU's part of OUT is checked.
 
     fp8_requantize.py VLLM_DIR reference/tests/data/fp8_requantize.json
 
@@ -72,7 +72,7 @@ def pairs():
     """(w1, w3) scales: equal ones, ratios whose quotients tie, and the edges of float16."""
     ordinary = 0.0123291015625
     found = [(ordinary, ordinary), (1.0, 1.0), (0.1, 0.1), (3e-4, 3e-4), (0.3, 0.7)]
-    # Ratios of small fractions put quotients on ties of e4m3.
+    # Ratios of small fractions give quotients that are ties of e4m3.
     found += [(ordinary * n / d, ordinary) for n, d in [(1, 2), (3, 4), (7, 8), (15, 16), (17, 32), (1, 64)]]
     # One step of f32 below, above the step of float16.
     found += [(f32(bits(1e-3) - 1), 1e-3), (0.00099992, 1e-3)]
@@ -121,8 +121,8 @@ cpu = requantized("cpu")
 if not torch.cuda.is_available():
     recorded = [row["cpu"] if "cpu" in row else row["codes"] for row in json.loads(out.read_text())["requantized"]]
     if recorded != [row["codes"] for row in cpu]:
-        sys.exit(f"{out} differs from this CPU's answer")
-    sys.exit(print(f"{out}: the CPU's part is as recorded; writing it needs a GPU"))
+        sys.exit(f"{out}: found other values than this CPU computes")
+    sys.exit(print(f"{out}: the CPU's part is unchanged; to write the file, use a machine with a GPU"))
 rows = requantized("cuda")
 FP8.update(type=torch.float8_e4m3fnuz, limit=224.0)
 for row, other in zip(rows, cpu):

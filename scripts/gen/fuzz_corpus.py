@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes fuzz/corpus/: small valid files and one file for each flaw that a reader must name.
+"""Writes fuzz/corpus/: small valid files and one file for each fault that a reader must name.
 
-Requires: Python 3.9, nothing else. The valid case is `marlinspike vectors`' own (see VALID_CASE);
-hostile cases are that file with one thing changed, so that nothing else is wrong with them.
+Requires only Python 3.9. `marlinspike vectors` writes the valid case (see VALID_CASE); each hostile
+case differs from it by one fault.
 
     python3 scripts/gen/fuzz_corpus.py VALID_CASE.safetensors [REPOSITORY]
 """
@@ -93,7 +93,7 @@ def cases(valid: bytes) -> dict[str, bytes]:
     def make(name, change):
         case = Case(valid)
         if name.startswith("hostile"):
-            # What an input's flaw does not need would only make the file large.
+            # Parts that the fault does not need would only enlarge the file.
             for tensor in [t for t in case.tensors if t.startswith("out.") or t == "in.x"]:
                 del case.tensors[tensor]
         change(case)
@@ -236,7 +236,7 @@ def tensors(entries, metadata=None) -> bytes:
 
 
 def noise(seed: str, count: int) -> bytes:
-    """Bytes that follow from the seed alone."""
+    """Bytes that depend only on the seed."""
     out, state = bytearray(), 0
     for byte in seed.encode():
         state = (state * 131 + byte + 1) % (1 << 64)

@@ -3,8 +3,8 @@
 
     python3 gptq.py --gptqmodel-source gptqmodel-7.7.0 --vllm-wheel vllm-0.21.0-….whl
 
-The quantization itself is round-to-nearest with min/max scales (the packer does
-not care where scales come from); packing, the v2 to v1 conversion of the zero
+Quantization is round-to-nearest with min/max scales, which the packer accepts as
+any others; packing, the v2 to v1 conversion of the zero
 points and the dequantization are the package's.
 """
 
@@ -44,7 +44,7 @@ def pack(linear_class, weight, bits, group_size, desc_act, name):
     groups = size_k // group_size
     g_idx = torch.arange(size_k, dtype=torch.int32) // group_size
     if desc_act:
-        # Which columns are quantized together follows from the activations' order of magnitude.
+        # The activations' magnitudes determine which columns are quantized together.
         order = seeded(name + "/activations", size_k).argsort(stable=True)
         g_idx = g_idx[order.argsort(stable=True)].contiguous()
     half = 1 << (bits - 1)
@@ -63,7 +63,7 @@ def pack(linear_class, weight, bits, group_size, desc_act, name):
 
 
 def dequantize(module):
-    """[N, K] in float32, by the package; float32 scales so that nothing is rounded to float16."""
+    """[N, K] in float32, by the package; with float32 scales, nothing is rounded to float16."""
     stored = module.scales
     module.scales = stored.float()
     weight = module.dequantize_weight().T.float()
@@ -121,8 +121,8 @@ def main():
     fill(v, linear_class, convert, ckpt, lambda name: (8, 64, False), False, [k_proj])
     ckpt.write(quantize_config(bits=8, group_size=64, desc_act=False, checkpoint_format="gptq_v2"))
 
-    # Lookaround, as real files have it: 8 bits for every q/k/v/o projection but o_proj, and no
-    # quantization at all for down_proj.
+    # Lookaround, as in real files: 8 bits for every q/k/v/o projection except o_proj, and no
+    # quantization for down_proj.
     dynamic = {
         r"+:.*\.self_attn\.(?!o_proj)\w+_proj$": {"bits": 8, "group_size": 32},
         r"-:.*(?<=mlp\.)down_proj": {},

@@ -104,7 +104,7 @@ def awq(v, dtype, size_k, size_n, group, input_dtype=None):
 
 
 def floats(name, *shape):
-    """All e4m3fn codes but the two NaNs."""
+    """All e4m3fn codes except the two NaNs."""
     codes = seeded_ints(name, 0, 254, *shape, dtype=torch.uint8)
     return (codes + (codes >= 127).to(torch.uint8)).view(torch.float8_e4m3fn)
 
@@ -159,7 +159,7 @@ def fp4(v, dtype, size_k, size_n, nv, tag="", low=0, high=127, input_dtype=None)
     if nv:
         inputs["weight_scale"] = layer.weight_scale = scale.view(torch.float8_e4m3fn)
         inputs["weight_global_scale"] = layer.weight_global_scale = torch.tensor([0.00037])
-        # The factor that upstream divides the global scale by, asked of upstream itself.
+        # Upstream's divisor of the global scale, computed by upstream's code.
         permuted = v.marlin.marlin_permute_scales(layer.weight_scale.T.contiguous().to(dtype), size_k, size_n, group)
         extra["scale_factor"] = v.fp4.nvfp4_marlin_process_scales(permuted, a_dtype=dtype)[1]
     v.fp4.prepare_fp4_layer_for_marlin(layer, input_dtype)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Rebuilds golden/manifest.json from golden/data and golden/fragments.
 
-Standard library only. The cases describe themselves (safetensors
-`__metadata__`); the checkpoints are described by the fragments that their
-producer scripts wrote. A file that neither accounts for is an error.
+Standard library only. Cases describe themselves (safetensors `__metadata__`);
+fragments, which the producer scripts wrote, describe the checkpoints. A file
+without a description is an error.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
-# Cases whose outputs a known fault of their producer made wrong, and the diagnosis that `check` gives.
+# Cases whose outputs are wrong because of a known fault of their producer, and `check`'s diagnosis.
 KNOWN_FAULTS = [(re.compile(r"/linear-tp2_\w+\.safetensors$"), "upstream-k-slice-scales")]
 LIMIT = 24 * 1024 * 1024
 PRODUCERS = [

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Case files of the operations beside Marlin, from what their producers recorded.
+"""Case files of the operations other than Marlin's, from recorded outputs.
 
-Standard library only: nothing is computed here. Outputs are those that `flashinfer_layouts.py` and
+Standard library only; nothing is computed here. The outputs are those that `flashinfer_layouts.py` and
 `fp8_requantize.py` recorded with vLLM's and FlashInfer's own functions; inputs of the former are
-functions of their names, computed as there.
+the same functions of their names.
 
     method_cases.py        writes golden/data/cases/{swizzle,nvfp4,fp8}-*.safetensors
 """
@@ -143,7 +143,7 @@ def requantize(facts, file, rule, rows, codes, fp8_type="float8_e4m3fn", inputs=
         "in.w13_weight": ("F8_E4M3", weight, all_codes * 2 * experts),
         "in.w13_weight_scale": ("F32", [experts, 2], words([row[w] for row in rows for w in ("w1", "w3")])),
         "out.w13_weight": ("F8_E4M3", weight, b"".join(bytes.fromhex(c) for row in rows for c in codes(row))),
-        # Positive numbers compare as their bits do.
+        # Positive floats order like their bits.
         "out.w13_weight_scale": ("F32", [experts], words([max(row["w1"], row["w3"]) for row in rows])),
     }
     if inputs:

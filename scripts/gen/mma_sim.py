@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Dot products of block-scaled fp4 instructions by MMA-Sim's model of them, on a CPU.
+"""Dot products of block-scaled fp4 instructions by MMA-Sim's model, on a CPU.
 
     python3 mma_sim.py MMA_SIM_SOURCE      # microsoft/MMA-Sim at c78513835c8b2ae61b35062afce4c4255bc6901c
 

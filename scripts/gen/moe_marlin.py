@@ -4,8 +4,8 @@
     VLLM_WHEEL=vllm-0.21.0-....whl moe_marlin.py reference/tests/data/moe_marlin.json
 
 Inputs follow from the formulas below, which `reference/tests/prepare_marlin.rs` repeats; outputs
-are written as the first half of their SHA-256. Scales of MXFP8 come with rows and columns of padding,
-as some loaders leave them, filled with NaN bytes.
+are written as the first half of their SHA-256. MXFP8 scales have padding rows and columns of NaN bytes,
+which some loaders leave.
 """
 
 import ast
@@ -109,7 +109,7 @@ for kind, shape, block in [("tensor", (), None), ("shard", (3,), None), ("channe
 
 
 def rounded_sizes():
-    """`mxfp4_round_up_hidden_size_and_intermediate_size` for every backend that rounds apart."""
+    """`mxfp4_round_up_hidden_size_and_intermediate_size` for every backend with its own rounding."""
     with zipfile.ZipFile(os.environ["VLLM_WHEEL"]) as wheel:
         source = wheel.read("vllm/model_executor/layers/fused_moe/oracle/mxfp4.py").decode()
     names = {"Mxfp4MoeBackend", "TRTLLM_BACKENDS", "mxfp4_round_up_hidden_size_and_intermediate_size"}

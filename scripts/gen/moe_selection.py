@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Which MoE backend vLLM 0.21.0 chooses, over a lattice of deployments, and every kernel's refusal.
+"""The MoE backend that vLLM 0.21.0 chooses and each kernel's refusal, over a lattice of deployments.
 
     VLLM_DIR=... moe_selection.py reference/tests/data/moe_selection.json
 
@@ -7,13 +7,13 @@ VLLM_DIR holds vLLM's Python files (`model_executor/` and the rest). The oracles
 `nvfp4.py`, `mxfp8.py`, `int_wna16.py`), the experts' classes, `modular_kernel.py`,
 `platforms/cuda.py`, `envs.py` and `utils/deep_gemm.py` run unchanged; the rest of the package is
 an inert stand-in. The platform is upstream's class with its capability query overridden. Four
-answers stand for what is compiled or installed: `cutlass_group_gemm_supported` (the operator of
-vLLM's wheel says yes from 9.0; recorded on an H200), and whether FlashInfer's three kernel
+constants replace queries for compiled or installed code: `cutlass_group_gemm_supported` (true from 9.0 in
+vLLM's wheel; recorded on an H200), and whether FlashInfer's three kernel
 families and DeepGEMM can be imported. Requires torch 2.11.0 (CPU).
 
 The lattice is a list of sections, each the product of a few axes around one base deployment. An
 answer is an index into `outcomes`: the chosen backend and class, or the error's kind, and one
-letter for each class of the method, in order: the first thing it refuses, `.` for none.
+letter for each class of the method, in order: its first reason to refuse, `.` for none.
 """
 
 import importlib
@@ -59,7 +59,7 @@ platforms.current_platform = MagicMock()
 platforms.current_platform.fp8_dtype = lambda: torch.float8_e4m3fn
 platforms.current_platform.is_cuda = lambda: False
 sys.modules["vllm.platforms"] = platforms
-# A machine without a GPU, as far as NVIDIA's management library says.
+# NVIDIA's management library reports no GPU.
 importlib.import_module("vllm.utils.import_utils").import_pynvml = lambda: MagicMock(nvmlDeviceGetCount=lambda: 0)
 interface = importlib.import_module("vllm.platforms.interface")
 cuda, cpu, xpu = (importlib.import_module(f"vllm.platforms.{m}") for m in ("cuda", "cpu", "xpu"))
@@ -78,7 +78,7 @@ Cuda.capability = interface.DeviceCapability(9, 0)
 
 
 class Current:
-    """Stands where modules hold `current_platform`; asks the platform of the moment."""
+    """Replaces `current_platform` in modules; forwards to the current platform."""
 
     now = Cuda()
 
@@ -105,7 +105,7 @@ for module, name in [("trtllm_fp8_moe", "has_flashinfer_trtllm_fused_moe"),
     assert hasattr(experts[module], name), name
     setattr(experts[module], name, lambda: PACKAGES["flashinfer"])
 deep_gemm.has_deep_gemm = lambda: PACKAGES["deep_gemm"]
-# A class of ROCm alone; this lattice has no such device.
+# A ROCm-only class; this lattice has no ROCm device.
 experts["rocm_aiter_moe"].rocm_aiter_ops = types.SimpleNamespace(is_fused_moe_enabled=lambda: False)
 w8a8 = importlib.import_module(f"{QUANT}.w8a8_utils")
 # `_custom_ops` limits the operator's answer to capabilities below 11.0.
@@ -121,7 +121,7 @@ for start, stop in [("class FlashinferMoeBackend", "\n\n\n"), ("def get_flashinf
 for m in ("fp8", "nvfp4"):
     oracle[m].FlashinferMoeBackend = scope["FlashinferMoeBackend"]
     oracle[m].get_flashinfer_moe_backend = scope["get_flashinfer_moe_backend"]
-# Built when the module is imported, from the names above.
+# Built on import, from the names above.
 oracle["nvfp4"].fi_2_vllm_backend_map = {
     scope["FlashinferMoeBackend"].CUTLASS: oracle["nvfp4"].NvFp4MoeBackend.FLASHINFER_CUTLASS,
     scope["FlashinferMoeBackend"].TENSORRT_LLM: oracle["nvfp4"].NvFp4MoeBackend.FLASHINFER_TRTLLM,
@@ -258,7 +258,7 @@ for section in SECTIONS:
     answers = []
     for values in itertools.product(*section.values()):
         point = {**BASE, **dict(zip(section, values))}
-        # Switches, lists and runners that the method does not read would only repeat the answers.
+        # Switches, lists and runners that the method ignores would only repeat results.
         answers.append(outcomes.setdefault(ask(point), len(outcomes)))
     sections.append({"order": list(section), "axes": section, "answers": answers})
 result = {

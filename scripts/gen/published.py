@@ -74,7 +74,7 @@ def gpt_oss(v):
     for kind, size_n, size_k in (("gate_up_proj", 2 * intermediate, hidden), ("down_proj", hidden, intermediate)):
         weight = seeded(f"{ckpt.name}/{kind}", experts, size_n, size_k)
         groups = weight.reshape(experts, size_n, size_k // 32, 32)
-        # OCP MX: the largest exponent of the group, less e2m1's own largest exponent 2.
+        # OCP MX: the largest exponent of the group minus e2m1's largest exponent, 2.
         exponent = torch.floor(torch.log2(groups.abs().amax(-1))) - 2
         scaled = groups / torch.exp2(exponent)[..., None]
         code = (scaled.abs()[..., None] - E2M1).abs().argmin(-1).to(torch.uint8)

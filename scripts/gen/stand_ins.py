@@ -1,4 +1,4 @@
-"""Some modules of a package run unchanged; the rest of it is an inert stand-in, so that nothing needs a GPU."""
+"""Runs some modules of a package unchanged and replaces the rest with inert stand-ins, so that no GPU is needed."""
 
 import importlib.abc
 import importlib.util
@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 
 
 class Stub(types.ModuleType):
-    """A module in which every name is something that can be called, read and imported from."""
+    """A module in which every name can be called, read and imported from."""
 
     __path__: list = []
 

@@ -3,8 +3,8 @@
 
     python3 scripts/gen/torch_products.py [FOLDER]
 
-Needs an H200, torch 2.11.0 and triton 3.6.0. Inputs are functions of the tensors' names. Of a product
-with a long k, a few rows and columns are kept: they do not depend on the others.
+Needs an H200, torch 2.11.0 and triton 3.6.0. Inputs are functions of the tensors' names. For a
+product with a long k, some rows and columns are stored; they do not depend on the others.
 """
 
 import importlib.util

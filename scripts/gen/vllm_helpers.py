@@ -1,10 +1,10 @@
 """vLLM's own layout helpers, loaded from its wheel without a GPU and without the rest of it.
 
 The modules named in REAL run unchanged. Everything else of the package is an
-inert stand-in, except two CUDA operators that the helpers call: their
-stand-ins are built from vLLM's pure-PyTorch helpers (the repack) or written
-out below (the int4 to fp8 preprocess), and `prove_operators` compares both
-with outputs of the real operators before any golden file is written.
+inert stand-in, except for two CUDA operators that the helpers call. Their
+stand-ins use vLLM's pure-PyTorch helpers (the repack) or are written below
+(the int4 to fp8 preprocess); `prove_operators` compares both with outputs of
+the real operators before any golden file is written.
 """
 
 import importlib

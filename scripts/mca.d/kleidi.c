@@ -1,7 +1,7 @@
-// One call of a KleidiAI micro-kernel on packed buffers of zeros: which instructions it executes
-// depends on the shape alone.
+// One call of a KleidiAI micro-kernel on packed buffers of zeros: the executed instructions depend
+// only on the shape.
 //
-// KERNEL: the function; GROUP: defined where it takes a group size. Arguments: M N K group.
+// KERNEL: the function; GROUP: defined if it takes a group size. Arguments: M N K group.
 #include <float.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ void KERNEL(size_t m, size_t n, size_t k, const void *lhs, const void *rhs, floa
 int main(int argc, char **argv) {
     if (argc != 5) return 2;
     size_t m = atoi(argv[1]), n = atoi(argv[2]), k = atoi(argv[3]);
-    // More than the packed forms need: a byte for each activation and half of one for each weight,
+    // An upper bound of the packed sizes: a byte for each activation and half of one for each weight,
     // scales, sums and biases.
     void *lhs = calloc((m + 16) * (k + 64), 1), *rhs = calloc((n + 16) * (k + 64), 1);
     float *dst = calloc((m + 16) * (n + 16), sizeof *dst);

@@ -1,5 +1,5 @@
-//! One product of the int4 path by one kernel, on weights and activations of one value: which
-//! instructions it executes depends on the shape alone.
+//! One product of the int4 path by one kernel, on weights and activations of one value: the
+//! executed instructions depend only on the shape.
 //!
 //! Arguments: kernel, M, N, K, group (K: channel-wise), nr.
 

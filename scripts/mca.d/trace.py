@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Cycles of the instructions that a program really executes, by llvm-mca's models.
+"""Cycles of the instructions that a program executes, by llvm-mca's models.
 
   trace.py [--objdump PROGRAM] [--mca PROGRAM] [--cpus LIST] --macs N --function REGEX -- EXECUTABLE ARGUMENTS
 
-Runs a static, fixed-address aarch64 executable under qemu, one instruction at a time, and notes each
-address within the functions whose names match REGEX. The instructions at those addresses, in the
-order of execution, are what llvm-mca is given: loops are unrolled and branches taken as in the run,
-with nothing chosen by hand. Its model has perfect caches and perfect branch prediction.
+Runs a static, fixed-address aarch64 executable under qemu, one instruction at a time, and records each
+address within the functions whose names match REGEX. llvm-mca receives the instructions at those
+addresses in the order of execution: loops are unrolled and branches taken as in the run. Its model has
+perfect caches and perfect branch prediction.
 
 Prints one line: instructions, MAC per instruction, and for each CPU MAC per cycle.
 """
@@ -44,7 +44,7 @@ def disassemble(objdump, executable, ranges):
             found = re.match(r"\s*([0-9a-f]+):\s+(\S.*)", line)
             if found:
                 text = re.sub(r"\s*(//|<).*", "", found[2]).replace("\t", " ")
-                # Targets are of no consequence to the model, but must be symbols.
+                # The model ignores branch targets, but they must be symbols.
                 text = re.sub(r"^((?:b|bl|b\..*|cbn?z|tbn?z|adrp?) .*?)0x[0-9a-f]+$", r"\1target", text)
                 code[int(found[1], 16)] = text
     return code

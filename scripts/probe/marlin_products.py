@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Runs vLLM's Marlin operators on inputs that are a function of a seed, and keeps the outputs.
+"""Runs vLLM's Marlin operators on inputs that are a function of a seed, and stores the outputs.
 
     marlin_products.py LIB_DIR OUT_DIR [first | second]
 
 LIB_DIR holds `_C.abi3.so` and `_moe_C.abi3.so` of vLLM 0.21.0's wheel; needs its torch and a GPU.
-There are two sets of cases: the second was made after the rule for the first was written down.
+There are two sets of cases; the second was made after the rule had been derived from the first.
 OUT_DIR receives `linear.safetensors` and `moe.safetensors`: one tensor `<case>.m<M>` for each
 product, and in the metadata the cases (JSON) with checksums of their inputs. Inputs are not stored:
-`reference/examples/marlin_products` makes them again from the same rules and compares.
+`reference/examples/marlin_products` recomputes them by the same rules and compares.
 
 Every element of every input comes from `mix(seed, tag, index)`, a 32-bit hash (see `draw`).
 """
@@ -189,7 +189,7 @@ def draw_codes(seed, c, k, n):
 
 
 def draw_scales(seed, c, groups, n):
-    """Scales as the checkpoint has them: 16-bit floats, or bytes (int64) of e8m0 or e4m3."""
+    """Scales in the checkpoint's form: 16-bit floats, or bytes (int64) of e8m0 or e4m3."""
     h = mix(seed, SCALES, groups * n).view(groups, n)
     wide = is_wide(c)
     if c["format"] in ("mxfp4", "mxfp8"):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures rcp.approx.ftz.f32 of this machine's GPU for every mantissa.
 
-Needs the driver (libcuda.so.1) alone. Prints how many results are so many units in the last place from
-the correctly rounded reciprocal, those of the multiples of an eighth, and at how many sampled mantissas
-another exponent gives another mantissa.
+Needs only the driver (libcuda.so.1). Prints a histogram of the differences from the correctly rounded
+reciprocal in units in the last place, the results for multiples of an eighth, and at how many sampled
+mantissas the result's mantissa depends on the exponent.
 """
 
 import array

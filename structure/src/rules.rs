@@ -41,6 +41,8 @@ pub struct Limits {
     pub circles: BTreeMap<(String, BTreeSet<String>), String>,
     /// Ceilings on the number of files that name a thing.
     pub counts: Vec<Count>,
+    /// Upstream's own names, with where they are from: they do not count as names of a format.
+    pub upstream: BTreeMap<String, String>,
 }
 
 /// The ceiling of one cost.
@@ -65,12 +67,13 @@ pub fn limits(text: &str) -> Result<Limits> {
     for line in text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#')) {
         let fields: Vec<&str> = line.split('|').map(str::trim).collect();
         match *fields.as_slice() {
-            [kind @ ("file" | "function" | "parameters"), subject, reason]
+            [kind @ ("file" | "function" | "parameters" | "upstream"), subject, reason]
                 if !reason.is_empty() =>
             {
                 let table = match kind {
                     "file" => &mut limits.files,
                     "function" => &mut limits.functions,
+                    "upstream" => &mut limits.upstream,
                     _ => &mut limits.parameters,
                 };
                 table.insert(subject.to_owned(), reason.to_owned());

@@ -85,7 +85,7 @@ impl Wording {
         Ok(())
     }
 
-    /// Every use of a banned phrase in the prose of one file.
+    /// Every use of a banned phrase in the prose of one file, by line.
     pub fn uses(&self, path: &str, text: &str) -> Vec<String> {
         let runs = if path.ends_with(".md") { document_runs(text) } else { source_runs(text) };
         let mut found = Vec::new();
@@ -95,13 +95,14 @@ impl Wording {
                 let uses = words
                     .windows(phrase.words.len())
                     .filter(|window| window.iter().map(|(_, word)| word).eq(phrase.words.iter()));
-                found.extend(uses.map(|window| {
-                    let at = window[0].0;
-                    format!("{path}:{at}: {}; write: {}", phrase.words.join(" "), phrase.instead)
-                }));
+                found.extend(uses.map(|window| (window[0].0, phrase)));
             }
         }
-        found
+        found.sort_by_key(|(at, _)| *at);
+        let text = |(at, phrase): (usize, &Phrase)| {
+            format!("{path}:{at}: {}; write: {}", phrase.words.join(" "), phrase.instead)
+        };
+        found.into_iter().map(text).collect()
     }
 }
 

@@ -116,7 +116,23 @@ fn names_are_found_in_code_and_literals_alone() {
         ("c.rs", "//! MXFP8\n/// mxfp8\nfn f() {} // mxfp8"),
         ("d.rs", "fn f() { vec![mx_fp8::<u8>()]; }"),
     ]);
-    assert_eq!(naming::files(&workspace, &["mxfp8"]), ["c/src/a.rs", "c/src/b.rs", "c/src/d.rs"]);
+    assert_eq!(
+        naming::files(&workspace, &["mxfp8"], &[]),
+        ["c/src/a.rs", "c/src/b.rs", "c/src/d.rs"]
+    );
+}
+
+#[test]
+fn names_of_upstream_do_not_count() {
+    let workspace = workspace(&[
+        ("lib.rs", "mod a; mod b; mod c;"),
+        ("a.rs", "const NAME: &str = \"awq_marlin_repack\";"),
+        ("b.rs", "fn awq_marlin_repack_of_awq() {}"),
+        ("c.rs", "enum E { Awq }"),
+    ]);
+    let files = |names: &[&str]| naming::files(&workspace, names, &["awq_marlin_repack"]);
+    assert_eq!(files(&["awq"]), ["c/src/b.rs", "c/src/c.rs"]);
+    assert_eq!(files(&["awqmarlinrepack"]), ["c/src/a.rs", "c/src/b.rs"]);
 }
 
 #[test]

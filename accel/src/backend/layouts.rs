@@ -1,7 +1,8 @@
-//! Packed weights, scales and biases of a case.
+//! Repack weights, scales and biases of a case.
 
 use marlinspike::case::{CheckpointFormat, QuantConfig};
 use marlinspike::check::MatrixSource;
+use marlinspike::formats::gptq;
 use marlinspike::layouts::marlin::{Activations, ScalePermutation};
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
@@ -13,8 +14,7 @@ use super::operations::Operations;
 use super::{BackendError, Work};
 use crate::error::AccelError;
 use crate::ops::{
-    awq::AwqRepack,
-    repack::{GptqRepack, Packed},
+    repack::Repack,
     scales::{Int4Fp8, PermuteScales},
 };
 
@@ -51,7 +51,8 @@ impl<O: Operations> Work<'_, O> {
         // The case's own order of rows is followed where it sorts.
         let stated = case.output(&full("g_idx_sort_indices")).cloned();
         let context: Vec<Tensor<'_>> = stated.into_iter().collect();
-        let packed = |qweight| Packed {
+        let packed = |qweight, format| Repack {
+            format,
             qweight,
             perm: perm.as_deref(),
             experts: weights.len(),
@@ -59,14 +60,20 @@ impl<O: Operations> Work<'_, O> {
             bits: weights[0].codes.bits(),
             is_a_8bit: quant.input_dtype.is_some(),
         };
-        if quant.checkpoint_format == CheckpointFormat::Awq {
-            let words = case.input(&full("qweight"))?.elements::<u32>();
-            let zeros = case.input(&full("qzeros"))?.elements::<u32>();
-            self.output(&qweight, &context, |o| awq(o, packed(&words), &zeros, quant))?;
-        } else {
-            let words: Vec<u32> =
-                weights.iter().flat_map(|w| w.codes.words().iter().copied()).collect();
-            self.output(&qweight, &context, |o| gptq(o, packed(&words), quant))?;
+        match quant.checkpoint_format {
+            CheckpointFormat::Int(format) if format.is_packed_along_n() => {
+                let words = case.input(&full(format.names.weight))?.elements::<u32>();
+                let zeros = case.input(&full(format.names.zeros))?.elements::<u32>();
+                let packed = packed(&words, format);
+                self.output(&qweight, &context, |o| along_n(o, packed, &zeros, quant))?;
+            }
+            // Codes of every other format are words along K by now.
+            _ => {
+                let words: Vec<u32> =
+                    weights.iter().flat_map(|w| w.codes.words().iter().copied()).collect();
+                let packed = packed(&words, &gptq::FORMAT);
+                self.output(&qweight, &context, |o| along_k(o, packed, quant))?;
+            }
         }
         let activations = match quant.input_dtype {
             Some(_) => Activations::Bits8,
@@ -96,27 +103,28 @@ fn is_rewritten(quant: &QuantConfig) -> bool {
         && [ScalarType::UINT4B8, ScalarType::UINT4].contains(&quant.weight_type)
 }
 
-fn gptq<O: Operations>(
+/// Codes in words along K.
+fn along_k<O: Operations>(
     o: &Compared<'_, O>,
-    packed: Packed<'_>,
+    packed: Repack<'_>,
     quant: &QuantConfig,
 ) -> Result<Vec<u32>, AccelError> {
     if !is_rewritten(quant) {
-        return o.run(&GptqRepack(packed));
+        return o.run(&packed);
     }
-    let Packed { qweight, .. } = packed;
+    let qweight = packed.qweight;
     let words = o.run(&Int4Fp8 { qweight, qzeros: None, words: qweight.len() })?;
-    o.run(&GptqRepack(Packed { qweight: &words, ..packed }))
+    o.run(&Repack { qweight: &words, ..packed })
 }
 
-/// One matrix after the other: the operator takes no stack.
-fn awq<O: Operations>(
+/// Codes in words along N, one matrix after the other: the operator takes no stack.
+fn along_n<O: Operations>(
     o: &Compared<'_, O>,
-    packed: Packed<'_>,
+    packed: Repack<'_>,
     zeros: &[u32],
     quant: &QuantConfig,
 ) -> Result<Vec<u32>, AccelError> {
-    let Packed { qweight, experts, shape, .. } = packed;
+    let Repack { qweight, experts, shape, .. } = packed;
     let (words, of_zeros) = (qweight.len() / experts, zeros.len() / experts);
     let mut out = Vec::with_capacity(qweight.len());
     for e in 0..experts {
@@ -126,7 +134,7 @@ fn awq<O: Operations>(
             let per_row = shape.size_n / 8;
             words = o.run(&Int4Fp8 { qweight: &words, qzeros: Some(zeros), words: per_row })?;
         }
-        out.extend(o.run(&AwqRepack(Packed { qweight: &words, experts: 1, ..packed }))?);
+        out.extend(o.run(&Repack { qweight: &words, experts: 1, ..packed })?);
     }
     Ok(out)
 }
@@ -135,7 +143,7 @@ fn awq<O: Operations>(
 /// more.
 fn moved_scales(quant: &QuantConfig, weights: &[Weight<'_>]) -> Result<Vec<u16>, &'static str> {
     let several = weights.iter().any(|w| w.scales.rows() > 1);
-    if !matches!(quant.checkpoint_format, CheckpointFormat::Gptq | CheckpointFormat::Awq) {
+    if !matches!(quant.checkpoint_format, CheckpointFormat::Int(_)) {
         return Err("scales of this format are recoded on the host");
     }
     match quant.input_dtype {

@@ -54,6 +54,34 @@ pub(crate) enum RowSource<'a> {
     GateUp { gate_up: &'a Buffer<u16>, activation: &'a Definition },
 }
 
+impl<'a> RowSource<'a> {
+    /// The buffer of the rows, and the number of gathered rows that each is read for.
+    fn check(
+        &self,
+        device: &Device,
+        blocks: &DeviceBlocks,
+        size_k: usize,
+    ) -> Result<(&'a Buffer<u16>, u32), AccelError> {
+        let (buffer, width, top_k, count) = match self {
+            Self::X { x, top_k, weights } => {
+                weights.check(device, blocks)?;
+                (*x, size_k, *top_k, blocks.entries())
+            }
+            Self::GateUp { gate_up, activation } => {
+                (*gate_up, activation.width_in(size_k), 1, blocks.places())
+            }
+        };
+        let top_k_32 = check::positive(&ROW, "top_k", top_k)?;
+        let is_whole = buffer.len().checked_rem(width) == Some(0);
+        if !is_whole || (buffer.len() / width).checked_mul(top_k) != Some(count) {
+            let found = format!("{} elements", buffer.len());
+            let expected = format!("rows of {width}, each for {top_k} of {count}");
+            return Err(ROW.refuse("rows", found, expected));
+        }
+        Ok((buffer, top_k_32))
+    }
+}
+
 /// The router weights of entries, and room for those of places.
 #[derive(Debug)]
 pub(crate) struct RouterWeights<'a> {
@@ -93,17 +121,7 @@ pub(crate) fn gather_on_device(
     gathered: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
     let (entries, places) = (blocks.entries(), blocks.places());
-    // Each row of `width` is gathered for top_k of `count` rows.
-    let (buffer, width, top_k, count) = match &rows {
-        RowSource::X { x, top_k, weights } => {
-            weights.check(device, blocks)?;
-            (*x, size_k, *top_k, entries)
-        }
-        RowSource::GateUp { gate_up, activation } => {
-            (*gate_up, activation.width_in(size_k), 1, places)
-        }
-    };
-    let top_k_32 = check::positive(&ROW, "top_k", top_k)?;
+    let (buffer, top_k) = rows.check(device, blocks, size_k)?;
     let parts = [
         ("rows", buffer.is_on(device)),
         ("blocks", blocks.is_on(device)),
@@ -114,13 +132,6 @@ pub(crate) fn gather_on_device(
     let size_k_32 = check::positive(&ROW, "size_k", size_k)?;
     if !size_k.is_multiple_of(8) {
         return Err(ROW.refuse("size_k", size_k, "a multiple of 8"));
-    }
-    if !buffer.len().is_multiple_of(width)
-        || (buffer.len() / width).checked_mul(top_k) != Some(count)
-    {
-        let found = format!("{} elements", buffer.len());
-        let expected = format!("rows of {width}, each for {top_k} of {count}");
-        return Err(ROW.refuse("rows", found, expected));
     }
     // The second dimension of a grid, of blocks of 256 threads.
     if size_k / 8 > 65535 * 256 {
@@ -147,7 +158,7 @@ pub(crate) fn gather_on_device(
         activation: Activation::default(),
         topk_weights: Pointer::NULL,
         row_weights: Pointer::NULL,
-        top_k: top_k_32,
+        top_k,
     };
     let pieces = size_k_32 / 8;
     let (activates, grid, arguments) = match rows {
@@ -155,7 +166,7 @@ pub(crate) fn gather_on_device(
             // Four pieces to a thread, as evenly as whole warps allow.
             let blocks = pieces.div_ceil(4 * 256);
             let threads = pieces.div_ceil(4 * blocks).next_multiple_of(32);
-            let grid = Grid::new((copied.entries / top_k_32, blocks, 1), (threads, 1, 1));
+            let grid = Grid::new((copied.entries / top_k, blocks, 1), (threads, 1, 1));
             let (topk_weights, row_weights) = (weights.of_entries.into(), weights.of_places.into());
             (0, grid, GatherArguments { topk_weights, row_weights, ..copied })
         }

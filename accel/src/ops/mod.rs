@@ -2,7 +2,6 @@
 
 pub mod activation;
 pub mod align;
-pub mod awq;
 mod check;
 pub(crate) mod gather;
 pub mod gemm;
@@ -17,7 +16,6 @@ pub mod sum;
 
 pub use activation::*;
 pub use align::*;
-pub use awq::*;
 pub use gemm::{MarlinWeight, marlin_gemm};
 pub use gemm_a8::marlin_gemm_a8;
 pub use layer::{MarlinLayer, Workspace};

@@ -4,6 +4,8 @@
 mod dense;
 mod layer;
 
+use marlinspike::formats::BLOCK_FORMATS;
+use marlinspike::formats::blocks::BlockFormat;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
@@ -32,7 +34,7 @@ pub struct WeightType {
 }
 
 /// All of them; the first is what checkpoints mostly hold.
-pub const WEIGHT_TYPES: [WeightType; 7] = {
+pub static WEIGHT_TYPES: [WeightType; 7] = {
     use ScalarType as T;
     const fn of(
         name: &'static str,
@@ -42,14 +44,17 @@ pub const WEIGHT_TYPES: [WeightType; 7] = {
     ) -> WeightType {
         WeightType { name, ty, scale, group_size }
     }
+    const fn block(f: &BlockFormat) -> WeightType {
+        of(f.name, f.element, f.scale, f.group_size())
+    }
     [
         of("uint4b8", T::UINT4B8, T::BFLOAT16, GroupSize::Of(128)),
         of("uint4b8-g32", T::UINT4B8, T::BFLOAT16, GroupSize::Of(32)),
         of("uint8b128", T::UINT8B128, T::BFLOAT16, GroupSize::Of(128)),
         of("fp8", T::FLOAT8_E4M3FN, T::BFLOAT16, GroupSize::Channel),
-        of("mxfp8", T::FLOAT8_E4M3FN, T::FLOAT8_E8M0FNU, GroupSize::Of(32)),
-        of("mxfp4", T::FLOAT4_E2M1F, T::FLOAT8_E8M0FNU, GroupSize::Of(32)),
-        of("nvfp4", T::FLOAT4_E2M1F, T::FLOAT8_E4M3FN, GroupSize::Of(16)),
+        block(BLOCK_FORMATS[2]),
+        block(BLOCK_FORMATS[1]),
+        block(BLOCK_FORMATS[0]),
     ]
 };
 

@@ -58,8 +58,8 @@ fn help(only: &[Pattern], names: &BTreeSet<&str>) -> String {
     format!("{which}: {}{more}; a pattern matches a whole name without `out.`", listed.join(", "))
 }
 
-/// Whether someone who typed this pattern may have meant the name: it contains the pattern's text,
-/// or one letter in three of it differs at most.
+/// Whether someone who typed this pattern may have meant the name: it contains the pattern's text, or
+/// at most one letter in three of it, or of its end after a `_`, differs.
 fn is_near(pattern: &str, name: &str) -> bool {
     // The distance takes time with the product of both lengths.
     const LONGEST: usize = 64;
@@ -68,8 +68,12 @@ fn is_near(pattern: &str, name: &str) -> bool {
     if text.is_empty() || text.len().max(name.len()) > LONGEST {
         return false;
     }
-    let distance = strsim::damerau_levenshtein(&text, &name);
-    name.contains(&text) || 3 * distance <= text.chars().count().max(name.chars().count())
+    let ends = name.match_indices('_').map(|(at, _)| &name[at + 1..]);
+    let misspelt = |end: &str| {
+        let letters = text.chars().count().max(end.chars().count());
+        3 * strsim::damerau_levenshtein(&text, end) <= letters
+    };
+    name.contains(&text) || ends.chain([&*name]).any(misspelt)
 }
 
 #[cfg(test)]
@@ -84,7 +88,7 @@ mod tests {
     fn similar_names_come_first_and_the_rest_is_counted() {
         let names = ["marlin_qweight", "marlin_scales", "qweight", "y"];
         let text = help_for("qweigth", &names);
-        assert!(text.starts_with("similar names: `qweight`; "), "{text}");
+        assert!(text.starts_with("similar names: `marlin_qweight`, `qweight`; "), "{text}");
         // A part of a name, the prefix of the file, and capitals.
         for pattern in ["scales", "out.marlin_scales", "MARLIN_SCALES"] {
             let text = help_for(pattern, &names);

@@ -1,6 +1,6 @@
 //! Options that `convert` and `run` share: how experts' numbers are prepared.
 
-use marlinspike::formats::nvfp4::W13Scale;
+use marlinspike::formats::global_scale::W13Scale;
 use marlinspike::prepare::requantize::Requantize;
 use marlinspike_model::load::preparation::Preparation;
 

@@ -38,7 +38,7 @@ outputs with their types and shapes (metadata key `outputs`), and the reference'
 so that a kernel can read Marlin's layout without packing it.
 
 A crash, a hang, an unwritten byte and a write outside of a tensor are findings, too; the run continues \
-after each. The next run starts with the kept cases.";
+until there are 8 distinct findings. The next run starts with the kept cases.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -51,14 +51,14 @@ Examples:
 
 Exit codes:
   0  at least one case was judged, and all judged cases passed
-  1  a finding, or nothing was judged
+  1  a finding, an unchecked case, or nothing was judged
   2  bad input or usage";
 
 /// Arguments of `fuzz`.
 #[derive(Debug, clap::Args)]
 #[command(long_about = ABOUT, after_long_help = EXAMPLES)]
 pub struct Args {
-    /// Operation, as of `marlinspike vectors`
+    /// Operation, as for `marlinspike vectors`
     #[arg(long, value_parser = crate::vectors::operation)]
     op: Op,
 
@@ -87,7 +87,7 @@ pub struct Args {
     #[arg(long = "output", value_name = "NAME")]
     outputs: Vec<String>,
 
-    /// Give the kernel inputs alone, without the reference's packed weights
+    /// Give the kernel only inputs, not the reference's packed weights
     #[arg(long)]
     no_reference: bool,
 
@@ -99,15 +99,15 @@ pub struct Args {
     #[arg(long, default_value_t = 200, value_parser = args::cases)]
     cases: u64,
 
-    /// Run case number INDEX alone
+    /// Run only case INDEX
     #[arg(long, value_name = "INDEX", conflicts_with_all = ["cases", "shard"])]
     case: Option<u64>,
 
-    /// Seconds after which no new case begins
+    /// Start no new case after this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     time: Option<Duration>,
 
-    /// Seconds that the kernel may take for one case
+    /// Time limit of the kernel for one case, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     timeout: Duration,
 
@@ -131,7 +131,7 @@ pub struct Args {
     declared: declared::Args,
 }
 
-/// Arguments of the process that calls a library.
+/// Arguments of the worker process, which calls a library.
 #[derive(Debug, clap::Args)]
 pub struct WorkerArgs {
     /// The library.
@@ -166,7 +166,9 @@ fn explained(error: CampaignError) -> Explained {
         CampaignError::Filter { .. } => {
             "`marlinspike vectors --op OP --list` prints all configurations"
         }
-        CampaignError::Kernel { .. } => "`marlinspike help fuzz` describes what a kernel is given",
+        CampaignError::Kernel { .. } => {
+            "`marlinspike help fuzz` describes the kernel's inputs and outputs"
+        }
         _ => "`marlinspike help fuzz` has examples",
     };
     Explained::new(error, help)
@@ -180,7 +182,7 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     let seed = args.seed.unwrap_or_else(crate::vectors::drawn_seed);
     let campaign = campaign(args, seed)?;
     let mut kernel = kernel(args)?;
-    let mut kernel = Given { kernel: kernel.as_mut(), reference: !args.no_reference };
+    let mut kernel = ReferenceFilter { kernel: kernel.as_mut(), reference: !args.no_reference };
     let paint = color.for_stdout();
     if !args.json {
         output::print(&text::head(&campaign, seed))?;
@@ -232,7 +234,7 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     Ok(outcome(&summary, &seen_again))
 }
 
-/// The options that name the kernel and what it is given.
+/// The options of the kernel and its inputs, for a command that repeats a case.
 fn own_options(args: &Args) -> Vec<String> {
     let mut own = Vec::new();
     let mut option = |name: &str, value: &str| own.extend([name.to_owned(), value.to_owned()]);
@@ -268,7 +270,7 @@ fn campaign(args: &Args, seed: u64) -> Result<Campaign> {
     Ok(campaign)
 }
 
-/// `--set KEY=VALUE`, the value as JSON where it is, else as text.
+/// Parses `--set KEY=VALUE`; a value that is not JSON is text.
 fn set(pairs: &[String]) -> Result<Map<String, Value>> {
     let mut map = Map::new();
     for pair in pairs {
@@ -299,13 +301,13 @@ fn kernel(args: &Args) -> Result<Box<dyn Kernel>> {
     Ok(Box::new(ProcessKernel::new(&words, protocol, args.timeout).map_err(explained)?))
 }
 
-/// A kernel that is given the reference's packed weights, or not.
-struct Given<'k> {
+/// A kernel that receives the reference's packed weights only if `reference` is set.
+struct ReferenceFilter<'k> {
     kernel: &'k mut dyn Kernel,
     reference: bool,
 }
 
-impl Kernel for Given<'_> {
+impl Kernel for ReferenceFilter<'_> {
     fn run(
         &mut self,
         trial: &Trial,

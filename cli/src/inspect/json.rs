@@ -48,7 +48,7 @@ fn converted_json(c: &Converted) -> Value {
     })
 }
 
-/// The layers that a kernel format takes, and the reasons against the others.
+/// The layers that a kernel format supports and, for the others, the reasons.
 fn verdict_json(verdict: &Verdict, layers: &[Layer]) -> Value {
     let refused = layers.iter().zip(&verdict.reasons).filter(|(_, reasons)| !reasons.is_empty());
     let refused = refused.map(|(l, reasons)| json!({"module": l.module, "reasons": reasons}));

@@ -54,7 +54,7 @@ pub(super) fn text(found: &Inspection, device: &Capability, paint: Paint) -> Str
     text
 }
 
-/// One line for people.
+/// The selected kernel of a format's experts, on one line.
 fn kernels_line(kernels: &Kernels, device: &Capability) -> String {
     let answer = match &kernels.selection.chosen {
         Ok(Some(choice)) => format!("{} ({})", choice.backend.name(), choice.experts),
@@ -64,7 +64,7 @@ fn kernels_line(kernels: &Kernels, device: &Capability) -> String {
     format!("experts in {}: upstream's kernel on {device}: {answer}", kernels.format)
 }
 
-/// One line for people.
+/// The routing rule, on one line.
 fn routing_line(routing: &LayerRouting) -> String {
     let more = match routing.modules.len() {
         1 => String::new(),
@@ -80,7 +80,7 @@ fn routing_line(routing: &LayerRouting) -> String {
     format!("{}{more}: {answer}", routing.modules[0])
 }
 
-/// Whether a format takes layer `i`; for Marlin, with upstream's kernel.
+/// Whether a format supports layer `i`; for Marlin, with upstream's kernel.
 fn verdict_cell(verdict: &Verdict, i: usize, layer: &Layer) -> String {
     match (verdict.reasons[i].is_empty(), verdict.target, layer.chosen) {
         (true, "marlin", Some(kernel)) => kernel,
@@ -101,7 +101,7 @@ fn converted_line(c: &Converted) -> String {
     line
 }
 
-/// The layers that a format does not take; layers with the same reasons share a line.
+/// The layers that a format does not support; layers with the same reasons share a line.
 fn refusals(verdict: &Verdict, layers: &[Layer], paint: Paint) -> String {
     let mut groups: Vec<(&[String], Vec<&str>)> = Vec::new();
     for (layer, reasons) in layers.iter().zip(&verdict.reasons).filter(|(_, r)| !r.is_empty()) {

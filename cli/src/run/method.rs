@@ -76,7 +76,7 @@ impl MethodArgs {
             activations: match self.activations {
                 ActivationsArg::Auto => Activations::Checkpoint,
                 ActivationsArg::None => Activations::SixteenBit,
-                ActivationsArg::Mxfp8 => Activations::Mx(&mxfp8::FORMAT),
+                ActivationsArg::Mxfp8 => Activations::Block(&mxfp8::FORMAT),
             },
             backend: self.nvfp4_backend,
             preparation: self.preparation.preparation(false),

@@ -1,5 +1,5 @@
-//! The part of JSON Schema that the published schema uses. A keyword outside of it is a panic, so
-//! that nothing in the schema goes unread; a key that the schema does not name is a violation.
+//! The part of JSON Schema that the published schema uses. Other keywords panic, so that no part
+//! of the schema is ignored; keys that the schema does not list are violations.
 
 use serde_json::Value;
 

@@ -1,9 +1,9 @@
-//! Case files made wrong byte by byte, and runs of the program on them.
+//! Modifies case files byte by byte and runs the program on them.
 //!
 //! Positions are computed here from the published description of the formats (vLLM 0.21.0
 //! `marlin_utils.py`), not with the library under test.
 
-// Each test program uses its part of this.
+// Each test program uses a part of this module.
 #![allow(dead_code)]
 
 use std::ops::Range;
@@ -27,12 +27,12 @@ pub(crate) fn golden(name: &str) -> PathBuf {
     cases.join(format!("{name}.safetensors"))
 }
 
-/// Text without its line breaks and indents: how it reads wherever it is wrapped.
+/// Text without line breaks and indents, independent of its wrapping.
 pub(crate) fn unwrapped(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The bytes of a case file, and where its tensors are.
+/// The bytes of a case file and the positions of its tensors.
 pub(crate) struct CaseFile {
     pub(crate) bytes: Vec<u8>,
     header: Value,
@@ -96,7 +96,7 @@ impl CaseFile {
     }
 }
 
-/// Where a 4-bit value of a Marlin weight for 16-bit activations lies.
+/// The position of a 4-bit value in a Marlin weight for 16-bit activations.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Position {
     pub(crate) k: usize,
@@ -109,8 +109,8 @@ pub(crate) struct Position {
 /// The value at nibble `nibble` of word `word` in row `tile_k` of a packed 4-bit weight.
 ///
 /// Each 1024 values of a row hold 16 k by 64 n. 32 lanes hold 32 values each, as four times two
-/// column pairs of a 16x8 `mma` B fragment: lane l has column l / 4 and rows 2 (l % 4), + 1, + 8,
-/// + 9. The eight values of a word stand in the order 0, 2, 4, 6, 1, 3, 5, 7.
+/// column pairs of a 16x8 `mma` B fragment: lane l has column l / 4 and rows 2 (l % 4), + 1, + 8, +
+/// 9. The eight values of a word are in the order 0, 2, 4, 6, 1, 3, 5, 7.
 pub(crate) fn marlin_position(tile_k: usize, word: usize, nibble: usize) -> Position {
     let tile_n = word * 8 / 1024;
     let in_tile = word * 8 % 1024 + [0, 2, 4, 6, 1, 3, 5, 7][nibble];
@@ -147,7 +147,7 @@ pub(crate) fn flipped() -> CaseFile {
     case
 }
 
-/// A case whose scale columns 17 and 42 stand in each other's place.
+/// A case with scale columns 17 and 42 exchanged.
 pub(crate) fn swapped_columns() -> CaseFile {
     let mut case = CaseFile::golden(LINEAR);
     let columns = case.shape("out.marlin_scales")[1];
@@ -157,7 +157,7 @@ pub(crate) fn swapped_columns() -> CaseFile {
     case
 }
 
-/// Runs `marlinspike` with these arguments.
+/// The output of `marlinspike` with these arguments.
 pub(crate) fn run<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>) -> Output {
     command().args(arguments).output().unwrap()
 }
@@ -176,7 +176,7 @@ pub(crate) fn stderr(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).unwrap()
 }
 
-/// `check --json` of these paths: exit code and the lines.
+/// Exit code and lines of `check --json` on these paths.
 pub(crate) fn check_json(arguments: &[&Path]) -> (i32, Vec<Value>) {
     let output = command().args(["check", "--json"]).args(arguments).output().unwrap();
     assert_eq!(stderr(&output), "");

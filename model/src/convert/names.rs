@@ -12,7 +12,7 @@
 //! `<...experts>.w13_<name>` and `<...experts>.w2_<name>`, with the experts first in the shape.
 //! A part that a layer does not have has no tensor (upstream keeps empty placeholders).
 
-use marlinspike::config::{IntContainer, Scheme};
+use marlinspike::config::Scheme;
 
 use crate::model::layers::Role;
 
@@ -41,24 +41,16 @@ pub enum Kind {
 
 /// The tensor's name after the module and the `w13_` or `w2_`.
 pub fn suffix(scheme: &Scheme, role: Role, kind: Kind) -> &'static str {
-    let gptq_like = matches!(
-        scheme,
-        Scheme::Wna16(w) if matches!(
-            w.checkpoint_format,
-            IntContainer::Gptq | IntContainer::GptqV2 | IntContainer::Awq
-        )
-    );
+    let integers = match scheme {
+        Scheme::Wna16(w) => Some(w.checkpoint_format.kernel_names),
+        _ => None,
+    };
     match kind {
-        Kind::Weight if gptq_like => "qweight",
-        Kind::Weight if matches!(scheme, Scheme::Wna16(_)) => "weight_packed",
-        Kind::Weight => "weight",
-        Kind::Scales if gptq_like => "scales",
+        Kind::Weight => integers.map_or("weight", |names| names.weight),
         Kind::Scales if matches!(scheme, Scheme::Fp8(f) if f.scale_inv) => "weight_scale_inv",
-        Kind::Scales => "weight_scale",
-        Kind::Zeros if gptq_like => "qzeros",
-        Kind::Zeros => "weight_zero_point",
-        Kind::GIdx if gptq_like => "g_idx",
-        Kind::GIdx => "weight_g_idx",
+        Kind::Scales => integers.map_or("weight_scale", |names| names.scales),
+        Kind::Zeros => integers.map_or("weight_zero_point", |names| names.zeros),
+        Kind::GIdx => integers.map_or("weight_g_idx", |names| names.g_idx),
         Kind::SortIndices => "g_idx_sort_indices",
         Kind::Bias => "bias",
         Kind::GlobalScale if role == Role::Dense => "weight_global_scale",

@@ -8,11 +8,13 @@ mod upstream;
 
 use std::ops::Range;
 
-use marlinspike::config::{
-    FloatContainer, IntContainer, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
+use marlinspike::config::{FloatContainer, ScaleStrategy, Scheme};
+use marlinspike::formats::blocks::BlockTensors;
+use marlinspike::formats::fp8::{Fp8Scales, Fp8Tensors};
+use marlinspike::formats::global_scale::{
+    GlobalStorage, Shards, W13Scale, W13Scales, w13_global_scales,
 };
-use marlinspike::formats::mx::MxTensors;
-use marlinspike::formats::{awq, compressed_tensors, fp8, gptq, nvfp4};
+use marlinspike::formats::integers::{IntStorage, IntTensors};
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::{ScalarType, e8m0_to_f32};
 use marlinspike::num::tensor::{DType, Tensor};
@@ -164,37 +166,39 @@ pub fn load<'m>(
     }
     let mut weight = match reading.scheme {
         Scheme::Wna16(w) => {
+            let storage = IntStorage {
+                bits: w.bits(),
+                group_size: w.group_size,
+                symmetric: w.symmetric(),
+                act_order: w.desc_act,
+            };
             let (zeros, g_idx) = (part(Part::Zeros)?, part(Part::GIdx)?);
-            wna16(name, w, weight, scale, zeros, g_idx, bias)?
+            let tensors = IntTensors { weight, scales: scale, zeros, g_idx, bias };
+            (w.checkpoint_format.unpack)(tensors, name, &storage)?
         }
         Scheme::Fp8(f) => fp8(name, f.strategy, [weight, scale], bias, &n, reading.preparation)?,
-        Scheme::Mx { format, container } => {
-            let in_blocks = *container == FloatContainer::GptOss;
-            let tensors = MxTensors { weight, weight_scale: scale, bias, in_blocks };
+        Scheme::Block { format, container, .. } => {
+            let global = match format.has_global_scale() {
+                true => {
+                    let shards = match reading.preparation.w13_scale {
+                        W13Scale::First => Shards::First,
+                        W13Scale::Own => Shards::Equal,
+                    };
+                    let global = container.global_scale();
+                    let tensor = need(part(Part::Global)?, name, "weight_global_scale")?;
+                    Some((tensor, GlobalStorage { global, shards }))
+                }
+                false => None,
+            };
+            let in_blocks = container.stacks_experts();
+            let tensors = BlockTensors { weight, weight_scale: scale, global, bias, in_blocks };
             (format.unpack)(tensors, name)?
         }
-        Scheme::Nvfp4 { container, .. } => {
-            let global = global_scale(*container);
-            let shards = match reading.preparation.w13_scale {
-                nvfp4::W13Scale::First => nvfp4::Shards::First,
-                nvfp4::W13Scale::Own => nvfp4::Shards::Equal,
-            };
-            let scheme = nvfp4::Scheme { global, shards };
-            let weight_global_scale = need(part(Part::Global)?, name, "weight_global_scale")?;
-            let tensors =
-                nvfp4::Nvfp4Tensors { weight, weight_scale: scale, weight_global_scale, bias };
-            tensors.unpack(name, scheme)?
-        }
         Scheme::W4A8Int8 { group_size, checkpoint_format } => {
-            let symmetric = Wna16Scheme {
-                checkpoint_format: *checkpoint_format,
-                weight_type: ScalarType::UINT4B8,
-                group_size: *group_size,
-                desc_act: false,
-                actorder: None,
-                zeros: ZeroPoints::Symmetric,
-            };
-            wna16(name, &symmetric, weight, scale, None, None, bias)?
+            let group_size = *group_size;
+            let storage = IntStorage { bits: 4, group_size, symmetric: true, act_order: false };
+            let tensors = IntTensors { weight, scales: scale, zeros: None, g_idx: None, bias };
+            (checkpoint_format.unpack)(tensors, name, &storage)?
         }
         other => return Err(Error::unsupported(other.label(), "no kernel format takes it")),
     };
@@ -225,25 +229,17 @@ fn fp8<'m>(
         _ => (weight, scale, widths),
     };
     let scheme = match strategy {
-        ScaleStrategy::Tensor => fp8::Scheme::Tensor { widths },
-        ScaleStrategy::Channel => fp8::Scheme::Channel,
-        ScaleStrategy::Block { block_n, block_k } => fp8::Scheme::Block { block_n, block_k },
+        ScaleStrategy::Tensor => Fp8Scales::Tensor { widths },
+        ScaleStrategy::Channel => Fp8Scales::Channel,
+        ScaleStrategy::Block { block_n, block_k } => Fp8Scales::Block { block_n, block_k },
     };
-    let mut weight = fp8::Fp8Tensors { weight, weight_scale, bias }.unpack(name, &scheme)?;
+    let mut weight = Fp8Tensors { weight, weight_scale, bias }.unpack(name, &scheme)?;
     if weight.scales.ty() == ScalarType::FLOAT8_E8M0FNU {
         // Power-of-two scales are real numbers here, not MX block scales.
         let real = |b: u32| e8m0_to_f32(b as u8).to_bits();
         weight.scales = weight.scales.map(ScalarType::FLOAT32, real);
     }
     Ok(weight)
-}
-
-/// Whether a container's global scales of NVFP4 multiply or divide.
-pub fn global_scale(container: FloatContainer) -> nvfp4::GlobalScale {
-    match container {
-        FloatContainer::ModelOpt => nvfp4::GlobalScale::Multiplier,
-        _ => nvfp4::GlobalScale::Divisor,
-    }
 }
 
 /// A note on the experts whose w1 and w3 were requantized; `None` if there are none.
@@ -266,17 +262,17 @@ pub fn requantized(
     })
 }
 
-/// The NVFP4 global scales of gate and up of every expert.
+/// The global scales of gate and up of every expert.
 ///
 /// # Errors
-/// See [`nvfp4::w13_global_scales`].
+/// See [`w13_global_scales`].
 pub fn w13_scales(
     model: &Model<'_>,
     module: &str,
     experts: &[Vec<Bound>],
     container: FloatContainer,
-    policy: nvfp4::W13Scale,
-) -> Result<nvfp4::W13Scales> {
+    policy: W13Scale,
+) -> Result<W13Scales> {
     let mut values = Vec::with_capacity(2 * experts.len());
     for matrices in experts {
         for bound in matrices {
@@ -294,7 +290,7 @@ pub fn w13_scales(
     }
     let name = format!("{module}.w13_weight_global_scale");
     let tensor = Tensor::from_vec(name, DType::F32, vec![experts.len(), 2], values)?;
-    nvfp4::w13_global_scales(&tensor, global_scale(container), policy)
+    w13_global_scales(&tensor, container.global_scale(), policy)
 }
 
 /// Codes `[sum of widths, K]`, requantized to the largest scale of the shards, and that scale.
@@ -311,63 +307,6 @@ fn one_scale<'m>(
     let largest = merge_shards(scale.name(), &mut codes, size_k, widths, &floats(scale)?, rule)?;
     let weight = Tensor::from_vec(name, DType::F8E4M3, shape, codes)?;
     Ok((weight, Tensor::from_vec(scale.name(), DType::F32, vec![1], vec![largest])?))
-}
-
-fn wna16<'m>(
-    name: &str,
-    w: &Wna16Scheme,
-    weight: Tensor<'m>,
-    scale: Tensor<'m>,
-    zeros: Option<Tensor<'m>>,
-    g_idx: Option<Tensor<'m>>,
-    bias: Option<Tensor<'m>>,
-) -> Result<Weight<'m>> {
-    let (bits, group_size) = (w.bits(), w.group_size);
-    let ct = compressed_tensors::Scheme {
-        bits,
-        group_size,
-        symmetric: w.symmetric(),
-        act_order: w.desc_act,
-    };
-    match w.checkpoint_format {
-        IntContainer::Gptq | IntContainer::GptqV2 => {
-            let zero_points = match w.checkpoint_format {
-                IntContainer::Gptq => gptq::ZeroPoints::V1,
-                _ => gptq::ZeroPoints::V2,
-            };
-            let scheme = gptq::Scheme {
-                bits,
-                group_size,
-                desc_act: w.desc_act,
-                sym: w.symmetric(),
-                zeros: zero_points,
-            };
-            gptq::GptqTensors { qweight: weight, scales: scale, qzeros: zeros, g_idx, bias }
-                .unpack(name, &scheme)
-        }
-        IntContainer::Awq => {
-            let qzeros = need(zeros, name, "qzeros")?;
-            awq::AwqTensors { qweight: weight, scales: scale, qzeros, bias }
-                .unpack(name, &awq::Scheme { bits, group_size })
-        }
-        IntContainer::CtPackQuantized => compressed_tensors::PackedTensors {
-            weight_packed: weight,
-            weight_scale: scale,
-            weight_zero_point: zeros,
-            weight_shape: None,
-            weight_g_idx: g_idx,
-            bias,
-        }
-        .unpack(name, &ct),
-        IntContainer::CtIntQuantized => compressed_tensors::IntTensors {
-            weight,
-            weight_scale: scale,
-            weight_zero_point: zeros,
-            weight_g_idx: g_idx,
-            bias,
-        }
-        .unpack(name, &ct),
-    }
 }
 
 /// Checks `weight_shape`, if present, against `weight_packed`. Otherwise a K that does not fill

@@ -1,6 +1,6 @@
 //! Options that change the values or sizes of experts between the file and a kernel's format.
 
-use marlinspike::formats::nvfp4::W13Scale;
+use marlinspike::formats::global_scale::W13Scale;
 use marlinspike::prepare::requantize::Requantize;
 
 /// How experts are prepared.
@@ -9,7 +9,7 @@ pub struct Preparation {
     /// FP8 experts whose w1 and w3 have one scale each: how codes are requantized to the larger
     /// scale. `None` keeps both as column scales.
     pub requantize: Option<Requantize>,
-    /// NVFP4 experts whose w1 and w3 have different global scales: the scale to use.
+    /// Experts whose w1 and w3 have different global scales: the scale to use.
     pub w13_scale: W13Scale,
     /// Whether the sizes of gpt-oss experts are rounded up as upstream's kernel requires.
     pub padding: bool,

@@ -2,13 +2,14 @@
 //! upstream's layers register and load ([`marlinspike::layers`]).
 
 use marlinspike::config::{
-    ActivationScheme, FloatContainer, Fp8Scheme, GptqParams, IntContainer, ScaleStrategy, Scheme,
-    Wna16Scheme, ZeroPoints,
+    ActivationScheme, FloatContainer, Fp8Scheme, GptqParams, ScaleStrategy, Scheme, Wna16Scheme,
+    ZeroPoints,
 };
-use marlinspike::formats::MX_FORMATS;
+use marlinspike::formats::integers::IntFormat;
+use marlinspike::formats::{BLOCK_FORMATS, compressed_tensors, gptq as gptq_format, nvfp4};
 use marlinspike::layers::slices::{self, ExpertMatrix};
 use marlinspike::layers::{
-    LayerParams, LinearShard, MoeShard, ParamSpec, Role, ScaleKind, ct_fp8_moe, ct_nvfp4_moe,
+    LayerParams, LinearShard, MoeShard, ParamSpec, Role, ScaleKind, ct_block_moe, ct_fp8_moe,
     ct_w4a8_int8_moe, ct_wna16_linear, fp8_linear, gptq_linear, gptq_moe, mx_linear,
 };
 use marlinspike::num::dims::GroupSize;
@@ -22,7 +23,7 @@ use crate::model::bind::{Binding, Found, Part, bindings};
 const SIZE_K: usize = 512;
 const SIZE_N: usize = 768;
 
-fn wna16(format: IntContainer, desc_act: bool, symmetric: bool) -> Wna16Scheme {
+fn wna16(format: &'static IntFormat, desc_act: bool, symmetric: bool) -> Wna16Scheme {
     Wna16Scheme {
         checkpoint_format: format,
         weight_type: if symmetric { ScalarType::UINT4B8 } else { ScalarType::UINT4 },
@@ -113,12 +114,12 @@ fn linear(scheme: &Scheme, layer: impl Fn(&LinearShard) -> LayerParams) {
 fn linear_layers_are_cut_as_upstream_cuts_them() {
     let device = Capability::cuda(9, 0);
     for desc_act in [false, true] {
-        let scheme = Scheme::Wna16(wna16(IntContainer::Gptq, desc_act, true));
+        let scheme = Scheme::Wna16(wna16(&gptq_format::FORMAT, desc_act, true));
         linear(&scheme, |shard| {
             gptq_linear(&gptq(desc_act), shard, DType::BF16, false, &device).unwrap()
         });
         for symmetric in [true, false] {
-            let w = wna16(IntContainer::CtPackQuantized, desc_act, symmetric);
+            let w = wna16(&compressed_tensors::PACKED, desc_act, symmetric);
             linear(&Scheme::Wna16(w.clone()), |shard| {
                 ct_wna16_linear(&w, shard, DType::BF16, &device).unwrap()
             });
@@ -128,8 +129,9 @@ fn linear_layers_are_cut_as_upstream_cuts_them() {
         linear(&Scheme::Fp8(f.clone()), |shard| fp8_linear(&f, shard).unwrap());
     }
     let container = FloatContainer::CompressedTensors;
-    for format in MX_FORMATS {
-        linear(&Scheme::Mx { format, container }, |shard| mx_linear(format, shard).unwrap());
+    for format in BLOCK_FORMATS.into_iter().filter(|f| !f.has_global_scale()) {
+        let scheme = Scheme::Block { format, container, weight_only: true };
+        linear(&scheme, |shard| mx_linear(format, shard).unwrap());
     }
 }
 
@@ -182,7 +184,7 @@ fn experts(scheme: &Scheme, layer: impl Fn(&MoeShard) -> LayerParams) {
 #[test]
 fn experts_are_cut_as_upstream_cuts_them() {
     for desc_act in [false, true] {
-        let scheme = Scheme::Wna16(wna16(IntContainer::Gptq, desc_act, true));
+        let scheme = Scheme::Wna16(wna16(&gptq_format::FORMAT, desc_act, true));
         experts(&scheme, |shard| gptq_moe(&gptq(desc_act), shard, false).unwrap());
     }
     for f in fp8_schemes() {
@@ -191,9 +193,10 @@ fn experts_are_cut_as_upstream_cuts_them() {
         experts(&Scheme::Fp8(f.clone()), |shard| ct_fp8_moe(&f, shard).unwrap());
     }
     let container = FloatContainer::CompressedTensors;
-    experts(&Scheme::Nvfp4 { container, weight_only: false }, |s| ct_nvfp4_moe(s).unwrap());
+    let scheme = Scheme::Block { format: &nvfp4::FORMAT, container, weight_only: false };
+    experts(&scheme, |s| ct_block_moe(&nvfp4::FORMAT, s).unwrap());
     let group_size = GroupSize::Of(64);
-    let checkpoint_format = IntContainer::CtIntQuantized;
+    let checkpoint_format = &compressed_tensors::BYTES;
     experts(&Scheme::W4A8Int8 { group_size, checkpoint_format }, |shard| {
         ct_w4a8_int8_moe(group_size, shard).unwrap()
     });

@@ -1,7 +1,7 @@
 //! The tensors of a matrix of each scheme, and the dimensions along which K and N run.
 
-use marlinspike::config::{FloatContainer, IntContainer, ScaleStrategy, Scheme};
-use marlinspike::formats::mx;
+use marlinspike::config::{ScaleStrategy, Scheme};
+use marlinspike::formats::integers::{IntFormat, Packing};
 use marlinspike::num::dims::{GroupSize, Shape};
 
 use super::layers::Matrix;
@@ -18,9 +18,9 @@ pub enum Part {
     Zeros,
     /// The group of each row.
     GIdx,
-    /// NVFP4's second scale.
+    /// The scale over all blocks.
     Global,
-    /// Scale of static activations (NVFP4: the activations' global scale).
+    /// Scale of static activations (block formats: the activations' global scale).
     InputScale,
     /// Bias.
     Bias,
@@ -80,35 +80,24 @@ const fn part(
 
 /// The tensors of integer codes, `pack` per word; `groups` is the axis of the groups of k.
 fn integers(
-    format: IntContainer,
+    format: &'static IntFormat,
     pack: usize,
     groups: impl Fn(usize) -> Option<Axis>,
 ) -> Vec<Binding> {
-    match format {
-        IntContainer::Gptq | IntContainer::GptqV2 => vec![
-            part(Part::Weight, &["qweight"], axis(0, pack), axis(1, 1)),
-            part(Part::Scale, &["scales"], groups(0), axis(1, 1)),
-            part(Part::Zeros, &["qzeros"], groups(0), axis(1, pack)),
-            part(Part::GIdx, &["g_idx"], axis(0, 1), None),
-        ],
-        IntContainer::Awq => vec![
-            part(Part::Weight, &["qweight"], axis(0, 1), axis(1, pack)),
-            part(Part::Scale, &["scales"], groups(0), axis(1, 1)),
-            part(Part::Zeros, &["qzeros"], groups(0), axis(1, pack)),
-        ],
-        IntContainer::CtPackQuantized => vec![
-            part(Part::Weight, &["weight_packed"], axis(1, pack), axis(0, 1)),
-            part(Part::Scale, &["weight_scale"], groups(1), axis(0, 1)),
-            part(Part::Zeros, &["weight_zero_point"], groups(1), axis(0, pack)),
-            part(Part::GIdx, &["weight_g_idx"], axis(0, 1), None),
-        ],
-        IntContainer::CtIntQuantized => vec![
-            part(Part::Weight, &["weight"], axis(1, 1), axis(0, 1)),
-            part(Part::Scale, &["weight_scale"], groups(1), axis(0, 1)),
-            part(Part::Zeros, &["weight_zero_point"], groups(1), axis(0, 1)),
-            part(Part::GIdx, &["weight_g_idx"], axis(0, 1), None),
-        ],
-    }
+    let [k, n] = if format.columns_first { [1, 0] } else { [0, 1] };
+    let (per_k, per_n, per_zero) = match format.packing {
+        Packing::AlongK => (pack, 1, pack),
+        Packing::AlongN(_) => (1, pack, pack),
+        Packing::Bytes => (1, 1, 1),
+    };
+    let names = format.names;
+    let bind = |name: &'static &'static str, of, k, n| part(of, std::slice::from_ref(name), k, n);
+    vec![
+        bind(&names.weight, Part::Weight, axis(k, per_k), axis(n, per_n)),
+        bind(&names.scales, Part::Scale, groups(k), axis(n, 1)),
+        bind(&names.zeros, Part::Zeros, groups(k), axis(n, per_zero)),
+        bind(&names.g_idx, Part::GIdx, axis(0, 1), None),
+    ]
 }
 
 /// The tensors of a matrix of `scheme`, the weight first; empty if the scheme is unquantized.
@@ -136,33 +125,26 @@ pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
                 optional(part(Part::InputScale, &["input_scale"], None, None)),
             ]
         }
-        Scheme::Mx { container: FloatContainer::GptOss, .. } => vec![
-            part(Part::Weight, &["blocks"], axis(1, mx::BLOCK), axis(0, 1)),
-            part(Part::Scale, &["scales"], axis(1, mx::BLOCK), axis(0, 1)),
+        Scheme::Block { format, container, .. } if container.stacks_experts() => vec![
+            part(Part::Weight, &["blocks"], axis(1, format.block), axis(0, 1)),
+            part(Part::Scale, &["scales"], axis(1, format.block), axis(0, 1)),
         ],
-        Scheme::Mx { format, .. } => vec![
-            part(
-                Part::Weight,
-                format.weight_suffixes,
-                axis(1, format.codes_per_byte()),
-                axis(0, 1),
-            ),
-            part(Part::Scale, format.scale_suffixes, axis(1, mx::BLOCK), axis(0, 1)),
-        ],
-        Scheme::Nvfp4 { .. } => vec![
-            part(Part::Weight, &["weight_packed", "weight"], axis(1, 2), axis(0, 1)),
-            part(Part::Scale, &["weight_scale"], axis(1, 16), axis(0, 1)),
-            part(Part::Global, &["weight_global_scale", "weight_scale_2"], None, None),
-            optional(part(Part::InputScale, &["input_global_scale", "input_scale"], None, None)),
-        ],
-        Scheme::W4A8Int8 { checkpoint_format: IntContainer::CtIntQuantized, .. } => vec![
-            part(Part::Weight, &["weight"], axis(1, 1), axis(0, 1)),
-            part(Part::Scale, &["weight_scale"], groups(1), axis(0, 1)),
-        ],
-        Scheme::W4A8Int8 { .. } => vec![
-            part(Part::Weight, &["weight_packed"], axis(1, pack), axis(0, 1)),
-            part(Part::Scale, &["weight_scale"], groups(1), axis(0, 1)),
-        ],
+        Scheme::Block { format, .. } => {
+            let packed = axis(1, format.codes_per_byte());
+            let float = |of, suffixes| part(of, suffixes, None, None);
+            let mut list = vec![
+                part(Part::Weight, format.weight_suffixes, packed, axis(0, 1)),
+                part(Part::Scale, format.scale_suffixes, axis(1, format.block), axis(0, 1)),
+            ];
+            if format.has_global_scale() {
+                list.push(float(Part::Global, format.global_suffixes));
+            }
+            if format.quantizes_activations() {
+                list.push(optional(float(Part::InputScale, format.input_suffixes)));
+            }
+            list
+        }
+        Scheme::W4A8Int8 { checkpoint_format, .. } => integers(checkpoint_format, pack, groups),
         Scheme::W8A8Int8 { .. } => {
             vec![part(Part::Weight, &["weight"], axis(1, 1), axis(0, 1))]
         }
@@ -287,9 +269,9 @@ impl Bound {
             Err(e) => return refused(e.to_string()),
         };
         // GPTQ stores [groups, N], compressed-tensors [N, groups].
-        let (dim, form) = match w.checkpoint_format {
-            IntContainer::CtPackQuantized | IntContainer::CtIntQuantized => (1, "[N, groups]"),
-            _ => (0, "[groups, N]"),
+        let (dim, form) = match w.checkpoint_format.columns_first {
+            true => (1, "[N, groups]"),
+            false => (0, "[groups, N]"),
         };
         for found in [Part::Scale, Part::Zeros].into_iter().filter_map(|part| self.get(part)) {
             if found.shape.get(dim) != Some(&groups) {

@@ -214,7 +214,7 @@ impl Layers {
         parts: &BTreeSet<&str>,
     ) -> Result<(), ModelError> {
         let scheme = scheme_of(model, module, parts, true)?;
-        if !matches!(scheme, Scheme::Mx { .. }) {
+        if !matches!(scheme, Scheme::Block { format, .. } if !format.has_global_scale()) {
             let found = format!("`..._blocks` tensors, but the config says {}", scheme.label());
             return Err(ModelError::module(module, found));
         }

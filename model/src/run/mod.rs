@@ -150,7 +150,7 @@ pub fn list(model: &Path, routing: Option<&Path>) -> Result<Vec<String>, RunErro
 
 /// Whether layers of this scheme run as a method says, and not on the int4 path.
 fn has_method(scheme: &Scheme) -> bool {
-    matches!(scheme, Scheme::Fp8(_) | Scheme::Mx { .. } | Scheme::Nvfp4 { .. })
+    matches!(scheme, Scheme::Fp8(_) | Scheme::Block { .. })
 }
 
 /// The layer to run as its method says; none where the int4 path is to take it, or to refuse it.

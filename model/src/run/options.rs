@@ -4,7 +4,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use marlinspike::case::ActivationRounding;
-use marlinspike::formats::mx::MxFormat;
+use marlinspike::formats::blocks::BlockFormat;
 pub use marlinspike::layouts::flashinfer::Nvfp4Backend;
 use marlinspike::method::Arithmetic;
 use marlinspike::num::scalar::ScalarType;
@@ -14,13 +14,13 @@ use crate::load::preparation::Preparation;
 /// How activations enter the products of a layer outside the int4 path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Activations {
-    /// As the checkpoint says; of MXFP8, whose files need not say it, 16 bits.
+    /// As the checkpoint says; 16 bits of formats whose files need not say it.
     #[default]
     Checkpoint,
     /// 16 bits, as Marlin's kernels have them.
     SixteenBit,
-    /// In this Microscaling format, which must be that of the weights.
-    Mx(&'static MxFormat),
+    /// In this block format, which must be that of the weights.
+    Block(&'static BlockFormat),
 }
 
 /// What a layer outside the int4 path depends on besides its checkpoint.
@@ -28,7 +28,7 @@ pub enum Activations {
 pub struct MethodOptions {
     /// How activations enter.
     pub activations: Activations,
-    /// NVFP4: whose rule gives the activations' global scales.
+    /// Block formats: whose rule gives the activations' global scales.
     pub backend: Nvfp4Backend,
     /// How experts' numbers are prepared.
     pub preparation: Preparation,

@@ -1,7 +1,7 @@
-//! A file system in memory, whose calls can be made to fail and which can lose its power.
+//! A file system in memory whose calls can fail and whose power can be cut.
 //!
-//! What is durable: a file's bytes as of its last sync, a name as of its folder's last sync. Everything
-//! later may survive a loss of power in part and in any combination.
+//! Durable are: a file's bytes as of its last sync, a name as of its folder's last sync. Any part
+//! of later changes may survive a power cut, in any combination.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -14,35 +14,35 @@ use marlinspike_model::convert::io::{FileStat, Locked, Storage, StorageLock, Sto
 
 use super::Noise;
 
-/// What happens at a call, by its number.
+/// A fault at the call of a given number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// This call and all later ones do nothing: the process is killed.
+    /// The process is killed: this call and all later ones have no effect.
     Kill,
     /// This call fails once.
     Error(io::ErrorKind),
-    /// From this call on, the disk takes no more bytes or files.
+    /// From this call on, the disk is full.
     Full,
-    /// From this call on, each write takes a part of its bytes.
+    /// From this call on, each write writes only a part of its bytes.
     Short,
     /// This call is interrupted by a signal, if it reads or writes.
     Interrupted,
-    /// The first sync from this call on fails, and what it should have written is never written.
+    /// The first sync from this call on fails, and its data is never written.
     FailedSync,
     /// This write succeeds, with one bit flipped.
     Flip,
-    /// This write succeeds, and writes nothing.
+    /// This write succeeds without writing.
     Lost,
 }
 
-/// What a loss of power leaves.
+/// State of the disk after a power cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Power {
-    /// What was durable.
+    /// Only durable data.
     Durable,
-    /// All names, but of each file what was durable.
+    /// All names, with each file's durable bytes.
     NamesOnly,
-    /// Of everything that was not durable, some: by this seed.
+    /// A random part of the data that was not durable, by this seed.
     Some(u32),
 }
 
@@ -121,7 +121,7 @@ enum Call {
 }
 
 impl State {
-    /// Counts a call, and says how it fails.
+    /// Counts a call and returns its fault.
     fn call(&mut self, call: Call) -> io::Result<Option<Fault>> {
         let number = self.calls;
         self.calls += 1;
@@ -204,7 +204,7 @@ impl MemoryDisk {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A disk of its own with the same contents, all of them durable.
+    /// A separate disk with the same contents, all durable.
     pub fn copy(&self) -> Self {
         let state = self.state();
         let settled =
@@ -227,7 +227,7 @@ impl MemoryDisk {
         state.hook = Some((at, Box::new(hook)));
     }
 
-    /// Whether the hook has not been run.
+    /// Whether the hook has not run.
     pub fn hook_waits(&self) -> bool {
         self.state().hook.is_some()
     }
@@ -242,13 +242,13 @@ impl MemoryDisk {
         self.state().calls
     }
 
-    /// The machine goes on, without faults.
+    /// Continues without faults.
     pub fn revive(&self) {
         let mut state = self.state();
         (state.killed, state.fault, state.hook) = (false, None, None);
     }
 
-    /// The power fails and comes back.
+    /// Cuts the power and restarts.
     pub fn lose_power(&self, power: Power) {
         self.revive();
         let mut state = self.state();
@@ -283,7 +283,7 @@ impl MemoryDisk {
         state.names.iter().map(|(p, &i)| (name(p), state.inodes[i].now.clone())).collect()
     }
 
-    /// Changes a file behind everybody's back.
+    /// Changes a file without a call of the program.
     pub fn edit(&self, path: &Path, edit: impl FnOnce(&mut Vec<u8>)) {
         let mut state = self.state();
         let inode = state.inode(path).unwrap();
@@ -292,7 +292,7 @@ impl MemoryDisk {
         inode.durable = inode.now.clone();
     }
 
-    /// Adds a file behind everybody's back.
+    /// Adds a file without a call of the program.
     pub fn add(&self, path: &Path, bytes: &[u8]) {
         let mut state = self.state();
         let bytes = bytes.to_vec();
@@ -302,7 +302,7 @@ impl MemoryDisk {
         state.durable.insert(path.to_owned(), inode);
     }
 
-    /// Removes a file behind everybody's back.
+    /// Removes a file without a call of the program.
     pub fn delete(&self, path: &Path) {
         let mut state = self.state();
         state.names.remove(path).unwrap();
@@ -347,7 +347,7 @@ impl StoredFile for MemoryFile {
         let (state, _) = self.disk.begin(Call::Read)?;
         let bytes = &state.inodes[self.inode].now;
         let rest = bytes.get(at as usize..).unwrap_or_default();
-        // Less than what is asked for, to be asked again.
+        // A short read; the caller must read again.
         let n = rest.len().min(buffer.len()).min(3000);
         buffer[..n].copy_from_slice(&rest[..n]);
         Ok(n)
@@ -364,7 +364,7 @@ impl StoredFile for MemoryFile {
         let inode = &mut state.inodes[self.inode];
         inode.pending.clear();
         if fault == Some(Fault::FailedSync) {
-            // As Linux does it: the pages count as clean, though they were never written.
+            // As on Linux: the pages become clean although they were never written.
             return Err(io::Error::other("input/output error"));
         }
         inode.durable = inode.now.clone();

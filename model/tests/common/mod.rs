@@ -9,6 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use marlinspike::container::{Container, write_container};
+use marlinspike::formats::global_scale::GlobalScale;
 use marlinspike::formats::{awq, compressed_tensors, fp8, gptq, mxfp4, mxfp8, nvfp4};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
@@ -16,7 +17,7 @@ use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use serde_json::{Value, json};
 
-/// A small generator: the tests need variety, not quality.
+/// A small generator; the tests do not need good random numbers.
 pub struct Noise(u64);
 
 impl Noise {
@@ -151,7 +152,7 @@ impl Format {
         }
     }
 
-    /// A random weight. `family` names what must agree between gate and up.
+    /// A random weight. Gate and up have the same `family` and share what must agree.
     pub fn weight(self, name: &str, family: &str, shape: Shape) -> Weight<'static> {
         let mut noise = Noise::new(name);
         let ty = self.ty();
@@ -167,7 +168,7 @@ impl Format {
             ScalarType::FLOAT8_E8M0FNU => {
                 TableData::B8((0..len).map(|_| 110 + (noise.next() % 20) as u8).collect())
             }
-            // Normal numbers, none so small that the kernel's format flushes it.
+            // Normal numbers that the kernel's format does not flush.
             ScalarType::FLOAT8_E4M3FN => {
                 TableData::B8((0..len).map(|_| 0x20 + (noise.next() % 0x50) as u8).collect())
             }
@@ -211,7 +212,7 @@ impl Format {
         }
     }
 
-    /// The weight's tensors as the format's checkpoints have them.
+    /// The weight's tensors in the form of the format's checkpoints.
     pub fn tensors(self, w: &Weight<'static>) -> Vec<Tensor<'static>> {
         let float = |weight: Tensor<'static>, scale: Tensor<'static>| vec![weight, scale];
         let packed = |t: Tensor<'static>| {
@@ -234,11 +235,11 @@ impl Format {
                 list.into_iter().flatten().collect()
             }
             Self::Fp8Channel => {
-                let t = fp8::Fp8Tensors::pack(w, &fp8::Scheme::Channel).unwrap();
+                let t = fp8::Fp8Tensors::pack(w, &fp8::Fp8Scales::Channel).unwrap();
                 float(t.weight, t.weight_scale)
             }
             Self::Fp8Block => {
-                let scheme = fp8::Scheme::Block { block_n: 128, block_k: 128 };
+                let scheme = fp8::Fp8Scales::Block { block_n: 128, block_k: 128 };
                 let t = fp8::Fp8Tensors::pack(w, &scheme).unwrap();
                 float(t.weight, t.weight_scale)
             }
@@ -251,7 +252,7 @@ impl Format {
                 float(packed(t.weight), t.weight_scale)
             }
             Self::Nvfp4 => {
-                let t = nvfp4::Nvfp4Tensors::pack(w, nvfp4::GlobalScale::Divisor).unwrap();
+                let t = nvfp4::Nvfp4Tensors::pack(w, GlobalScale::Divisor).unwrap();
                 vec![packed(t.weight), t.weight_scale, t.weight_global_scale]
             }
         }
@@ -282,7 +283,7 @@ pub fn modules() -> Vec<(String, String, Shape)> {
     list
 }
 
-/// Writes a model of two shards to `dir`; the weights by module.
+/// Writes a model of two shards to `dir`. Returns the weights by module.
 pub fn write_model(format: Format, dir: &Path) -> BTreeMap<String, Weight<'static>> {
     let mut weights = BTreeMap::new();
     let mut tensors = Vec::new();
@@ -362,7 +363,7 @@ impl Converted {
         layer
     }
 
-    /// A tensor of a layer by its role; of expert `e`, where there are experts.
+    /// A tensor of a layer by its role, or of expert `e` of a layer with experts.
     pub fn tensor(
         &self,
         layer: &str,

@@ -5,7 +5,7 @@
 //! use marlinspike::case::Op;
 //! use marlinspike_proptests::campaign::{Campaign, Filter, Limit, Outputs, Trial};
 //!
-//! // A kernel that returns the expected bits, with one column's bias forgotten.
+//! // A kernel that only flips the highest bit of every code.
 //! let campaign = Campaign::new(Op::Preprocess, 7, Filter::default())?;
 //! let mut wrong = |trial: &Trial| {
 //!     let mut qweight = trial.case.inputs["qweight"].elements::<u32>().into_owned();
@@ -308,33 +308,38 @@ impl Campaign {
     /// Runs the kernel on one case and judges its outputs.
     ///
     /// # Errors
-    /// Returns the reference's error for inputs that it refuses.
+    /// None. A trial's inputs are valid, so outputs that `check` refuses, such as `topk_ids` out of
+    /// range, are the kernel's fault.
     pub fn judge(
         &self,
         kernel: &mut dyn Kernel,
         trial: &Trial,
     ) -> Result<Judgement, CampaignError> {
+        let wrong = |fault| Ok(Judgement::Wrong(Box::new(Failure::fault(trial, fault))));
+        let unreadable = |detail| wrong(Fault::Unreadable { detail });
         let outputs = match kernel.run(trial) {
             Ok(outputs) => outputs,
             Err(Fault::Unsupported { reason }) => return Ok(Judgement::Skipped(reason)),
-            Err(fault) => return Ok(Judgement::Wrong(Box::new(Failure::fault(trial, fault)))),
+            Err(fault) => return wrong(fault),
         };
         let mut case = trial.case.clone();
         for (name, tensor) in outputs {
             if !trial.wanted.iter().any(|wanted| wanted.name == name) {
                 let expected: Vec<_> = trial.wanted.iter().map(|w| w.name.as_str()).collect();
-                let detail = format!("found output `{name}`, expected {}", expected.join(", "));
-                let fault = Fault::Unreadable { detail };
-                return Ok(Judgement::Wrong(Box::new(Failure::fault(trial, fault))));
+                return unreadable(format!(
+                    "found output `{name}`, expected {}",
+                    expected.join(", ")
+                ));
             }
             case.add_output(&name, tensor);
         }
         if let Some(absent) = trial.wanted.iter().find(|w| !case.outputs.contains_key(&w.name)) {
-            let detail = format!("output `{}` is absent", absent.name);
-            let fault = Fault::Unreadable { detail };
-            return Ok(Judgement::Wrong(Box::new(Failure::fault(trial, fault))));
+            return unreadable(format!("output `{}` is absent", absent.name));
         }
-        let report = check_case_as(&case, &self.declared)?;
+        let report = match check_case_as(&case, &self.declared) {
+            Ok(report) => report,
+            Err(error) => return unreadable(error.to_string()),
+        };
         Ok(match report.verdict {
             Verdict::Pass => Judgement::Pass,
             Verdict::Fail => Judgement::Wrong(Box::new(Failure::wrong(case, report))),

@@ -1,6 +1,7 @@
 //! Files with failing cases, which run first in the next campaign.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use marlinspike::case::{Case, Op};
@@ -10,16 +11,18 @@ use super::{Campaign, CampaignError, Finding, Trial};
 /// Largest file that is read back.
 const LIMIT: u64 = 1 << 30;
 
-/// Writes the minimal case of a finding into `folder`; the name follows from its contents, so a
-/// repeated finding does not add a file.
+/// What turns the system's error about `path` into the campaign's.
+fn io(path: &Path) -> impl FnOnce(io::Error) -> CampaignError {
+    let path = path.to_owned();
+    move |source| CampaignError::Io { path, source }
+}
+
+/// Writes the minimal case of a finding into `folder`; the name follows from the finding's
+/// signature and the case's config, so a repeated finding replaces its file.
 ///
 /// # Errors
 /// [`CampaignError::Io`]; [`CampaignError::Reference`] for a case that cannot be written.
 pub fn keep(folder: &Path, finding: &Finding) -> Result<PathBuf, CampaignError> {
-    let io = |path: &Path| {
-        let path = path.to_owned();
-        move |source| CampaignError::Io { path, source }
-    };
     fs::create_dir_all(folder).map_err(io(folder))?;
     let case = &finding.failure.case;
     let words: String = finding
@@ -47,13 +50,9 @@ fn fnv1a(bytes: &[u8]) -> u32 {
 /// # Errors
 /// [`CampaignError::Io`], and [`CampaignError::Reference`] for a file that is not a case.
 pub fn kept(campaign: &Campaign, folder: &Path) -> Result<Vec<(PathBuf, Trial)>, CampaignError> {
-    let io = |path: &Path| {
-        let path = path.to_owned();
-        move |source| CampaignError::Io { path, source }
-    };
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(io(folder)(error)),
     };
     let mut paths = Vec::new();
@@ -69,7 +68,7 @@ pub fn kept(campaign: &Campaign, folder: &Path) -> Result<Vec<(PathBuf, Trial)>,
         let length = fs::metadata(&path).map_err(io(&path))?.len();
         if length > LIMIT {
             let problem = format!("found a file of {length} bytes, expected at most {LIMIT}");
-            return Err(CampaignError::Kernel { kernel: path.display().to_string(), problem });
+            return Err(io(&path)(io::Error::new(io::ErrorKind::FileTooLarge, problem)));
         }
         let bytes = fs::read(&path).map_err(io(&path))?;
         let case = owned(Case::parse(&bytes)?);

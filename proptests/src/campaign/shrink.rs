@@ -233,7 +233,8 @@ impl<'c, 'k> Shrinker<'c, 'k> {
         self.rebuilt(case, trial)
     }
 
-    /// The trial of a case whose inputs were edited, its reference outputs computed anew.
+    /// The trial of a case whose rows or values were edited, with the reference outputs that still
+    /// apply.
     fn rebuilt(&self, mut case: Case<'static>, of: &Trial) -> Result<Option<Trial>, CampaignError> {
         if case.validate().is_err() {
             return Ok(None);

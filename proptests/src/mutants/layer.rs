@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use marlinspike::Result;
 use marlinspike::act_order;
-use marlinspike::case::{Activation, CheckpointFormat, MoeConfig};
+use marlinspike::case::{Activation, MoeConfig};
 use marlinspike::layouts::marlin::{Activations, ScalePermutation};
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::layer::Arithmetic;
@@ -68,12 +68,12 @@ fn always(_: &MoeConfig) -> bool {
     true
 }
 
-fn nvfp4(c: &MoeConfig) -> bool {
-    c.quant.checkpoint_format == CheckpointFormat::Nvfp4
+fn has_global_scale(c: &MoeConfig) -> bool {
+    c.quant.checkpoint_format.has_global_scale()
 }
 
 fn has_groups(c: &MoeConfig) -> bool {
-    c.quant.group_size != GroupSize::Channel && !nvfp4(c)
+    c.quant.group_size != GroupSize::Channel && !has_global_scale(c)
 }
 
 fn has_g_idx(c: &MoeConfig) -> bool {
@@ -201,14 +201,14 @@ pub fn layers() -> Vec<WrongLayer> {
             layer.activation.exchanged = layer.activation.is_gated();
             Ok(layer.forward(&input.x, input.routed(), &layer.canonical()?)?.y)
         }),
-        local("NVFP4: the first expert's global scale for all", nvfp4, |_, l| {
+        local("NVFP4: the first expert's global scale for all", has_global_scale, |_, l| {
             let first = l.w13[0].global_scale;
             each(&mut l.w13, |w| {
                 w.global_scale = first;
                 Ok(())
             })
         }),
-        local("NVFP4: multiplied where the format divides", nvfp4, |_, l| {
+        local("NVFP4: multiplied where the format divides", has_global_scale, |_, l| {
             each(&mut l.w2, |w| {
                 w.global_scale = w.global_scale.map(|g| 1.0 / g);
                 Ok(())
@@ -221,7 +221,7 @@ pub fn layers() -> Vec<WrongLayer> {
         ),
         local(
             "zero points off by one",
-            |c| c.quant.checkpoint_format == CheckpointFormat::Awq,
+            |c| c.quant.has_zero_points(),
             |_, l| {
                 each(&mut l.w2, |w| {
                     w.zeros = w.zeros.as_ref().map(|z| z.map(z.ty(), |b| b ^ 1));
@@ -231,7 +231,7 @@ pub fn layers() -> Vec<WrongLayer> {
         ),
         local(
             "w2's scales twice as large",
-            |c| !nvfp4(c) && c.quant.checkpoint_format.fixed_group().is_none(),
+            |c| !has_global_scale(c) && c.quant.checkpoint_format.fixed_group().is_none(),
             |_, l| {
                 each(&mut l.w2, |w| {
                     w.scales = doubled(&w.scales);
@@ -317,7 +317,7 @@ pub fn layers() -> Vec<WrongLayer> {
         atomics(),
         mutant(
             "NVFP4: the global scale in the router weight, so the bias is scaled too",
-            |c| nvfp4(c) && has_bias(c),
+            |c| has_global_scale(c) && has_bias(c),
             |input| {
                 let mut local = input.local()?;
                 each(&mut local.w2, |w| {
@@ -333,7 +333,7 @@ pub fn layers() -> Vec<WrongLayer> {
                 Ok(local.stages(input)?.y)
             },
         ),
-        mutant("cast to the activation type before the global scale", nvfp4, early_cast),
+        mutant("cast to the activation type before the global scale", has_global_scale, early_cast),
         mutant(
             "8-bit activations: a row of zeros gives NaN",
             |c| c.quant.input_dtype.is_some(),

@@ -16,7 +16,7 @@ mod scales;
 mod zeros;
 
 pub use align::{AlignBlocks, AlignInput};
-pub use awq::{AwqInput, AwqRepack};
+pub use awq::{AwqInput, AwqRepack, AwqZeroPoints, AwqZerosInput};
 pub use cases::*;
 pub use distribution::Distribution;
 pub use dyn_quant::{
@@ -33,9 +33,7 @@ pub use scales::{
     BiasInput, Int8Input, Int8Scales, MxInput, MxScales, Nvfp4Input, Nvfp4Scales, PermuteBias,
     PermuteScales, ScalesInput,
 };
-pub use zeros::{
-    AwqZeroPoints, AwqZerosInput, GptqZeroPoints, GptqZerosInput, Preprocess, PreprocessInput,
-};
+pub use zeros::{GptqZeroPoints, GptqZerosInput, Preprocess, PreprocessInput};
 
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;

@@ -8,6 +8,7 @@ use std::fmt;
 use marlinspike::Result;
 use marlinspike::act_order;
 use marlinspike::case::{CheckpointFormat, QuantConfig};
+use marlinspike::formats;
 use marlinspike::moe::layer::input_global_scale;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
@@ -33,10 +34,8 @@ pub struct ProductWeight {
 
 /// Formats, each with a weight type.
 fn forms() -> Vec<(CheckpointFormat, ScalarType)> {
-    let of = |&(_, format): &(_, CheckpointFormat)| {
-        format.weight_types().iter().map(move |&t| (format, t))
-    };
-    CheckpointFormat::NAMED.iter().flat_map(of).collect()
+    let of = |&format: &CheckpointFormat| format.weight_types().iter().map(move |&t| (format, t));
+    formats::ALL.iter().flat_map(of).collect()
 }
 
 /// K of one chunk of the canonical schedule, of a part of one, and of two and more; includes odd
@@ -63,8 +62,8 @@ impl ProductWeight {
             let group_size = checkpoint_format.fixed_group().unwrap_or(group_size);
             // Codes whose values the 8-bit type can represent.
             let fits = |input: &ScalarType| match checkpoint_format {
-                CheckpointFormat::Gptq | CheckpointFormat::Awq => weight_type.size_bits() == 4,
-                CheckpointFormat::Mx(format) => {
+                CheckpointFormat::Int(_) => weight_type.size_bits() == 4,
+                CheckpointFormat::Block(format) => {
                     format.fp8_activations && *input == ScalarType::FLOAT8_E4M3FN
                 }
                 _ => false,
@@ -77,9 +76,7 @@ impl ProductWeight {
                 input_dtype,
                 group_size,
                 // Groups of 8-bit products are separate sums, which sorted rows would cut.
-                desc_act: desc_act
-                    && input_dtype.is_none()
-                    && checkpoint_format == CheckpointFormat::Gptq,
+                desc_act: desc_act && input_dtype.is_none() && checkpoint_format.has_act_order(),
                 is_k_full: true,
                 has_bias,
                 tensor_parallel: None,

@@ -1,7 +1,7 @@
 //! Sorting by `g_idx`, sharding of scales, and global scales.
 
 use marlinspike::act_order;
-use marlinspike::layouts::marlin::nvfp4_global_scale;
+use marlinspike::layouts::marlin::kernel_global_scale;
 use marlinspike::num::dims::{GroupSize, LogicalK};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
@@ -184,7 +184,7 @@ impl Operation for Nvfp4GlobalScale {
 
     fn expected(i: &GlobalInput) -> Result<Vec<u32>> {
         let multiplier = if i.divisor { 1.0 / i.gate } else { i.gate };
-        Ok(vec![nvfp4_global_scale(multiplier, i.dtype, i.scale_factor).to_bits()])
+        Ok(vec![kernel_global_scale(multiplier, i.dtype, i.scale_factor).to_bits()])
     }
 
     fn place(_: &GlobalInput, _element: usize, _bit: u32) -> String {

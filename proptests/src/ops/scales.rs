@@ -3,7 +3,7 @@
 use marlinspike::Result;
 use marlinspike::layouts::Layout;
 use marlinspike::layouts::marlin::{
-    Activations, ScaleLayout, ScalePermutation, e8m0_scales, nvfp4_scale_factor, nvfp4_scales,
+    Activations, ScaleLayout, ScalePermutation, e4m3_scale_factor, e4m3_scales, e8m0_scales,
     process_int8_scales,
 };
 use marlinspike::num::dims::{GroupSize, LogicalK};
@@ -225,8 +225,8 @@ impl Operation for Nvfp4Scales {
     fn expected(i: &Nvfp4Input) -> Result<Vec<u8>> {
         let data = TableData::B8(i.scales.clone());
         let table = Table::new(ScalarType::FLOAT8_E4M3FN, i.size_k / 16, i.size_n, data)?;
-        let factor = nvfp4_scale_factor(i.scales.iter().copied(), i.dtype);
-        nvfp4_scales(&table, block_layout(i.size_k, i.size_n, 16)?, factor).map(|t| bytes(&t))
+        let factor = e4m3_scale_factor(i.scales.iter().copied(), i.dtype);
+        e4m3_scales(&table, block_layout(i.size_k, i.size_n, 16)?, factor).map(|t| bytes(&t))
     }
 
     fn place(i: &Nvfp4Input, element: usize, _bit: u32) -> String {

@@ -1,91 +1,16 @@
 //! Zero points, and codes rewritten for fp8 activations.
 
 use marlinspike::Result;
-use marlinspike::formats::{awq, gptq};
-use marlinspike::layouts::Layout;
-use marlinspike::layouts::marlin::{
-    Activations, ZeroPointLayout, int4_to_fp8_asymmetric, int4_to_fp8_symmetric,
-};
+use marlinspike::formats::gptq;
+use marlinspike::formats::integers::IntStorage;
+use marlinspike::layouts::marlin::{int4_to_fp8_asymmetric, int4_to_fp8_symmetric};
 use marlinspike::num::dims::GroupSize;
-use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
-use marlinspike::weight::{Table, TableData};
+use marlinspike::weight::Table;
 use proptest::prelude::*;
 
 use super::{fill, one_of};
 use crate::Operation;
-
-/// `awq_to_marlin_zero_points`.
-#[derive(Debug)]
-pub struct AwqZeroPoints;
-
-/// Arguments of [`AwqZeroPoints`].
-#[derive(Debug, Clone)]
-pub struct AwqZerosInput {
-    /// `[groups, size_n / pack]` in AWQ's order.
-    pub qzeros: Vec<u32>,
-    /// Groups.
-    pub groups: usize,
-    /// Columns.
-    pub size_n: usize,
-    /// 4 or 8.
-    pub num_bits: u32,
-    /// Whether activations have 8 bits.
-    pub is_a_8bit: bool,
-}
-
-impl AwqZerosInput {
-    /// Repacks the zero points, with field i of a word holding column `order[i]`.
-    pub(crate) fn repacked(&self, order: &[usize]) -> Result<Vec<u32>> {
-        let (bits, pack) = (self.num_bits, order.len());
-        let mut codes = vec![0u8; self.groups * self.size_n];
-        for (word, columns) in self.qzeros.iter().zip(codes.chunks_exact_mut(pack)) {
-            for (i, &column) in order.iter().enumerate() {
-                columns[column] = (word >> (i as u32 * bits) & (u32::MAX >> (32 - bits))) as u8;
-            }
-        }
-        let ty = if bits == 4 { ScalarType::UINT4 } else { ScalarType::UINT8 };
-        self.layout()?.pack(&Table::new(ty, self.groups, self.size_n, TableData::B8(codes))?)
-    }
-
-    fn layout(&self) -> Result<ZeroPointLayout> {
-        let act = if self.is_a_8bit { Activations::Bits8 } else { Activations::Bits16 };
-        ZeroPointLayout::new(self.groups, self.size_n, self.num_bits, act)
-    }
-}
-
-impl Operation for AwqZeroPoints {
-    const NAME: &'static str = "awq_to_marlin_zero_points";
-    type Input = AwqZerosInput;
-    type Element = u32;
-
-    fn inputs() -> BoxedStrategy<AwqZerosInput> {
-        let sizes = (1usize..5, one_of(&[64usize, 128, 192, 320]));
-        (sizes, one_of(&[4u32, 8]), any::<bool>(), fill())
-            .prop_map(|((groups, size_n), num_bits, is_a_8bit, fill)| {
-                let qzeros = fill.words(groups * size_n * num_bits as usize / 32);
-                AwqZerosInput { qzeros, groups, size_n, num_bits, is_a_8bit }
-            })
-            .boxed()
-    }
-
-    fn expected(input: &AwqZerosInput) -> Result<Vec<u32>> {
-        input.repacked(awq::column_order(input.num_bits))
-    }
-
-    fn width(input: &AwqZerosInput) -> u32 {
-        input.num_bits
-    }
-
-    fn place(i: &AwqZerosInput, element: usize, bit: u32) -> String {
-        i.layout().map_or_else(|e| e.to_string(), |l| l.locate(element, bit).to_string())
-    }
-
-    fn describe(i: &AwqZerosInput) -> String {
-        let AwqZerosInput { groups, size_n, num_bits, is_a_8bit, .. } = i;
-        format!("groups {groups} size_n {size_n} num_bits {num_bits} is_a_8bit {is_a_8bit}")
-    }
-}
 
 /// GPTQ's `qzeros` as zero points, one byte each.
 #[derive(Debug)]
@@ -146,14 +71,14 @@ impl Operation for GptqZeroPoints {
             g_idx: None,
             bias: None,
         };
-        let scheme = gptq::Scheme {
+        let storage = IntStorage {
             bits: i.num_bits,
             group_size: GroupSize::Of(32),
-            desc_act: false,
-            sym: false,
-            zeros: if i.v2 { gptq::ZeroPoints::V2 } else { gptq::ZeroPoints::V1 },
+            symmetric: false,
+            act_order: false,
         };
-        let weight = tensors.unpack("weight", &scheme)?;
+        let zeros = if i.v2 { gptq::ZeroPoints::V2 } else { gptq::ZeroPoints::V1 };
+        let weight = tensors.unpack("weight", &storage, zeros)?;
         Ok(weight.zeros.iter().flat_map(Table::iter_bits).map(|b| b as u8).collect())
     }
 

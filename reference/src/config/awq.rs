@@ -5,8 +5,9 @@ use serde_json::Value;
 use super::gptq::group_size;
 use super::json::Obj;
 use super::modules::{SkipMatch, is_skipped};
-use super::scheme::{IntContainer, Scheme, Wna16Scheme, ZeroPoints};
+use super::scheme::{Scheme, Wna16Scheme, ZeroPoints};
 use super::{ConfigError, ConfigResult, Module, ModuleKind};
+use crate::formats::awq;
 use crate::num::dims::GroupSize;
 use crate::num::scalar::ScalarType;
 
@@ -84,7 +85,7 @@ impl AwqConfig {
             return Ok(Scheme::Unquantized { reason: "in modules_to_not_convert".to_owned() });
         }
         Ok(Scheme::Wna16(Wna16Scheme {
-            checkpoint_format: IntContainer::Awq,
+            checkpoint_format: &awq::FORMAT,
             weight_type: ScalarType::UINT4,
             group_size: self.group_size,
             desc_act: false,

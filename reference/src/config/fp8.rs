@@ -126,9 +126,11 @@ impl Mxfp4Config {
     /// (upstream has no MXFP4 linear layer and ignores the list for experts).
     pub fn scheme_for(&self, module: &Module<'_>) -> ConfigResult<Scheme> {
         Ok(match module.kind {
-            ModuleKind::Expert | ModuleKind::FusedMoe => {
-                Scheme::Mx { format: &mxfp4::FORMAT, container: FloatContainer::GptOss }
-            }
+            ModuleKind::Expert | ModuleKind::FusedMoe => Scheme::Block {
+                format: &mxfp4::FORMAT,
+                container: FloatContainer::GptOss,
+                weight_only: true,
+            },
             ModuleKind::Linear | ModuleKind::LmHead => Scheme::Unquantized {
                 reason: "MXFP4 checkpoints quantize experts alone".to_owned(),
             },

@@ -6,8 +6,10 @@ use serde_json::Value;
 
 use super::json::{self, Obj};
 use super::modules::{ListSteps, unanimous};
-use super::scheme::{IntContainer, Scheme, Wna16Scheme, ZeroPoints};
+use super::scheme::{Scheme, Wna16Scheme, ZeroPoints};
 use super::{ConfigError, ConfigResult, Module, ModuleKind, PatternBudget, PyPattern};
+use crate::formats::gptq;
+use crate::formats::integers::IntFormat;
 use crate::num::dims::GroupSize;
 use crate::num::scalar::ScalarType;
 
@@ -97,8 +99,8 @@ pub struct GptqMarlinConfig {
     pub modules_in_block_to_quantize: Vec<String>,
     /// Set by AutoRound.
     pub autoround_version: String,
-    /// [`IntContainer::GptqV2`] when `checkpoint_format` is `gptq_v2`.
-    pub checkpoint_format: IntContainer,
+    /// Value of `checkpoint_format`: how zero points are stored.
+    pub checkpoint_format: &'static IntFormat,
     /// Budget of the patterns of `dynamic`.
     budget: Arc<PatternBudget>,
 }
@@ -120,8 +122,8 @@ impl GptqMarlinConfig {
         let declared_desc_act = obj.bool("desc_act")?;
         let sym = obj.bool("sym")?;
         let checkpoint_format = match obj.opt_str("checkpoint_format")? {
-            Some("gptq_v2") => IntContainer::GptqV2,
-            None | Some("" | "gptq") => IntContainer::Gptq,
+            Some("gptq_v2") => &gptq::FORMAT_V2,
+            None | Some("" | "gptq") => &gptq::FORMAT,
             Some(other) => {
                 return Err(ConfigError::bad(
                     obj.path("checkpoint_format"),

@@ -33,11 +33,11 @@ pub use modelopt::{ModelOptAlgo, ModelOptConfig, wildcard};
 pub use modules::{FusedMapping, Module, ModuleKind};
 pub use pattern::{PatternBudget, PyPattern};
 pub use scheme::{
-    ActOrder, ActivationScheme, FloatContainer, Fp8Scheme, IntContainer, ScaleStrategy, Scheme,
-    Wna16Scheme, ZeroPoints,
+    ActOrder, ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme, Wna16Scheme,
+    ZeroPoints,
 };
 
-use crate::formats::MX_FORMATS;
+use crate::formats::BLOCK_FORMATS;
 use json::Obj;
 
 /// A quantization config of one of the known families.
@@ -58,15 +58,15 @@ pub enum QuantConfig {
     Mxfp4(Mxfp4Config),
 }
 
-/// ModelOpt's names for Microscaling formats.
-fn modelopt_mx() -> impl Iterator<Item = &'static str> {
-    MX_FORMATS.into_iter().filter_map(|format| format.quant_method)
+/// ModelOpt's names for block formats.
+fn modelopt_blocks() -> impl Iterator<Item = &'static str> {
+    BLOCK_FORMATS.into_iter().filter_map(|format| format.quant_method)
 }
 
 /// Every `quant_method` that is read.
 fn methods() -> String {
     let before = ["gptq", "gptq_marlin", "awq", "awq_marlin", "compressed-tensors", "fp8"];
-    let modelopt = ["modelopt", "modelopt_fp4"].into_iter().chain(modelopt_mx());
+    let modelopt = std::iter::once("modelopt").chain(modelopt_blocks());
     let all = before.into_iter().chain(modelopt).chain(["mxfp4", "gpt_oss_mxfp4"]);
     all.collect::<Vec<_>>().join(", ")
 }
@@ -117,11 +117,7 @@ impl QuantConfig {
             }
             "fp8" => Fp8Config::from_value(config).map(Self::Fp8),
             "mxfp4" | "gpt_oss_mxfp4" => Mxfp4Config::from_value(config).map(Self::Mxfp4),
-            name if ["modelopt", "modelopt_fp4"]
-                .into_iter()
-                .chain(modelopt_mx())
-                .any(|m| m == name) =>
-            {
+            name if name == "modelopt" || modelopt_blocks().any(|m| m == name) => {
                 ModelOptConfig::from_value(config).map(Self::ModelOpt)
             }
             _ => Err(ConfigError::UnknownMethod {

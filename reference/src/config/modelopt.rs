@@ -7,8 +7,8 @@ use super::json::Obj;
 use super::modules::{ListSteps, SkipMatch, is_skipped};
 use super::scheme::{ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme};
 use super::{ConfigError, ConfigResult, Module, ModuleKind};
-use crate::formats::MX_FORMATS;
-use crate::formats::mx::MxFormat;
+use crate::formats::BLOCK_FORMATS;
+use crate::formats::blocks::BlockFormat;
 
 /// ModelOpt's quantization of every module that is not excluded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,12 +19,13 @@ pub enum ModelOptAlgo {
     Fp8PerChannelPerToken,
     /// `FP8_PB_WO`: 128 × 128 blocks, 16-bit activations.
     Fp8PerBlock,
-    /// `NVFP4`: weights and activations.
-    Nvfp4,
-    /// `W4A16_NVFP4`: only weights.
-    W4A16Nvfp4,
-    /// A Microscaling format.
-    Mx(&'static MxFormat),
+    /// A block format.
+    Block {
+        /// Which.
+        format: &'static BlockFormat,
+        /// Whether activations stay 16 bits wide.
+        weight_only: bool,
+    },
 }
 
 /// A ModelOpt quantization config.
@@ -42,7 +43,7 @@ impl ModelOptConfig {
     ///
     /// # Errors
     /// The named [`ConfigError`]. `MIXED_PRECISION`, which names an algorithm per layer, is
-    /// refused, as is an NVFP4 group size other than 16.
+    /// refused, as is a group size other than the format's where it has a global scale.
     pub fn from_value(config: &Value) -> ConfigResult<Self> {
         let root = Obj::new("", config)?;
         let (obj, exclude_key) = match root.opt_obj("quantization")? {
@@ -53,31 +54,31 @@ impl ModelOptConfig {
             "FP8" => ModelOptAlgo::Fp8,
             "FP8_PER_CHANNEL_PER_TOKEN" => ModelOptAlgo::Fp8PerChannelPerToken,
             "FP8_PB_WO" => ModelOptAlgo::Fp8PerBlock,
-            "NVFP4" => ModelOptAlgo::Nvfp4,
-            "W4A16_NVFP4" => ModelOptAlgo::W4A16Nvfp4,
             other => {
-                let names = || MX_FORMATS.into_iter().filter_map(|f| Some((f.modelopt?, f)));
-                if let Some((_, format)) = names().find(|(name, _)| *name == other) {
-                    ModelOptAlgo::Mx(format)
-                } else {
-                    let mx: Vec<_> = names().map(|(name, _)| name).collect();
+                let of =
+                    |f: &'static BlockFormat| f.modelopt.iter().map(move |&(name, w)| (name, f, w));
+                let names = || BLOCK_FORMATS.into_iter().flat_map(of);
+                let Some((_, format, weight_only)) = names().find(|(name, ..)| *name == other)
+                else {
+                    let mut known = vec!["FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO"];
+                    known.extend(names().map(|(name, ..)| name));
+                    let last = known.pop().unwrap_or_default();
                     return Err(ConfigError::bad(
                         obj.path("quant_algo"),
                         format!("{other:?}"),
-                        format!(
-                            "FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, NVFP4, W4A16_NVFP4 or {}",
-                            mx.join(" or ")
-                        ),
+                        format!("{} or {last}", known.join(", ")),
                     ));
-                }
+                };
+                ModelOptAlgo::Block { format, weight_only }
             }
         };
-        let nvfp4 = matches!(algo, ModelOptAlgo::Nvfp4 | ModelOptAlgo::W4A16Nvfp4);
-        match obj.opt_int(&["group_size"])? {
-            Some(g) if nvfp4 && g != 16 => {
-                return Err(ConfigError::bad(obj.path("group_size"), g, "16 for NVFP4"));
-            }
-            _ => {}
+        let group_size = obj.opt_int(&["group_size"])?;
+        if let (Some(g), ModelOptAlgo::Block { format, .. }) = (group_size, algo)
+            && format.has_global_scale()
+            && g != format.block as i64
+        {
+            let expected = format!("{} for {}", format.block, format.title());
+            return Err(ConfigError::bad(obj.path("group_size"), g, expected));
         }
         Ok(Self { algo, exclude: obj.strings(exclude_key)? })
     }
@@ -122,9 +123,9 @@ impl ModelOptConfig {
             ModelOptAlgo::Fp8PerBlock => {
                 fp8(ScaleStrategy::Block { block_n: 128, block_k: 128 }, ActivationScheme::None)
             }
-            ModelOptAlgo::Nvfp4 => Scheme::Nvfp4 { container, weight_only: false },
-            ModelOptAlgo::W4A16Nvfp4 => Scheme::Nvfp4 { container, weight_only: true },
-            ModelOptAlgo::Mx(format) => Scheme::Mx { format, container },
+            ModelOptAlgo::Block { format, weight_only } => {
+                Scheme::Block { format, container, weight_only }
+            }
         })
     }
 }

@@ -1,8 +1,8 @@
 //! The storage scheme of one module as plain data, sufficient to read its tensors.
 
-use std::fmt;
-
-use crate::formats::mx::MxFormat;
+use crate::formats::blocks::BlockFormat;
+use crate::formats::global_scale::GlobalScale;
+use crate::formats::integers::IntFormat;
 use crate::num::dims::GroupSize;
 use crate::num::scalar::ScalarType;
 
@@ -19,26 +19,22 @@ pub enum Scheme {
     Wna16(Wna16Scheme),
     /// e4m3fn weights.
     Fp8(Fp8Scheme),
-    /// Small floats with one e8m0 scale per 32 k.
-    Mx {
-        /// The Microscaling format.
-        format: &'static MxFormat,
+    /// Small floats with a scale of one byte per block.
+    Block {
+        /// The block format.
+        format: &'static BlockFormat,
         /// Container that defines the names of the tensors.
         container: FloatContainer,
-    },
-    /// e2m1 weights with one e4m3 scale per 16 k and a float32 global scale.
-    Nvfp4 {
-        /// Container that defines the names of the tensors.
-        container: FloatContainer,
-        /// Whether activations stay 16 bits wide (W4A16) rather than NVFP4 (W4A4).
+        /// Whether activations stay 16 bits wide; true where configs do not say it
+        /// ([`BlockFormat::quantizes_activations`]).
         weight_only: bool,
     },
     /// 4-bit integers stored as int8, activations quantized per token to int8 at run time.
     W4A8Int8 {
         /// −1 or the group.
         group_size: GroupSize,
-        /// `CtIntQuantized` (int8 values in [−8, 7]) or `CtPackQuantized`.
-        checkpoint_format: IntContainer,
+        /// int8 values in [−8, 7], or packed.
+        checkpoint_format: &'static IntFormat,
     },
     /// Packed 4-bit integers, activations quantized per token to e4m3fn.
     W4A8Fp8 {
@@ -54,40 +50,6 @@ pub enum Scheme {
     },
 }
 
-/// Storage of integer weights in a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum IntContainer {
-    /// `qweight`, `qzeros` holding zero − 1, `scales`, `g_idx`.
-    Gptq,
-    /// The same with `qzeros` holding the zero itself.
-    GptqV2,
-    /// `qweight` packed along N in AWQ's order, `qzeros`, `scales`.
-    Awq,
-    /// `weight_packed` along K, `weight_scale`, `weight_shape`, `weight_g_idx`.
-    CtPackQuantized,
-    /// `weight` int8, `weight_scale`.
-    CtIntQuantized,
-}
-
-impl IntContainer {
-    /// Name for reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Gptq => "gptq",
-            Self::GptqV2 => "gptq_v2",
-            Self::Awq => "awq",
-            Self::CtPackQuantized => "compressed-tensors pack-quantized",
-            Self::CtIntQuantized => "compressed-tensors int-quantized",
-        }
-    }
-}
-
-impl fmt::Display for IntContainer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// Container of a floating-point checkpoint; defines its tensor names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FloatContainer {
@@ -100,6 +62,22 @@ pub enum FloatContainer {
     ModelOpt,
     /// gpt-oss: `gate_up_proj_blocks`, `gate_up_proj_scales`, `down_proj_blocks`, ...
     GptOss,
+}
+
+impl FloatContainer {
+    /// Whether experts are stored in stacks, their codes with an axis of blocks, and columns of
+    /// gate and up alternating.
+    pub const fn stacks_experts(self) -> bool {
+        matches!(self, Self::GptOss)
+    }
+
+    /// Whether its global scales multiply or divide.
+    pub const fn global_scale(self) -> GlobalScale {
+        match self {
+            Self::ModelOpt => GlobalScale::Multiplier,
+            _ => GlobalScale::Divisor,
+        }
+    }
 }
 
 /// Contents of the zero-point tensor.
@@ -127,7 +105,7 @@ pub enum ActOrder {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wna16Scheme {
     /// How the tensors are stored.
-    pub checkpoint_format: IntContainer,
+    pub checkpoint_format: &'static IntFormat,
     /// Meaning of a code: `uint4b8`, `uint8b128`, `uint4` or `uint8` (asymmetric).
     pub weight_type: ScalarType,
     /// −1 or the group.
@@ -209,8 +187,7 @@ impl Scheme {
             Self::Fp8(Fp8Scheme { strategy: ScaleStrategy::Block { block_k, .. }, .. }) => {
                 GroupSize::Of(*block_k)
             }
-            Self::Mx { .. } => MxFormat::GROUP_SIZE,
-            Self::Nvfp4 { .. } => GroupSize::Of(crate::formats::nvfp4::BLOCK),
+            Self::Block { format, .. } => format.group_size(),
             Self::W4A8Int8 { group_size, .. } | Self::W4A8Fp8 { group_size } => *group_size,
             Self::Unquantized { .. } | Self::Fp8(_) | Self::W8A8Int8 { .. } => GroupSize::Channel,
         }
@@ -222,8 +199,7 @@ impl Scheme {
             Self::Unquantized { .. } => None,
             Self::Wna16(w) => Some(w.weight_type),
             Self::Fp8(_) => Some(ScalarType::FLOAT8_E4M3FN),
-            Self::Mx { format, .. } => Some(format.element),
-            Self::Nvfp4 { .. } => Some(ScalarType::FLOAT4_E2M1F),
+            Self::Block { format, .. } => Some(format.element),
             Self::W4A8Int8 { .. } | Self::W4A8Fp8 { .. } => Some(ScalarType::INT4),
             Self::W8A8Int8 { .. } => Some(ScalarType::INT8),
         }
@@ -234,9 +210,9 @@ impl Scheme {
         match self {
             Self::Unquantized { .. } => None,
             Self::Wna16(w) => Some(w.bits()),
-            Self::Mx { format, .. } => Some(format.element.size_bits()),
+            Self::Block { format, .. } => Some(format.element.size_bits()),
             Self::Fp8(_) | Self::W8A8Int8 { .. } => Some(8),
-            Self::Nvfp4 { .. } | Self::W4A8Int8 { .. } | Self::W4A8Fp8 { .. } => Some(4),
+            Self::W4A8Int8 { .. } | Self::W4A8Fp8 { .. } => Some(4),
         }
     }
 
@@ -252,9 +228,12 @@ impl Scheme {
                     format!("fp8 block {block_n}x{block_k}")
                 }
             },
-            Self::Mx { format, .. } => format.name.to_owned(),
-            Self::Nvfp4 { weight_only: true, .. } => "nvfp4 (W4A16)".to_owned(),
-            Self::Nvfp4 { weight_only: false, .. } => "nvfp4 (W4A4)".to_owned(),
+            Self::Block { format, weight_only, .. } if format.quantizes_activations() => {
+                let bits = format.element.size_bits();
+                let activations = if *weight_only { 16 } else { bits };
+                format!("{} (W{bits}A{activations})", format.name)
+            }
+            Self::Block { format, .. } => format.name.to_owned(),
             Self::W4A8Int8 { .. } => "w4a8 int8".to_owned(),
             Self::W4A8Fp8 { .. } => "w4a8 fp8".to_owned(),
             Self::W8A8Int8 { .. } => "w8a8 int8".to_owned(),

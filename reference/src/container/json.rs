@@ -1,7 +1,7 @@
 //! The JSON of a header, read in one pass: duplicate keys are detected, nesting is limited to that of
 //! the format, and the first wrong value is named.
 //!
-//! serde's errors are strings, so each visitor stores the named error in [`Found`] and returns a
+//! serde's errors are strings, so each visitor stores the named error in [`FirstError`] and returns a
 //! placeholder. The caller returns the named error, unless the text is not JSON.
 
 use std::cell::RefCell;
@@ -46,7 +46,7 @@ pub const MAX_RANK: usize = 64;
 
 /// Reads a header's JSON.
 pub(super) fn read(text: &str) -> Result<RawHeader, ContainerError> {
-    let found = Found(RefCell::new(None));
+    let found = FirstError(RefCell::new(None));
     let mut de = serde_json::Deserializer::from_str(text);
     let header = HeaderSeed(&found).deserialize(&mut de).and_then(|h| de.end().map(|()| h));
     header.map_err(|e| match found.0.into_inner() {
@@ -55,10 +55,10 @@ pub(super) fn read(text: &str) -> Result<RawHeader, ContainerError> {
     })
 }
 
-/// The named error behind serde's string.
-struct Found(RefCell<Option<ContainerError>>);
+/// The first error that a visitor stored: serde keeps only its text.
+struct FirstError(RefCell<Option<ContainerError>>);
 
-impl Found {
+impl FirstError {
     /// Stores `error` unless one is stored already, and returns serde's placeholder.
     fn fail<E: serde::de::Error>(&self, error: ContainerError) -> E {
         let text = error.to_string();
@@ -73,7 +73,7 @@ impl Found {
     }
 }
 
-struct HeaderSeed<'f>(&'f Found);
+struct HeaderSeed<'f>(&'f FirstError);
 
 impl<'de> DeserializeSeed<'de> for HeaderSeed<'_> {
     type Value = RawHeader;
@@ -118,7 +118,7 @@ impl<'de> Visitor<'de> for HeaderSeed<'_> {
     }
 }
 
-struct MetadataSeed<'f>(&'f Found);
+struct MetadataSeed<'f>(&'f FirstError);
 
 impl<'de> DeserializeSeed<'de> for MetadataSeed<'_> {
     type Value = BTreeMap<String, String>;
@@ -152,7 +152,7 @@ impl<'de> Visitor<'de> for MetadataSeed<'_> {
     }
 }
 
-struct EntrySeed<'f>(&'f Found, &'f str);
+struct EntrySeed<'f>(&'f FirstError, &'f str);
 
 impl<'de> DeserializeSeed<'de> for EntrySeed<'_> {
     type Value = RawEntry;
@@ -229,7 +229,7 @@ fn parse_dtype(tensor: &str, found: String) -> Result<DType, ContainerError> {
 
 /// A list of non-negative integers.
 struct IntegersSeed<'f> {
-    found: &'f Found,
+    found: &'f FirstError,
     tensor: &'f str,
     key: &'static str,
     /// Largest number of integers, and the expectation for errors.
@@ -260,7 +260,7 @@ impl<'de> Visitor<'de> for IntegersSeed<'_> {
     }
 }
 
-struct IntegerSeed<'f>(&'f Found, &'f str, &'static str);
+struct IntegerSeed<'f>(&'f FirstError, &'f str, &'static str);
 
 impl IntegerSeed<'_> {
     fn refuse<E: serde::de::Error>(self, found: impl fmt::Display) -> E {

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use crate::formats::integers::{IntFormat, IntNames, IntStorage, Packing};
 use crate::formats::parts::{
     bias_table, bias_tensor, check_bits, expect_type, float_tensor, full, g_idx_tensor,
     groups_from, scale_columns, sizes, unpacked, zero_codes, zero_table,
@@ -13,40 +14,61 @@ use crate::formats::words::{
     codes_from_columns, columns_from_codes, int_tensor, int_words, pack_nibbles, pack_rows,
     plain_order, transpose_words, unpack_rows, words,
 };
-use crate::num::dims::{GroupSize, Shape};
+use crate::num::dims::Shape;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 use crate::weight::{Codes, Groups, Table, Weight};
 use crate::{Error, Result};
 
-/// The storage of a compressed-tensors matrix according to its config (`weights` of its group).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Scheme {
-    /// `num_bits`: 4 or 8.
-    pub bits: u32,
-    /// `group_size`; −1 for the strategy `channel`.
-    pub group_size: GroupSize,
-    /// `symmetric`: without zero points.
-    pub symmetric: bool,
-    /// `actorder` is `group`: rows belong to groups by `weight_g_idx`.
-    pub act_order: bool,
-}
+/// Names of the tensors of `pack-quantized`, and of both forms in the kernel's format.
+static PACKED_NAMES: IntNames = IntNames {
+    weight: "weight_packed",
+    scales: "weight_scale",
+    zeros: "weight_zero_point",
+    g_idx: "weight_g_idx",
+};
 
-impl Scheme {
-    /// Type of a code.
-    pub fn ty(&self) -> ScalarType {
-        match (self.bits, self.symmetric) {
-            (4, true) => ScalarType::UINT4B8,
-            (4, false) => ScalarType::UINT4,
-            (_, true) => ScalarType::UINT8B128,
-            (_, false) => ScalarType::UINT8,
+/// The descriptor of `pack-quantized`.
+pub static PACKED: IntFormat = IntFormat {
+    name: "compressed-tensors pack-quantized",
+    case_types: &[],
+    names: &PACKED_NAMES,
+    kernel_names: &PACKED_NAMES,
+    columns_first: true,
+    packing: Packing::AlongK,
+    act_order: true,
+    moe_zero_points: false,
+    moe_oracle: false,
+    unpack: |t, name, storage| {
+        PackedTensors {
+            weight_packed: t.weight,
+            weight_scale: t.scales,
+            weight_zero_point: t.zeros,
+            weight_shape: None,
+            weight_g_idx: t.g_idx,
+            bias: t.bias,
         }
-    }
+        .unpack(name, storage)
+    },
+};
 
-    fn act_order(&self) -> bool {
-        self.act_order && self.group_size != GroupSize::Channel
-    }
-}
+/// The descriptor of `int-quantized`.
+pub static BYTES: IntFormat = IntFormat {
+    name: "compressed-tensors int-quantized",
+    names: &IntNames { weight: "weight", ..PACKED_NAMES },
+    packing: Packing::Bytes,
+    unpack: |t, name, storage| {
+        ByteTensors {
+            weight: t.weight,
+            weight_scale: t.scales,
+            weight_zero_point: t.zeros,
+            weight_g_idx: t.g_idx,
+            bias: t.bias,
+        }
+        .unpack(name, storage)
+    },
+    ..PACKED
+};
 
 /// The four types that both forms hold.
 const TYPES: &[ScalarType] =
@@ -71,7 +93,7 @@ pub struct PackedTensors<'a> {
 
 /// The tensors of one matrix of `int-quantized`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct IntTensors<'a> {
+pub struct ByteTensors<'a> {
     /// `[size_n, size_k]` int8; 4-bit values lie in −8..=7.
     pub weight: Tensor<'a>,
     /// `[size_n, groups]` f16, bf16 or f32.
@@ -87,7 +109,7 @@ pub struct IntTensors<'a> {
 /// Reads scales and groups, which both forms store in the same way.
 fn scales_and_groups(
     name: &str,
-    scheme: &Scheme,
+    scheme: &IntStorage,
     shape: Shape,
     scale: &Tensor<'_>,
     g_idx: Option<&Tensor<'_>>,
@@ -98,7 +120,7 @@ fn scales_and_groups(
     };
     let g_idx = g_idx.filter(|t| !unset(t));
     let uniform = || scheme.group_size.groups(shape.k());
-    match (g_idx, scheme.act_order()) {
+    match (g_idx, scheme.has_act_order()) {
         (_, false) => {
             let scales = scale_columns(scale, Some(uniform()?), shape.size_n)?;
             Ok((scales, Groups::Uniform(scheme.group_size)))
@@ -115,7 +137,7 @@ fn scales_and_groups(
 /// The zero points of the scheme; `None` if it is symmetric.
 fn zeros_of<'t, 'a>(
     name: &str,
-    scheme: &Scheme,
+    scheme: &IntStorage,
     zeros: Option<&'t Tensor<'a>>,
 ) -> Result<Option<&'t Tensor<'a>>> {
     match zeros.filter(|_| !scheme.symmetric) {
@@ -129,7 +151,7 @@ fn zeros_of<'t, 'a>(
 /// Builds and validates the weight.
 fn weight_of(
     name: &str,
-    scheme: &Scheme,
+    scheme: &IntStorage,
     codes: Codes<'static>,
     scales: Table,
     zeros: Option<Table>,
@@ -149,7 +171,7 @@ impl PackedTensors<'_> {
     /// [`Error::Shape`] (also if `weight_shape` contradicts it), [`Error::Dtype`],
     /// [`Error::Missing`]; [`Error::Value`] for scales that are not finite and a group out of
     /// range; [`Error::Size`] if K does not fill whole groups.
-    pub fn unpack(self, name: &str, scheme: &Scheme) -> Result<Weight<'static>> {
+    pub fn unpack(self, name: &str, scheme: &IntStorage) -> Result<Weight<'static>> {
         check_bits("pack-quantized", scheme.bits)?;
         let pack = (32 / scheme.bits) as usize;
         let [size_n, packed_k] = sizes(&self.weight_packed)?;
@@ -254,14 +276,14 @@ fn codes_of(tensor: &Tensor<'_>, bits: u32) -> Result<Vec<u8>> {
     Ok(values.iter().map(|&v| (v as u8).wrapping_add(offset(bits))).collect())
 }
 
-impl IntTensors<'_> {
+impl ByteTensors<'_> {
     /// The weight.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Dtype`], [`Error::Missing`]; [`Error::Value`] for 4-bit values
     /// outside −8..=7, scales that are not finite, a group out of range; [`Error::Size`] if K does
     /// not fill whole groups or words.
-    pub fn unpack(self, name: &str, scheme: &Scheme) -> Result<Weight<'static>> {
+    pub fn unpack(self, name: &str, scheme: &IntStorage) -> Result<Weight<'static>> {
         check_bits("int-quantized", scheme.bits)?;
         let bits = scheme.bits;
         let [size_n, size_k] = sizes(&self.weight)?;
@@ -292,7 +314,7 @@ impl IntTensors<'_> {
     /// # Errors
     /// [`Error::Unsupported`] for types that are not integers, and the errors of
     /// [`Weight::validate`].
-    pub fn pack(weight: &Weight<'_>) -> Result<IntTensors<'static>> {
+    pub fn pack(weight: &Weight<'_>) -> Result<ByteTensors<'static>> {
         expect_type("int-quantized", &weight.name, weight.ty, TYPES)?;
         weight.validate()?;
         let name = &weight.name;
@@ -312,7 +334,7 @@ impl IntTensors<'_> {
             }
         };
         let shape = vec![size_n, size_k];
-        Ok(IntTensors {
+        Ok(ByteTensors {
             weight: Tensor::from_vec(full(name, "weight"), DType::I8, shape, values)?,
             weight_scale: float_tensor(name, "weight_scale", &weight.scales.transposed())?,
             weight_zero_point,

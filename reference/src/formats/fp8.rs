@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 /// The part of the matrix that one scale of the file covers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Scheme {
+pub enum Fp8Scales {
     /// The whole matrix, or each shard of a fused one: `widths` are the shards' columns, in order
     /// (one entry: the whole matrix). Scales `[]`, `[1]`, `[shards]`, with or without unit axes.
     Tensor {
@@ -54,7 +54,7 @@ impl Fp8Tensors<'_> {
     /// # Errors
     /// [`Error::Shape`], [`Error::Dtype`]; [`Error::Value`] for scales that are not finite;
     /// [`Error::Size`] if K does not fill whole words or blocks, or the widths do not sum to N.
-    pub fn unpack(self, name: &str, scheme: &Scheme) -> Result<Weight<'static>> {
+    pub fn unpack(self, name: &str, scheme: &Fp8Scales) -> Result<Weight<'static>> {
         self.weight.expect_dtype(&[DType::F8E4M3])?;
         let [size_n, size_k] = sizes(&self.weight)?;
         let shape = Shape::new(size_k, size_n);
@@ -79,18 +79,18 @@ impl Fp8Tensors<'_> {
     /// # Errors
     /// [`Error::Unsupported`] for other types, [`Error::Value`] if columns that must share a scale
     /// differ, [`Error::Size`] if the blocks differ from the weight's groups.
-    pub fn pack(weight: &Weight<'_>, scheme: &Scheme) -> Result<Fp8Tensors<'static>> {
+    pub fn pack(weight: &Weight<'_>, scheme: &Fp8Scales) -> Result<Fp8Tensors<'static>> {
         let name = &weight.name;
         expect_type("FP8", name, weight.ty, &[ScalarType::FLOAT8_E4M3FN])?;
         weight.validate()?;
         let shape = weight.shape();
         let (runs, group_size, suffix) = match scheme {
-            Scheme::Tensor { widths } => {
+            Fp8Scales::Tensor { widths } => {
                 check_widths(name, widths, shape.size_n)?;
                 (widths.clone(), GroupSize::Channel, "weight_scale")
             }
-            Scheme::Channel => (vec![1; shape.size_n], GroupSize::Channel, "weight_scale"),
-            Scheme::Block { block_n, block_k } => {
+            Fp8Scales::Channel => (vec![1; shape.size_n], GroupSize::Channel, "weight_scale"),
+            Fp8Scales::Block { block_n, block_k } => {
                 let group_size = block_group(name, *block_n, *block_k, shape)?;
                 (block_widths(shape.size_n, *block_n), group_size, "weight_scale_inv")
             }
@@ -102,7 +102,7 @@ impl Fp8Tensors<'_> {
         }
         let scale = gather(name, suffix, &weight.scales, &runs)?;
         let scale = match scheme {
-            Scheme::Tensor { .. } => {
+            Fp8Scales::Tensor { .. } => {
                 let shape = vec![runs.len()];
                 Tensor::new(scale.name(), scale.dtype(), shape, scale.bytes().to_vec())?
             }
@@ -122,7 +122,7 @@ impl Fp8Tensors<'_> {
 fn expand(
     name: &str,
     scale: &Tensor<'_>,
-    scheme: &Scheme,
+    scheme: &Fp8Scales,
     shape: Shape,
 ) -> Result<(Table, GroupSize)> {
     scale.expect_dtype(&[FLOATS, &[DType::F8E8M0]].concat())?;
@@ -140,17 +140,17 @@ fn expand(
     let flat = Table::from_tensor(scale, ty)?;
     let bits: Vec<u32> = flat.iter_bits().collect();
     match scheme {
-        Scheme::Tensor { widths } => {
+        Fp8Scales::Tensor { widths } => {
             check_widths(name, widths, size_n)?;
             line(widths.len(), format!("[{}], one for each shard", widths.len()))?;
             let row = repeat(&bits, widths);
             Ok((table(ty, 1, size_n, row)?, GroupSize::Channel))
         }
-        Scheme::Channel => {
+        Fp8Scales::Channel => {
             line(size_n, format!("[{size_n}] or [{size_n}, 1]"))?;
             Ok((table(ty, 1, size_n, bits)?, GroupSize::Channel))
         }
-        Scheme::Block { block_n, block_k } => {
+        Fp8Scales::Block { block_n, block_k } => {
             let group_size = block_group(name, *block_n, *block_k, shape)?;
             let (blocks_n, groups) = (size_n.div_ceil(*block_n), shape.size_k.div_ceil(*block_k));
             scale.expect_shape(&[blocks_n, groups])?;

@@ -2,16 +2,48 @@
 //!
 //! Source: AutoGPTQ's tensors as vLLM 0.21.0 `gptq_marlin.py` loads them.
 
+use crate::formats::integers::{IntFormat, IntNames, IntStorage, IntTensors, Packing};
 use crate::formats::parts::{
     bias_table, bias_tensor, check_bits, expect_type, float_tensor, full, g_idx_tensor,
     groups_from, scale_table, sizes, unpacked, zero_codes, zero_table,
 };
 use crate::formats::words::{int_tensor, int_words, pack_rows, plain_order, unpack_rows};
-use crate::num::dims::{GroupSize, Shape};
+use crate::num::dims::Shape;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 use crate::weight::{Codes, Groups, Weight};
 use crate::{Error, Result};
+
+/// Names of the tensors.
+pub static NAMES: IntNames =
+    IntNames { weight: "qweight", scales: "scales", zeros: "qzeros", g_idx: "g_idx" };
+
+/// The descriptor for `qzeros` that hold zero − 1.
+pub static FORMAT: IntFormat = IntFormat {
+    name: "gptq",
+    case_types: &[ScalarType::UINT4B8, ScalarType::UINT8B128],
+    names: &NAMES,
+    kernel_names: &NAMES,
+    columns_first: false,
+    packing: Packing::AlongK,
+    act_order: true,
+    moe_zero_points: false,
+    moe_oracle: true,
+    unpack: |t, name, storage| tensors(t).unpack(name, storage, ZeroPoints::V1),
+};
+
+/// The descriptor for `qzeros` that hold the zero point itself.
+pub static FORMAT_V2: IntFormat = IntFormat {
+    name: "gptq_v2",
+    case_types: &[],
+    unpack: |t, name, storage| tensors(t).unpack(name, storage, ZeroPoints::V2),
+    ..FORMAT
+};
+
+fn tensors(t: IntTensors<'_>) -> GptqTensors<'_> {
+    let IntTensors { weight: qweight, scales, zeros: qzeros, g_idx, bias } = t;
+    GptqTensors { qweight, scales, qzeros, g_idx, bias }
+}
 
 /// How `qzeros` stores a zero point z (`checkpoint_format` in configs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,42 +52,6 @@ pub enum ZeroPoints {
     V1,
     /// `gptq_v2`: z.
     V2,
-}
-
-/// The storage of a GPTQ matrix according to its config.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Scheme {
-    /// 4 or 8.
-    pub bits: u32,
-    /// k per scale.
-    pub group_size: GroupSize,
-    /// Whether `g_idx` is used; otherwise it is ignored, as in upstream.
-    pub desc_act: bool,
-    /// Whether all zero points are the middle of the range.
-    pub sym: bool,
-    /// How `qzeros` is stored.
-    pub zeros: ZeroPoints,
-}
-
-impl Scheme {
-    /// Type of a code.
-    pub fn ty(&self) -> ScalarType {
-        match (self.bits, self.sym) {
-            (4, true) => ScalarType::UINT4B8,
-            (4, false) => ScalarType::UINT4,
-            (_, true) => ScalarType::UINT8B128,
-            (_, false) => ScalarType::UINT8,
-        }
-    }
-
-    /// With channel-wise scales there is only one group and no order.
-    fn act_order(&self) -> bool {
-        self.desc_act && self.group_size != GroupSize::Channel
-    }
-
-    fn mask(&self) -> u8 {
-        0xff >> (8 - self.bits)
-    }
 }
 
 /// The tensors of one matrix.
@@ -84,29 +80,32 @@ impl<'a> GptqTensors<'a> {
     /// [`Error::Shape`], [`Error::Dtype`], [`Error::Missing`]; [`Error::Value`] for scales that are
     /// not finite, a group out of range, and zero points of a symmetric matrix that are not the
     /// middle of the range; [`Error::Size`] if groups do not divide K.
-    pub fn unpack(self, name: &str, scheme: &Scheme) -> Result<Weight<'a>> {
+    pub fn unpack(self, name: &str, scheme: &IntStorage, stored: ZeroPoints) -> Result<Weight<'a>> {
         check_bits("GPTQ", scheme.bits)?;
         let pack = (32 / scheme.bits) as usize;
         let [packed_k, size_n] = sizes(&self.qweight)?;
         let shape = Shape::new(unpacked(&self.qweight, packed_k, pack)?, size_n);
-        let groups = match scheme.act_order() {
+        let groups = match scheme.has_act_order() {
             true => None,
             false => Some(scheme.group_size.groups(shape.k())?),
         };
         let scales = scale_table(&self.scales, groups, size_n)?;
-        let groups = match (&self.g_idx, scheme.act_order()) {
+        let groups = match (&self.g_idx, scheme.has_act_order()) {
             (_, false) => Groups::Uniform(scheme.group_size),
             (Some(g_idx), true) => groups_from(g_idx, shape, scales.rows(), scheme.group_size)?,
             (None, true) => return Err(Error::missing(full(name, "g_idx"), "desc_act")),
         };
         let zeros = match &self.qzeros {
-            Some(qzeros) => Some(unpack_zeros(qzeros, scheme, scales.rows(), size_n)?),
-            None if scheme.sym => None,
+            Some(qzeros) => {
+                let of = [scales.rows(), size_n];
+                Some(unpack_zeros(qzeros, scheme.bits, stored, of)?)
+            }
+            None if scheme.symmetric => None,
             None => return Err(Error::missing(full(name, "qzeros"), "an asymmetric matrix")),
         };
         let zeros = match zeros {
-            Some(codes) if scheme.sym => {
-                expect_middle(self.qzeros.as_ref(), scheme, size_n, &codes)?;
+            Some(codes) if scheme.symmetric => {
+                expect_middle(self.qzeros.as_ref(), scheme.ty(), stored, size_n, &codes)?;
                 None
             }
             Some(codes) => Some(zero_table(scheme.ty(), scales.rows(), size_n, codes)?),
@@ -180,19 +179,19 @@ impl<'a> GptqTensors<'a> {
 /// Zero points `[groups, size_n]`, corrected for the version.
 fn unpack_zeros(
     qzeros: &Tensor<'_>,
-    scheme: &Scheme,
-    groups: usize,
-    size_n: usize,
+    bits: u32,
+    stored: ZeroPoints,
+    [groups, size_n]: [usize; 2],
 ) -> Result<Vec<u8>> {
-    let pack = (32 / scheme.bits) as usize;
+    let pack = (32 / bits) as usize;
     if !size_n.is_multiple_of(pack) {
         return Err(Error::size("size_n", size_n, format!("a multiple of {pack}")));
     }
     qzeros.expect_dtype(&[DType::I32, DType::U32])?.expect_shape(&[groups, size_n / pack])?;
     let words = qzeros.elements::<u32>();
-    let mut codes = unpack_rows(&words, size_n, scheme.bits, plain_order(scheme.bits));
-    if scheme.zeros == ZeroPoints::V1 {
-        let mask = scheme.mask();
+    let mut codes = unpack_rows(&words, size_n, bits, plain_order(bits));
+    if stored == ZeroPoints::V1 {
+        let mask = 0xff >> (8 - bits);
         codes.iter_mut().for_each(|z| *z = z.wrapping_add(1) & mask);
     }
     Ok(codes)
@@ -201,13 +200,14 @@ fn unpack_zeros(
 /// Other zero points of a symmetric matrix would dequantize to other values.
 fn expect_middle(
     qzeros: Option<&Tensor<'_>>,
-    scheme: &Scheme,
+    ty: ScalarType,
+    stored: ZeroPoints,
     size_n: usize,
     codes: &[u8],
 ) -> Result<()> {
-    let middle = scheme.ty().bias() as u8;
+    let middle = ty.bias() as u8;
     let Some(i) = codes.iter().position(|&z| z != middle) else { return Ok(()) };
-    let other = match scheme.zeros {
+    let other = match stored {
         ZeroPoints::V1 if codes.iter().all(|&z| z == middle + 1) => " (they are stored as v2)",
         ZeroPoints::V2 if codes.iter().all(|&z| z == middle - 1) => " (they are stored as v1)",
         _ => "",

@@ -15,10 +15,13 @@
 //! | [`nvfp4`] | `weight` `[N, K/2]` uint8 | `weight_scale` `[N, K/16]` e4m3fn | a global scale |
 
 pub mod awq;
+pub mod blocks;
 pub mod compressed_tensors;
 pub mod fp8;
+pub mod global_scale;
 pub mod gptq;
-pub mod mx;
+pub mod integers;
+pub mod mistake;
 pub mod mxfp4;
 pub mod mxfp8;
 pub mod nvfp4;
@@ -26,10 +29,102 @@ mod parts;
 mod values;
 mod words;
 
+use std::fmt;
+
+use crate::num::dims::GroupSize;
+use crate::num::scalar::ScalarType;
+
 pub use crate::num::scalar::float_type;
 pub use values::expect_finite;
 pub(crate) use values::unflatten;
 pub use words::transpose_words;
 
-/// Every Microscaling format, in the order in which messages list them.
-pub static MX_FORMATS: [&mx::MxFormat; 2] = [&mxfp4::FORMAT, &mxfp8::FORMAT];
+use blocks::BlockFormat;
+use integers::{IntFormat, Interleave, Packing};
+
+/// A quantization format: how a file or a case stores a matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Format {
+    /// Integers with real scales.
+    Int(&'static IntFormat),
+    /// e4m3fn with real scales.
+    Fp8,
+    /// Small floats with a scale of one byte per block.
+    Block(&'static BlockFormat),
+}
+
+/// Every format that cases hold, in the order in which messages list them.
+pub static ALL: [Format; 6] = [
+    Format::Int(&gptq::FORMAT),
+    Format::Int(&awq::FORMAT),
+    Format::Fp8,
+    Format::Block(&mxfp8::FORMAT),
+    Format::Block(&nvfp4::FORMAT),
+    Format::Block(&mxfp4::FORMAT),
+];
+
+/// Every block format, in the order in which messages list them.
+pub static BLOCK_FORMATS: [&BlockFormat; 3] = [&nvfp4::FORMAT, &mxfp4::FORMAT, &mxfp8::FORMAT];
+
+/// The block format of these codes in blocks of this size.
+pub fn block_format(element: ScalarType, group_size: GroupSize) -> Option<&'static BlockFormat> {
+    BLOCK_FORMATS.into_iter().find(|f| f.element == element && f.group_size() == group_size)
+}
+
+/// Every order of columns that an integer format has.
+pub fn interleaves() -> impl Iterator<Item = &'static Interleave> {
+    ALL.iter().filter_map(|format| match format {
+        Format::Int(IntFormat { packing: Packing::AlongN(interleave), .. }) => Some(*interleave),
+        _ => None,
+    })
+}
+
+impl Format {
+    /// Name in case files and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Int(format) => format.name,
+            Self::Fp8 => "fp8",
+            Self::Block(format) => format.name,
+        }
+    }
+
+    /// Every format with its name.
+    pub fn named() -> [(&'static str, Self); ALL.len()] {
+        ALL.map(|format| (format.name(), format))
+    }
+
+    /// The weight types that the format can hold.
+    pub fn weight_types(self) -> &'static [ScalarType] {
+        match self {
+            Self::Int(format) => format.case_types,
+            Self::Fp8 => &[ScalarType::FLOAT8_E4M3FN],
+            Self::Block(format) => std::slice::from_ref(&format.element),
+        }
+    }
+
+    /// The group size that the format itself fixes.
+    pub const fn fixed_group(self) -> Option<GroupSize> {
+        match self {
+            Self::Block(format) => Some(format.group_size()),
+            _ => None,
+        }
+    }
+
+    /// Whether rows may belong to groups by `g_idx`.
+    pub const fn has_act_order(self) -> bool {
+        matches!(self, Self::Int(IntFormat { act_order: true, .. }))
+    }
+
+    /// Whether a float32 scale multiplies all blocks.
+    pub const fn has_global_scale(self) -> bool {
+        matches!(self, Self::Block(format) if format.has_global_scale())
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

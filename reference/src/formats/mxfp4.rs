@@ -3,30 +3,37 @@
 //! Source: OCP Microscaling formats; vLLM 0.21.0 `marlin_utils_fp4.py`. gpt-oss stores the same
 //! bytes as `blocks` and `scales`.
 
-pub use super::mx::BLOCK;
-use super::mx::{self, MxFormat};
+pub use super::blocks::MX_BLOCK as BLOCK;
+use super::blocks::{BlockFormat, E8M0_DTYPES, quantize_e2m1};
 use crate::formats::parts::{
-    bias_table, bias_tensor, block_scales, byte_scales, expect_blocks, expect_type, full, sizes,
-    unpacked,
+    bias_table, bias_tensor, block_scales, byte_scales, expect_blocks, expect_type, nibble_shape,
+    nibble_tensor, unpacked,
 };
-use crate::formats::words::{codes_from_columns, columns_from_codes, words};
-use crate::num::dims::{GroupSize, Shape};
+use crate::formats::words::{codes_from_columns, words};
+use crate::num::dims::GroupSize;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
 
 /// The descriptor for configs, selection, cases and loaders.
-pub static FORMAT: MxFormat = MxFormat {
+pub static FORMAT: BlockFormat = BlockFormat {
     name: "mxfp4",
     element: ScalarType::FLOAT4_E2M1F,
+    block: BLOCK,
+    scale: ScalarType::FLOAT8_E8M0FNU,
+    scale_dtypes: &E8M0_DTYPES,
     compressed_tensors: "mxfp4-pack-quantized",
     compressed_tensors_scale: None,
-    modelopt: None,
+    modelopt: &[],
     quant_method: None,
     weight_suffixes: &["weight_packed", "weight"],
     scale_suffixes: &["weight_scale"],
+    global_suffixes: &[],
+    input_suffixes: &[],
     fp8_activations: true,
+    bias_scaled: None,
+    scales_not_raised: None,
     unpack: |t, name| {
         let tensors = if t.in_blocks {
             Mxfp4Tensors::from_blocks(t.weight, t.weight_scale, t.bias)?
@@ -35,7 +42,7 @@ pub static FORMAT: MxFormat = MxFormat {
         };
         tensors.unpack(name)
     },
-    exponent_below: 2,
+    quantize: quantize_e2m1,
 };
 
 /// Bytes of a block's codes.
@@ -100,12 +107,7 @@ impl<'a> Mxfp4Tensors<'a> {
         let weight = Weight {
             name: name.to_owned(),
             ty: ScalarType::FLOAT4_E2M1F,
-            scales: byte_scales(
-                &self.weight_scale,
-                &mx::SCALE_DTYPES,
-                e8m0,
-                [shape.size_n, groups],
-            )?,
+            scales: byte_scales(&self.weight_scale, &E8M0_DTYPES, e8m0, [shape.size_n, groups])?,
             bias: bias_table(self.bias.as_ref(), shape.size_n)?,
             codes: codes_from_columns(4, shape, &words(self.weight.into_bytes()))?,
             zeros: None,
@@ -130,23 +132,4 @@ impl<'a> Mxfp4Tensors<'a> {
             bias: bias_tensor(name, weight.bias.as_ref())?,
         })
     }
-}
-
-/// The logical shape of `[size_n, size_k / 2]` bytes, and the number of blocks along K.
-pub(super) fn nibble_shape(weight: &Tensor<'_>, block: usize) -> Result<(Shape, usize)> {
-    weight.expect_dtype(&[DType::U8])?;
-    let [size_n, bytes] = sizes(weight)?;
-    let shape = Shape::new(unpacked(weight, bytes, 2)?, size_n);
-    let groups = GroupSize::Of(block).groups(shape.k())?;
-    // Blocks of 16 fill whole words, so the check above implies this.
-    shape.k().packed(4)?;
-    Ok((shape, groups))
-}
-
-/// The codes as `[size_n, size_k / 2]` bytes.
-pub(super) fn nibble_tensor(weight: &Weight<'_>) -> Result<Tensor<'static>> {
-    let Shape { size_k, size_n } = weight.shape();
-    let columns = columns_from_codes(&weight.codes);
-    let name = full(&weight.name, "weight");
-    Tensor::from_vec(name, DType::U8, vec![size_n, size_k / 2], columns)
 }

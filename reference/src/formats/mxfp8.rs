@@ -3,8 +3,8 @@
 //! Source: OCP Microscaling formats; vLLM 0.21.0 `marlin_utils_fp8.py`
 //! (`prepare_mxfp8_layer_for_marlin`).
 
-pub use super::mx::BLOCK;
-use super::mx::{self, MxFormat};
+pub use super::blocks::MX_BLOCK as BLOCK;
+use super::blocks::{BlockFormat, E8M0_DTYPES, quantize_e4m3};
 use crate::formats::parts::{
     bias_table, bias_tensor, block_scales, byte_scales, expect_blocks, expect_type, full, sizes,
 };
@@ -16,20 +16,27 @@ use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
 
 /// The descriptor for configs, selection, cases and loaders.
-pub static FORMAT: MxFormat = MxFormat {
+pub static FORMAT: BlockFormat = BlockFormat {
     name: "mxfp8",
     element: ScalarType::FLOAT8_E4M3FN,
+    block: BLOCK,
+    scale: ScalarType::FLOAT8_E8M0FNU,
+    scale_dtypes: &E8M0_DTYPES,
     compressed_tensors: "mxfp8-quantized",
     compressed_tensors_scale: Some("uint8"),
-    modelopt: Some("MXFP8"),
+    modelopt: &[("MXFP8", true)],
     quant_method: Some("modelopt_mxfp8"),
     weight_suffixes: &["weight", "weight_packed"],
     scale_suffixes: &["weight_scale", "weight_scale_inv"],
+    global_suffixes: &[],
+    input_suffixes: &[],
     fp8_activations: false,
+    bias_scaled: None,
+    scales_not_raised: None,
     unpack: |t, name| {
         Mxfp8Tensors { weight: t.weight, weight_scale: t.weight_scale, bias: t.bias }.unpack(name)
     },
-    exponent_below: 0,
+    quantize: quantize_e4m3,
 };
 
 /// The tensors of one matrix.
@@ -86,7 +93,7 @@ impl Mxfp8Tensors<'_> {
         let weight = Weight {
             name: name.to_owned(),
             ty: ScalarType::FLOAT8_E4M3FN,
-            scales: byte_scales(&self.weight_scale, &mx::SCALE_DTYPES, e8m0, [size_n, groups])?,
+            scales: byte_scales(&self.weight_scale, &E8M0_DTYPES, e8m0, [size_n, groups])?,
             bias: bias_table(self.bias.as_ref(), size_n)?,
             codes: codes_from_columns(8, shape, &words(self.weight.into_bytes()))?,
             zeros: None,

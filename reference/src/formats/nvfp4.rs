@@ -3,9 +3,12 @@
 //! Source: vLLM 0.21.0 `compressed_tensors_w4a16_nvfp4.py` (stores a divisor), `modelopt.py`
 //! (stores a multiplier, `weight_scale_2`), `marlin_utils_fp4.py`.
 
-use crate::formats::mxfp4::{nibble_shape, nibble_tensor};
+use crate::formats::blocks::BlockFormat;
+use crate::formats::global_scale::{GlobalScale, GlobalStorage, multiplier};
+use crate::formats::mistake::MistakeName;
 use crate::formats::parts::{
     bias_table, bias_tensor, block_scales, byte_scales, expect_blocks, expect_type, full,
+    nibble_shape, nibble_tensor,
 };
 use crate::formats::values::find;
 use crate::formats::words::{codes_from_columns, words};
@@ -18,35 +21,40 @@ use crate::{Error, Result};
 /// k per scale.
 pub const BLOCK: usize = 16;
 
-/// Whether the file's global scale divides or multiplies a dequantized value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GlobalScale {
-    /// Divides it (`weight_global_scale` of compressed-tensors): the weight's multiplier is 1/x.
-    Divisor,
-    /// Multiplies it (`weight_scale_2` of ModelOpt).
-    Multiplier,
-}
-
-/// The choice of the global scale if the shards of a fused matrix differ, since a kernel takes only
-/// one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shards {
-    /// Return an error, since any choice makes the values of some shard wrong.
-    Equal,
-    /// The largest, as in upstream's linear layers.
-    Largest,
-    /// The first, as in upstream's w13 (gate and up).
-    First,
-}
-
-/// How a matrix's global scale is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Scheme {
-    /// Divisor or multiplier.
-    pub global: GlobalScale,
-    /// Choice among several.
-    pub shards: Shards,
-}
+/// The descriptor for configs, selection, cases and loaders.
+pub static FORMAT: BlockFormat = BlockFormat {
+    name: "nvfp4",
+    element: ScalarType::FLOAT4_E2M1F,
+    block: BLOCK,
+    scale: ScalarType::FLOAT8_E4M3FN,
+    scale_dtypes: &[DType::F8E4M3],
+    compressed_tensors: "nvfp4-pack-quantized",
+    compressed_tensors_scale: None,
+    modelopt: &[("NVFP4", false), ("W4A16_NVFP4", true)],
+    quant_method: Some("modelopt_fp4"),
+    weight_suffixes: &["weight_packed", "weight"],
+    scale_suffixes: &["weight_scale"],
+    global_suffixes: &["weight_global_scale", "weight_scale_2"],
+    input_suffixes: &["input_global_scale", "input_scale"],
+    fp8_activations: false,
+    bias_scaled: Some(MistakeName {
+        id: "upstream-nvfp4-bias-scaled",
+        text: "a fault of vLLM 0.21.0's kernel (moe_wna16_marlin_gemm): the global scale is folded \
+               into the router weights and multiplies the bias as well",
+    }),
+    scales_not_raised: Some(MistakeName {
+        id: "nvfp4-factor-missing",
+        text: "the block scales were not scaled to the top of their range",
+    }),
+    unpack: |t, name| {
+        let (weight, weight_scale, bias) = (t.weight, t.weight_scale, t.bias);
+        let Some((weight_global_scale, storage)) = t.global else {
+            return Err(Error::missing(format!("{name}.weight_global_scale"), "the scheme"));
+        };
+        Nvfp4Tensors { weight, weight_scale, weight_global_scale, bias }.unpack(name, storage)
+    },
+    quantize: crate::quantize::nvfp4,
+};
 
 /// The tensors of one matrix.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,9 +75,10 @@ impl Nvfp4Tensors<'_> {
     /// # Errors
     /// [`Error::Shape`], [`Error::Dtype`]; [`Error::Value`] for a block scale that is NaN or
     /// negative (the kernel has no bit for its sign), a global scale that is not positive and
-    /// finite, and shards that differ under [`Shards::Equal`]; [`Error::Size`] if K does not fill
+    /// finite, and shards that differ under
+    /// [`Shards::Equal`](super::global_scale::Shards::Equal); [`Error::Size`] if K does not fill
     /// whole blocks.
-    pub fn unpack(self, name: &str, scheme: Scheme) -> Result<Weight<'static>> {
+    pub fn unpack(self, name: &str, scheme: GlobalStorage) -> Result<Weight<'static>> {
         let (shape, groups) = nibble_shape(&self.weight, BLOCK)?;
         let e4m3 = ScalarType::FLOAT8_E4M3FN;
         let sizes = [shape.size_n, groups];
@@ -112,138 +121,4 @@ impl Nvfp4Tensors<'_> {
             bias: bias_tensor(name, weight.bias.as_ref())?,
         })
     }
-}
-
-/// The multipliers of the halves of an expert's w13 if their stored global scales differ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum W13Scale {
-    /// w1's for both, as in upstream, whose kernels take one per expert: the values of w3 are then
-    /// wrong by the quotient of the two.
-    First,
-    /// Each keeps its own, as in the checkpoint.
-    Own,
-}
-
-/// The stored global scales of an expert's w1 and w3 that differ: a warning, not an error.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ShardMismatch {
-    /// Tensor name.
-    pub tensor: String,
-    /// Expert.
-    pub expert: usize,
-    /// w1's, as stored.
-    pub w1: f32,
-    /// w3's, as stored.
-    pub w3: f32,
-}
-
-impl ShardMismatch {
-    /// Whether upstream warns about it: unless |w1 − w3| ≤ 1e-8 + 1e-5 · |w3| (`torch.allclose`).
-    /// The absolute part of this limit exceeds small scales, so multipliers of about 1e-8 always
-    /// count as equal; [`w13_global_scales`] reports every difference.
-    pub fn upstream_warns(&self) -> bool {
-        (self.w1 - self.w3).abs() > 1e-8 + (1e-5 * self.w3).abs()
-    }
-}
-
-impl std::fmt::Display for ShardMismatch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { tensor, expert, w1, w3 } = self;
-        write!(f, "tensor `{tensor}` at [{expert}]: w1 has {w1}, w3 has {w3}")
-    }
-}
-
-/// The multipliers of a layer's w13.
-#[derive(Debug, Clone, PartialEq)]
-pub struct W13Scales {
-    /// Multipliers of w1 and w3 for each expert.
-    pub multipliers: Vec<[f32; 2]>,
-    /// The experts whose two stored values differ.
-    pub mismatches: Vec<ShardMismatch>,
-}
-
-/// Reads the global scales `[experts, 2]` of a layer's w13 (`w13_weight_global_scale`, or ModelOpt's
-/// `w13_weight_scale_2`), w1's first. Source: vLLM 0.21.0 `CompressedTensorsW4A4Nvfp4MoEMethod`.
-///
-/// # Errors
-/// [`Error::Shape`], [`Error::Dtype`]; [`Error::Value`] for a scale that is not positive and finite,
-/// or whose reciprocal is not.
-pub fn w13_global_scales(
-    tensor: &Tensor<'_>,
-    global: GlobalScale,
-    policy: W13Scale,
-) -> Result<W13Scales> {
-    let [_, shards] = tensor.dims2()?;
-    if shards != 2 {
-        return Err(Error::shape(tensor.name(), tensor.shape(), "[experts, 2]: w1 and w3"));
-    }
-    let values = usable_values(tensor, global)?;
-    let pairs = || values.chunks_exact(2).enumerate();
-    let multipliers = pairs().map(|(_, pair)| {
-        let second = if policy == W13Scale::First { pair[0] } else { pair[1] };
-        [pair[0], second].map(|stored| global.multiplier(stored))
-    });
-    let mismatch = |(expert, pair): (usize, &[f32])| {
-        let (tensor, w1, w3) = (tensor.name().to_owned(), pair[0], pair[1]);
-        (w1 != w3).then_some(ShardMismatch { tensor, expert, w1, w3 })
-    };
-    let multipliers = multipliers.collect();
-    Ok(W13Scales { multipliers, mismatches: pairs().filter_map(mismatch).collect() })
-}
-
-/// Converts a tensor's stored global scales, of weights or of quantized activations, to multipliers
-/// (`input_global_scale`, a divisor; ModelOpt's `input_scale`, a multiplier).
-///
-/// # Errors
-/// [`Error::Dtype`]; [`Error::Value`] for a scale that is not positive and finite, or whose reciprocal
-/// is not.
-pub fn multipliers(tensor: &Tensor<'_>, global: GlobalScale) -> Result<Vec<f32>> {
-    let stored = usable_values(tensor, global)?;
-    Ok(stored.into_iter().map(|x| global.multiplier(x)).collect())
-}
-
-impl GlobalScale {
-    /// The multiplier of a stored value.
-    fn multiplier(self, stored: f32) -> f32 {
-        match self {
-            Self::Divisor => 1.0 / stored,
-            Self::Multiplier => stored,
-        }
-    }
-}
-
-/// The stored values, which must be positive and finite, as must their multipliers.
-fn usable_values(tensor: &Tensor<'_>, global: GlobalScale) -> Result<Vec<f32>> {
-    tensor.expect_dtype(&[DType::F32])?;
-    let fine = |x: f32| x > 0.0 && x.is_finite();
-    let values = tensor.elements::<f32>().into_owned();
-    match values.iter().position(|&x| !(fine(x) && fine(global.multiplier(x)))) {
-        None => Ok(values),
-        Some(i) => {
-            let expected = "a positive number whose reciprocal is finite";
-            let index = super::unflatten(tensor.shape(), i);
-            Err(Error::value(tensor.name(), &index, values[i], expected))
-        }
-    }
-}
-
-/// The multiplier of a file's global scales.
-fn multiplier(tensor: &Tensor<'_>, scheme: Scheme) -> Result<f32> {
-    let values = usable_values(tensor, scheme.global)?;
-    let Some(&first) = values.first() else {
-        return Err(Error::shape(tensor.name(), tensor.shape(), "at least one value"));
-    };
-    let stored = match scheme.shards {
-        Shards::First => first,
-        Shards::Largest => values.iter().copied().fold(first, f32::max),
-        Shards::Equal => match values.iter().position(|&x| x != first) {
-            None => first,
-            Some(i) => {
-                let index = super::unflatten(tensor.shape(), i);
-                let expected = format!("{first}, as the first shard");
-                return Err(Error::value(tensor.name(), &index, values[i], expected));
-            }
-        },
-    };
-    Ok(scheme.global.multiplier(stored))
 }

@@ -1,6 +1,7 @@
 //! Helpers shared by the formats: sizes, scale tables, zero points, groups, biases.
 
 use crate::formats::values::expect_finite;
+use crate::formats::words::columns_from_codes;
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::scalar::{ScalarType, float_type, stored_type};
 use crate::num::tensor::{DType, Tensor};
@@ -203,4 +204,23 @@ pub(super) fn expect_blocks(
 /// The scales as `[size_n, blocks]` of element type `dtype`.
 pub(super) fn block_scales(weight: &Weight<'_>, dtype: DType) -> Result<Tensor<'static>> {
     weight.scales.transposed().to_tensor(full(&weight.name, "weight_scale"), dtype)
+}
+
+/// The logical shape of `[size_n, size_k / 2]` bytes, and the number of blocks along K.
+pub(super) fn nibble_shape(weight: &Tensor<'_>, block: usize) -> Result<(Shape, usize)> {
+    weight.expect_dtype(&[DType::U8])?;
+    let [size_n, bytes] = sizes(weight)?;
+    let shape = Shape::new(unpacked(weight, bytes, 2)?, size_n);
+    let groups = GroupSize::Of(block).groups(shape.k())?;
+    // Blocks of 16 fill whole words, so this holds wherever the line above does.
+    shape.k().packed(4)?;
+    Ok((shape, groups))
+}
+
+/// The codes as `[size_n, size_k / 2]` bytes.
+pub(super) fn nibble_tensor(weight: &Weight<'_>) -> Result<Tensor<'static>> {
+    let Shape { size_k, size_n } = weight.shape();
+    let columns = columns_from_codes(&weight.codes);
+    let name = full(&weight.name, "weight");
+    Tensor::from_vec(name, DType::U8, vec![size_n, size_k / 2], columns)
 }

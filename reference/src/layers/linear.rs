@@ -2,7 +2,7 @@
 
 use super::{LayerError, LayerParams, ParamSpec, Role, ScaleKind, div, mul};
 use crate::config::{ActivationScheme, Fp8Scheme, GptqParams, ScaleStrategy, Wna16Scheme};
-use crate::formats::mx::{self, MxFormat};
+use crate::formats::blocks::BlockFormat;
 use crate::num::dims::GroupSize;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
@@ -341,9 +341,9 @@ fn check_blocks(shard: &LinearShard, block_n: usize, block_k: usize) -> Result<(
 ///
 /// # Errors
 /// [`LayerError::NotDivisible`] unless K on this rank is a multiple of 32.
-pub fn mx_linear(format: &MxFormat, shard: &LinearShard) -> Result<LayerParams, LayerError> {
+pub fn mx_linear(format: &BlockFormat, shard: &LinearShard) -> Result<LayerParams, LayerError> {
     let (n, k) = (shard.output_size_per_partition()?, shard.input_size_per_partition);
-    let groups = div("input_size_per_partition", k, "block", mx::BLOCK)?;
+    let groups = div("input_size_per_partition", k, "block", format.block)?;
     let pack = format.codes_per_byte();
     let weight = ParamSpec::new("weight", vec![n, k / pack], format.weight_dtype(), Role::Weight)
         .dims(Some(1), Some(0));

@@ -28,7 +28,7 @@ pub use moe_ct::{
     ActOrderRule, CtWna16Moe, Wna16Kernel, Wna16Weight, ct_w4a8_int8_moe, ct_wna16_moe,
     w4a8_int8_group, wna16_weight_shape,
 };
-pub use moe_float::{ct_fp8_moe, ct_nvfp4_moe};
+pub use moe_float::{ct_block_moe, ct_fp8_moe};
 pub use parallel::{ParallelStyle, TensorParallel};
 
 /// The role of a parameter; determines how it is loaded.

@@ -1,26 +1,30 @@
-//! compressed-tensors floating-point experts: NVFP4 and W8A8-FP8.
+//! compressed-tensors floating-point experts: block formats with a global scale, and W8A8-FP8.
 
 use super::{LayerError, LayerParams, MoeShard, ParamSpec, Role, ScaleKind, div, mul};
 use crate::config::{ActivationScheme, Fp8Scheme, ScaleStrategy};
+use crate::formats::blocks::BlockFormat;
 use crate::num::tensor::DType;
 
-/// Parameters of NVFP4 experts: `[E, N, K/2]` bytes of two values, `[E, N, K/16]` e4m3 scales,
-/// one global scale and one activation scale per stacked matrix.
+/// Parameters of experts in a block format with a global scale: `[E, N, K/2]` bytes of two values,
+/// `[E, N, K/block]` scales, one global scale and one activation scale per stacked matrix.
 ///
 /// # Errors
-/// [`LayerError::NotDivisible`] unless K is a multiple of 16 (upstream rounds down).
-pub fn ct_nvfp4_moe(shard: &MoeShard) -> Result<LayerParams, LayerError> {
+/// [`LayerError::NotDivisible`] unless K is whole blocks (upstream rounds down).
+pub fn ct_block_moe(format: &BlockFormat, shard: &MoeShard) -> Result<LayerParams, LayerError> {
     let (e, h, i) = (shard.num_experts, shard.hidden_size, shard.intermediate_size_per_partition);
     let (n13, shards) = (shard.w13_size()?, shard.w13_num_shards());
-    let g13 = div("hidden_size", h, "group_size", 16)?;
-    let g2 = div("intermediate_size_per_partition", i, "group_size", 16)?;
+    let g13 = div("hidden_size", h, "group_size", format.block)?;
+    let g2 = div("intermediate_size_per_partition", i, "group_size", format.block)?;
+    let (codes, pack) = (format.weight_dtype(), format.codes_per_byte());
+    let scales = format.kernel_scale_dtype();
     let (group, tensor) = (Role::Scale(ScaleKind::Group), Role::Scale(ScaleKind::Tensor));
     let list = vec![
-        ParamSpec::new("w13_weight_packed", vec![e, n13, h / 2], DType::U8, Role::Weight)
-            .packed(2, 2),
-        ParamSpec::new("w2_weight_packed", vec![e, h, i / 2], DType::U8, Role::Weight).packed(2, 2),
-        ParamSpec::new("w13_weight_scale", vec![e, n13, g13], DType::F8E4M3, group),
-        ParamSpec::new("w2_weight_scale", vec![e, h, g2], DType::F8E4M3, group),
+        ParamSpec::new("w13_weight_packed", vec![e, n13, h / pack], codes, Role::Weight)
+            .packed(2, pack),
+        ParamSpec::new("w2_weight_packed", vec![e, h, i / pack], codes, Role::Weight)
+            .packed(2, pack),
+        ParamSpec::new("w13_weight_scale", vec![e, n13, g13], scales, group),
+        ParamSpec::new("w2_weight_scale", vec![e, h, g2], scales, group),
         ParamSpec::new("w13_weight_global_scale", vec![e, shards], DType::F32, tensor),
         ParamSpec::new("w2_weight_global_scale", vec![e], DType::F32, tensor),
         ParamSpec::new("w13_input_global_scale", vec![e, shards], DType::F32, tensor),

@@ -1,9 +1,9 @@
 //! Quantization of activations for the products of a method.
 
-use crate::formats::mx::{self, MxFormat};
+use crate::formats::blocks::{BlockFormat, Quantized};
 use crate::moe::{half_type, to_slots, widen};
 use crate::num::scalar::ScalarType;
-use crate::quantize::{clear_broken, nvfp4, per_group_fp8, per_tensor_fp8, per_token_fp8};
+use crate::quantize::{clear_broken, per_group_fp8, per_tensor_fp8, per_token_fp8};
 use crate::{Error, Result};
 
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
@@ -21,11 +21,14 @@ pub enum Quantizer {
     Fp8Tensor(Option<f32>),
     /// e4m3fn, a scale for each group of this many k of a row ([`crate::quantize::per_group_fp8`]).
     Fp8Group(usize),
-    /// A Microscaling format: a power of two for each 32 k ([`MxFormat::quantize`]).
-    Mx(&'static MxFormat),
-    /// e2m1, an e4m3fn scale for each 16 k ([`crate::quantize::nvfp4`]) under the multiplier of the row's
-    /// expert: the reciprocal of the quantizer's global scale.
-    Nvfp4(Vec<f32>),
+    /// A block format ([`BlockFormat::quantize`]).
+    Block {
+        /// Which.
+        format: &'static BlockFormat,
+        /// Of formats with a global scale: the multiplier of each expert's rows, the reciprocal of the
+        /// quantizer's global scale.
+        multipliers: Vec<f32>,
+    },
 }
 
 impl Quantizer {
@@ -33,8 +36,7 @@ impl Quantizer {
     pub fn code_type(&self, dtype: ScalarType) -> ScalarType {
         match self {
             Self::None => dtype,
-            Self::Mx(format) => format.element,
-            Self::Nvfp4(_) => ScalarType::FLOAT4_E2M1F,
+            Self::Block { format, .. } => format.element,
             _ => E4M3,
         }
     }
@@ -47,13 +49,12 @@ impl Quantizer {
             Self::Fp8Tensor(Some(_)) => "fp8 static per tensor",
             Self::Fp8Tensor(None) => "fp8 dynamic per tensor",
             Self::Fp8Group(_) => "fp8 dynamic per group",
-            Self::Mx(format) => format.name,
-            Self::Nvfp4(_) => "nvfp4",
+            Self::Block { format, .. } => format.name,
         }
     }
 
-    /// Quantizes rows `[M, size_k]`, bits of `dtype` (float16 or bfloat16). `expert_of` has the
-    /// expert of each row, which only [`Quantizer::Nvfp4`] reads; a row without an expert uses the
+    /// Quantizes rows `[M, size_k]`, bits of `dtype` (float16 or bfloat16). `expert_of` has the expert
+    /// of each row, which block formats with a global scale read; a row without one is quantized with the
     /// multiplier 1.
     ///
     /// Scales computed from a row with an infinity or NaN are NaN, so its products are NaN; a
@@ -101,15 +102,19 @@ impl Quantizer {
                 let q = per_group_fp8(&values, size_k, *size)?;
                 (q.codes, Scales::Group { size: *size, values: q.scales })
             }
-            Self::Mx(format) => {
-                let (codes, scales) = format.quantize(&values, size_k)?;
-                let values = decoded(mx::SCALE_TYPE, &scales);
-                (codes, Scales::Group { size: mx::BLOCK, values })
-            }
-            Self::Nvfp4(multipliers) => {
-                let (codes, scales, of_rows) = nvfp4_rows(&values, size_k, multipliers, expert_of)?;
-                globals = Some(of_rows);
-                (codes, Scales::Group { size: 16, values: decoded(E4M3, &scales) })
+            Self::Block { format, multipliers } => {
+                let (codes, scales) = if format.has_global_scale() {
+                    let of_rows = row_multipliers(multipliers, expert_of)?;
+                    let quantized = quantize_rows(format, &values, size_k, &of_rows)?;
+                    globals = Some(of_rows);
+                    quantized
+                } else {
+                    (format.quantize)(&values, size_k, 1.0)?
+                };
+                (
+                    codes,
+                    Scales::Group { size: format.block, values: decoded(format.scale, &scales) },
+                )
             }
         };
         if let Scales::Row(values) | Scales::Group { values, .. } = &mut scales {
@@ -128,28 +133,32 @@ fn decoded(ty: ScalarType, codes: &[u8]) -> Vec<f32> {
     codes.iter().map(|&c| ty.to_f64(c.into()) as f32).collect()
 }
 
-/// Codes, block scales, and the multiplier of each row.
-fn nvfp4_rows(
+/// The multiplier of each row.
+fn row_multipliers(multipliers: &[f32], expert_of: &[Option<usize>]) -> Result<Vec<f32>> {
+    let of = |(row, expert): (usize, &Option<usize>)| match expert {
+        None => Ok(1.0),
+        Some(e) => multipliers.get(*e).copied().ok_or_else(|| {
+            let expected = format!("an expert below {}", multipliers.len());
+            Error::value("expert_of", &[row], e, expected)
+        }),
+    };
+    expert_of.iter().enumerate().map(of).collect()
+}
+
+/// Codes and block scales of rows, each under the reciprocal of its multiplier.
+fn quantize_rows(
+    format: &BlockFormat,
     values: &[f32],
     size_k: usize,
     multipliers: &[f32],
-    expert_of: &[Option<usize>],
-) -> Result<(Vec<u8>, Vec<u8>, Vec<f32>)> {
-    let (mut codes, mut scales, mut globals) = (Vec::new(), Vec::new(), Vec::new());
-    for (row, (values, expert)) in values.chunks_exact(size_k).zip(expert_of).enumerate() {
-        let multiplier = match expert {
-            None => 1.0,
-            Some(e) => *multipliers.get(*e).ok_or_else(|| {
-                let expected = format!("an expert below {}", multipliers.len());
-                Error::value("expert_of", &[row], e, expected)
-            })?,
-        };
-        let (c, s) = nvfp4(values, size_k, 1.0 / multiplier)?;
+) -> Result<Quantized> {
+    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+    for (values, multiplier) in values.chunks_exact(size_k).zip(multipliers) {
+        let (c, s) = (format.quantize)(values, size_k, 1.0 / multiplier)?;
         codes.extend(c);
         scales.extend(s);
-        globals.push(multiplier);
     }
-    Ok((codes, scales, globals))
+    Ok((codes, scales))
 }
 
 /// Scales of quantized rows.

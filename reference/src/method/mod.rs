@@ -6,8 +6,8 @@
 //! | weight-only (FP8, MXFP8, MXFP4, NVFP4, integers) | [`Quantizer::None`] | 16 bits by dequantized weights |
 //! | W8A8-FP8, tensor or channel scales | [`Quantizer::Fp8Tensor`], [`Quantizer::Fp8Token`] | e4m3 by e4m3 |
 //! | W8A8-FP8, blocks | [`Quantizer::Fp8Group`] | e4m3 by e4m3, scales of both for each group |
-//! | W8A8-MXFP8 | [`Quantizer::Mx`] | e4m3 by e4m3, powers of two |
-//! | W4A4-NVFP4 | [`Quantizer::Nvfp4`] | e2m1 by e2m1, alpha |
+//! | W8A8-MXFP8 | [`Quantizer::Block`] | e4m3 by e4m3, powers of two |
+//! | W4A4-NVFP4 | [`Quantizer::Block`] | e2m1 by e2m1, alpha |
 //!
 //! Every result is defined bit for bit under a named [`Arithmetic`]: [`Arithmetic::Exact`] is the
 //! product of the quantized values rounded once; the others state an order of additions on an

@@ -92,7 +92,7 @@ pub trait Float: Element {
     }
 }
 
-/// [`f16`] or [`bf16`]: the types of activations and outputs.
+/// [`struct@f16`] or [`bf16`]: the types of activations and outputs.
 pub trait Float16: Float {
     /// The value of these bits.
     fn from_bits(bits: u16) -> Self;

@@ -66,6 +66,10 @@ impl<'a, D: Dimension> FloatView<'a, D> {
         let shape = shape.into_dimension();
         let found = [bits.len()];
         let expected = format!("{:?}", shape.slice());
+        // `from_shape` takes longer slices, too.
+        if shape.size_checked() != Some(bits.len()) {
+            return Err(Error::shape(name, &found, expected));
+        }
         let mismatch = |_| Error::shape(name, &found, expected);
         Ok(match ty {
             ScalarType::FLOAT16 => {

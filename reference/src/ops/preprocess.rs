@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use crate::formats::integers::IntFormat;
+use crate::formats::{self, Format};
 use crate::judge::compare::{Candidate, Elements, Plain, Rows, Subject};
 use crate::judge::{Declared, OutputReport};
 use crate::layouts::marlin::{int4_to_fp8_asymmetric, int4_to_fp8_symmetric};
@@ -10,7 +12,6 @@ use crate::num::tensor::{DType, Tensor};
 use crate::ops::Operation;
 use crate::ops::case::Case;
 use crate::ops::draw::Rng;
-use crate::ops::quant::CheckpointFormat;
 use crate::ops::quant::keys::divisible;
 use crate::ops::quant::lattice::LINEAR_SHAPES;
 use crate::ops::schema::{CaseError, Demand, Dim, Inputs, Reader, TensorRule, rule};
@@ -20,12 +21,20 @@ use crate::{Error, Result};
 /// Config of `int4_fp8_preprocess`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PreprocessConfig {
-    /// [`CheckpointFormat::Gptq`] or [`CheckpointFormat::Awq`].
-    pub checkpoint_format: CheckpointFormat,
+    /// One of the integer formats.
+    pub checkpoint_format: &'static IntFormat,
     /// Input features.
     pub size_k: usize,
     /// Output features.
     pub size_n: usize,
+}
+
+/// The formats whose 4-bit codes kernels rewrite.
+fn formats() -> impl Iterator<Item = &'static IntFormat> {
+    formats::ALL.iter().filter_map(|format| match format {
+        Format::Int(format) => Some(*format),
+        _ => None,
+    })
 }
 
 impl Operation for PreprocessConfig {
@@ -34,19 +43,17 @@ impl Operation for PreprocessConfig {
     }
 
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
-        let formats =
-            [CheckpointFormat::Gptq, CheckpointFormat::Awq].map(|format| (format.name(), format));
-        let checkpoint_format = r.name("checkpoint_format", &formats)?;
+        let names: Vec<_> = formats().map(|format| (format.name, format)).collect();
+        let checkpoint_format = r.name("checkpoint_format", &names)?;
         let (size_k, size_n) = (r.size("size_k")?, r.size("size_n")?);
-        match checkpoint_format {
-            CheckpointFormat::Awq => divisible("size_n", size_n, 8, "codes of a packed word")?,
-            _ => divisible("size_k", size_k, 8, "codes of a packed word")?,
+        match checkpoint_format.is_packed_along_n() {
+            true => divisible("size_n", size_n, 8, "codes of a packed word")?,
+            false => divisible("size_k", size_k, 8, "codes of a packed word")?,
         }
         Ok(PreprocessConfig { checkpoint_format, size_k, size_n })
     }
 
     fn lattice() -> Result<Vec<Self>> {
-        let formats = [CheckpointFormat::Gptq, CheckpointFormat::Awq];
         let config = |checkpoint_format| {
             LINEAR_SHAPES.map(|(size_k, size_n)| PreprocessConfig {
                 checkpoint_format,
@@ -54,12 +61,12 @@ impl Operation for PreprocessConfig {
                 size_n,
             })
         };
-        Ok(formats.into_iter().flat_map(config).collect())
+        Ok(formats().flat_map(config).collect())
     }
 
     fn json(&self) -> Value {
         json!({
-            "checkpoint_format": self.checkpoint_format.name(),
+            "checkpoint_format": self.checkpoint_format.name,
             "size_k": self.size_k, "size_n": self.size_n,
         })
     }
@@ -69,15 +76,10 @@ impl Operation for PreprocessConfig {
     }
 
     fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
-        let awq = self.checkpoint_format == CheckpointFormat::Awq;
-        let shape = if awq {
-            [Dim::Is(self.size_k), Dim::Is(self.size_n / 8)]
-        } else {
-            [Dim::Is(self.size_k / 8), Dim::Is(self.size_n)]
-        };
+        let shape = self.checkpoint_format.words_shape(self.size_k, self.size_n, 8).map(Dim::Is);
         let mut rules =
             vec![rule("in.qweight", I32, &shape).required(true), rule("out.qweight", I32, &shape)];
-        if awq {
+        if self.checkpoint_format.is_packed_along_n() {
             let zeros = [Dim::Some, Dim::Is(self.size_n / 8)];
             rules.push(rule("in.qzeros", I32, &zeros).required(true));
         }
@@ -143,17 +145,15 @@ impl Operation for PreprocessConfig {
     }
 
     fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
-        let awq = self.checkpoint_format == CheckpointFormat::Awq;
         let words: Vec<u32> = (0..self.size_k * self.size_n / 8).map(|_| rng.next_u32()).collect();
         let per_row = self.size_n / 8;
-        let shape =
-            if awq { vec![self.size_k, per_row] } else { vec![self.size_k / 8, self.size_n] };
+        let shape = self.checkpoint_format.words_shape(self.size_k, self.size_n, 8).to_vec();
         let group = rng.pick(&[GroupSize::Channel, GroupSize::Of(32), GroupSize::Of(128)]);
         let groups = group.groups(crate::num::dims::LogicalK(self.size_k))?;
         let tensor =
             |shape: Vec<usize>, words: &[u32]| Tensor::new("", DType::I32, shape, bytes_of(words));
         case.add_input("qweight", tensor(shape, &words)?);
-        if awq {
+        if self.checkpoint_format.is_packed_along_n() {
             let zeros: Vec<u32> = (0..groups * per_row).map(|_| rng.next_u32()).collect();
             case.add_input("qzeros", tensor(vec![groups, per_row], &zeros)?);
         }
@@ -165,12 +165,12 @@ impl PreprocessConfig {
     /// The rewritten codes of a case.
     fn rewritten(&self, case: &Case<'_>) -> Result<Elements> {
         let input = case.input("qweight")?.elements::<u32>();
-        match self.checkpoint_format {
-            CheckpointFormat::Awq => {
+        match self.checkpoint_format.is_packed_along_n() {
+            true => {
                 let zeros = case.input("qzeros")?.elements::<u32>();
                 int4_to_fp8_asymmetric(&input, &zeros, self.size_n / 8)
             }
-            _ => Ok(int4_to_fp8_symmetric(&input)),
+            false => Ok(int4_to_fp8_symmetric(&input)),
         }
     }
 }

@@ -7,7 +7,7 @@
 use super::fnuz::{normalize_codes, normalize_scale};
 use super::requantize::{Fp8Type, Requantize, merge_shards};
 use crate::config::{ActivationScheme, Fp8Scheme, ScaleStrategy};
-use crate::formats::fp8::{Fp8Tensors, Scheme};
+use crate::formats::fp8::{Fp8Scales, Fp8Tensors};
 use crate::layers::{LayerParams, MoeShard, ct_fp8_moe};
 use crate::num::tensor::{DType, Tensor};
 use crate::weight::Weight;
@@ -146,9 +146,9 @@ impl PreparedFp8Experts {
         }
         let [experts, size_n, _] = weight.dims3()?;
         let scheme = match self.strategy {
-            ScaleStrategy::Tensor => Scheme::Tensor { widths: vec![size_n] },
-            ScaleStrategy::Channel => Scheme::Channel,
-            ScaleStrategy::Block { block_n, block_k } => Scheme::Block { block_n, block_k },
+            ScaleStrategy::Tensor => Fp8Scales::Tensor { widths: vec![size_n] },
+            ScaleStrategy::Channel => Fp8Scales::Channel,
+            ScaleStrategy::Block { block_n, block_k } => Fp8Scales::Block { block_n, block_k },
         };
         (0..experts)
             .map(|e| {

@@ -1,6 +1,6 @@
 //! Matrix products: exact, bounded, and bit for bit.
 //!
-//! * Exact: Σ a·w over the stored values without error, rounded once ([`exact`]).
+//! * Exact: Σ a·w over the stored values without error, rounded once (module `exact`).
 //! * Bounded: the largest error of a kernel of a declared class ([`bound`]), carried through its
 //!   chain of scales, bias and roundings ([`chain`]).
 //! * Bit for bit: [`tensor_core`] emulates the arithmetic of NVIDIA's matrix units, and

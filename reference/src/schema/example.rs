@@ -168,7 +168,7 @@ fn python_value(value: &Value, indent: &str) -> String {
 }
 
 impl OpSchema {
-    /// A Python program that writes a case of the example config: [`PYTHON`] is its module
+    /// A Python program that writes a case of the example config: `PYTHON` is its module
     /// `case_file`.
     ///
     /// # Errors
@@ -201,7 +201,7 @@ impl OpSchema {
         Ok(text)
     }
 
-    /// A C++ program that writes a case of the example config: [`CPP`] is its header.
+    /// A C++ program that writes a case of the example config: `CPP` is its header.
     ///
     /// # Errors
     /// None for the operations in the table.

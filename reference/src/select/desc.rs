@@ -1,7 +1,7 @@
 //! The layer and the deployment, as described to the selection.
 
 use crate::config::{ScaleStrategy, Scheme};
-use crate::formats::mx::MxFormat;
+use crate::formats::blocks::BlockFormat;
 use crate::num::scalar::ScalarType;
 
 /// Switches of a deployment.
@@ -237,10 +237,8 @@ pub enum WeightKey {
     Fp8Block128,
     /// e4m3fn, blocks of another size.
     Fp8OtherBlock,
-    /// A Microscaling format.
-    Mx(&'static MxFormat),
-    /// NVFP4.
-    Nvfp4,
+    /// A block format.
+    Block(&'static BlockFormat),
     /// int8 with int8 activations.
     W8A8Int8,
 }
@@ -260,8 +258,7 @@ impl WeightKey {
                 ScaleStrategy::Block { block_n: 128, block_k: 128 } => Self::Fp8Block128,
                 ScaleStrategy::Block { .. } => Self::Fp8OtherBlock,
             },
-            Scheme::Mx { format, .. } => Self::Mx(format),
-            Scheme::Nvfp4 { .. } => Self::Nvfp4,
+            Scheme::Block { format, .. } => Self::Block(format),
             Scheme::W8A8Int8 { .. } => Self::W8A8Int8,
             Scheme::Unquantized { .. } | Scheme::W4A8Int8 { .. } | Scheme::W4A8Fp8 { .. } => {
                 return None;
@@ -279,8 +276,7 @@ impl WeightKey {
             Self::Fp8Channel => "fp8 per channel",
             Self::Fp8Block128 => "fp8 128x128 blocks",
             Self::Fp8OtherBlock => "fp8 other blocks",
-            Self::Mx(format) => format.name,
-            Self::Nvfp4 => "nvfp4",
+            Self::Block(format) => format.name,
             Self::W8A8Int8 => "w8a8 int8",
         }
     }

@@ -36,7 +36,7 @@ fn reasons(scheme: &Scheme, desc: &LinearDesc, device: &Capability) -> Vec<Reaso
                 reasons.push(Reason::BatchInvariance);
             }
         }
-        Scheme::Mx { .. } | Scheme::Nvfp4 { .. } => {}
+        Scheme::Block { .. } => {}
         other => {
             reasons.push(Reason::Scheme { scheme: other.label() });
             return reasons;
@@ -79,7 +79,7 @@ pub(super) fn inputs(scheme: &Scheme, options: &Options, device: &Capability) ->
     }
     let reads = match scheme {
         Scheme::Wna16(w) => w.weight_type == ScalarType::UINT4B8,
-        Scheme::Mx { format, .. } => format.fp8_activations && input == InputType::Fp8,
+        Scheme::Block { format, .. } => format.fp8_activations && input == InputType::Fp8,
         _ => false,
     };
     if !reads {

@@ -6,10 +6,10 @@ use super::{
     ActivationFormat, ActivationKey, Backend, Capability, InputType, MoeActivation, MoeDeployment,
     MoeDesc, Reason, Selection, WeightKey, check_moe_marlin_supports_layer,
 };
-use crate::config::{IntContainer, Scheme};
+use crate::config::Scheme;
 use crate::num::dims::GroupSize;
 
-/// The reasons of a modular Marlin kernel against a layer, in upstream's order
+/// The reasons why a modular Marlin kernel refuses a layer, in upstream's order
 /// (`is_supported_config` of `MarlinExperts` and `BatchedMarlinExperts`): all of them, not only the
 /// first. Any other entry point counts as [`Backend::Marlin`].
 ///
@@ -86,11 +86,11 @@ pub fn select_moe(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Selec
     })
 }
 
-/// The reasons of the method's own call against a layer.
+/// The reasons why the method's own call refuses a layer.
 fn own_call(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Vec<Reason> {
     let mut reasons = platform(device);
     match scheme {
-        Scheme::Wna16(w) if w.symmetric() || w.checkpoint_format == IntContainer::Awq => {}
+        Scheme::Wna16(w) if w.symmetric() || w.checkpoint_format.moe_zero_points => {}
         other => reasons.push(Reason::Scheme { scheme: other.label() }),
     }
     if desc.activation == MoeActivation::Relu2 {
@@ -110,7 +110,7 @@ fn shape(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Vec<Reason> {
     use super::MarlinRefusal;
     let (group, built_in) = match scheme {
         Scheme::Wna16(w) => (w.group_size, false),
-        Scheme::Fp8(_) | Scheme::Mx { .. } | Scheme::Nvfp4 { .. } => (scheme.group_size(), true),
+        Scheme::Fp8(_) | Scheme::Block { .. } => (scheme.group_size(), true),
         _ => (GroupSize::Of(32), true),
     };
     check_moe_marlin_supports_layer(

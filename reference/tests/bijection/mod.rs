@@ -1,9 +1,9 @@
-//! The law of every layout.
+//! The law of every layout: each element has one place, and each bit one element.
 
 use marlinspike::layouts::Layout;
 
-/// Every element has a slot that leads back to it, no two share a bit, and no bit of the storage's
-/// elements is left over.
+/// Every element has a slot, which maps back to it; no two slots share a bit, and no bit of the
+/// storage is unused.
 pub(crate) fn is_a_bijection(
     layout: &impl Layout,
     rows: usize,

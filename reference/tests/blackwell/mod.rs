@@ -1,6 +1,6 @@
-//! What the tests of Blackwell's layouts share: golden tensors and their inputs.
+//! Shared by the tests of Blackwell's layouts: golden tensors and their inputs.
 
-// Each test file uses its own part.
+// Each test file uses a part of this module.
 #![allow(dead_code)]
 
 use marlinspike::container::Container;

@@ -1,4 +1,4 @@
-//! The bugs that shipped, in the order of the bank.
+//! Bugs that shipped, in the order of the bank.
 
 use crate::{Run, layers, layouts, products};
 

@@ -145,7 +145,7 @@ fn undeclared(mut case: Case<'static>) -> Case<'static> {
     case
 }
 
-/// Both halves of N hold the first.
+/// Both halves of N hold the first half.
 fn two_shards() -> OutputReport {
     let mut case =
         undeclared(generated("moe-top1_f16_u4", json!({"activation": "relu2_no_mul"}), 11));
@@ -231,7 +231,7 @@ fn ties() -> OutputReport {
     })
 }
 
-/// Sigmoid scores of the chosen experts, with what the config asks for left out.
+/// Sigmoid scores of the chosen experts, without the config's further steps.
 fn weights(renormalize: bool) -> OutputReport {
     let mut case = case("router-grouped_2");
     let logits = case.input("router_logits").expect("logits");
@@ -253,7 +253,7 @@ fn weights(renormalize: bool) -> OutputReport {
     report(&case, "topk_weights")
 }
 
-/// A bias under NVFP4's global scale, which the router weight holds.
+/// A bias multiplied by NVFP4's global scale, which the router weight contains.
 fn folded() -> OutputReport {
     let mut case = case(SCALED);
     let CaseConfig::Moe(c) = &mut case.config else { panic!("a layer") };

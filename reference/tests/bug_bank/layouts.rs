@@ -90,13 +90,13 @@ pub(crate) fn runs() -> Vec<Run> {
     ]
 }
 
-/// Rows whose halves changed places.
+/// Rows with their halves exchanged.
 fn halves(v: Vec<u32>, shape: &[usize]) -> Vec<u32> {
     let cols = *shape.last().expect("an axis");
     v.chunks(cols).flat_map(|r| [&r[cols / 2..], &r[..cols / 2]].concat()).collect()
 }
 
-/// Group scales of w13 (K = 256, groups of 128) in the order that K = 128 asks for.
+/// Group scales of w13 (K = 256, groups of 128) in the order for K = 128.
 fn w13_order() -> OutputReport {
     let keys = json!({"intermediate_size": 128, "group_size": 128});
     let mut case = generated("moe-top1_f16_u4", keys, 1);
@@ -119,7 +119,7 @@ fn sharded() -> OutputReport {
     report(&case, "marlin_scales")
 }
 
-/// Column n has the scale that stands one before it.
+/// Column n has the scale of column n − 1.
 fn stride() -> OutputReport {
     let mut case = generated(BIASED, json!({"group_size": -1, "has_bias": false}), 6);
     let scales = case.input("scales").expect("scales").clone();

@@ -1,5 +1,5 @@
-//! The bug bank as cases: each bug is computed here by plain loops over decoded numbers, written into a
-//! case, and checked. Every one must be rejected, under its own name where there is one.
+//! The bug bank as cases: plain loops over decoded numbers compute each bug, and the case with its
+//! output is checked. Each must be rejected, with its own diagnosis if it has one.
 //!
 //! `cargo test -p marlinspike --test bug_bank -- --nocapture` prints the table of
 //! docs/src/reference/diagnoses.md.
@@ -17,13 +17,13 @@ mod tools;
 
 use marlinspike::check::{OutputReport, Strength, Verdict};
 
-/// One bug, as it shows in one output.
+/// One bug and the output that it changes.
 pub(crate) struct Run {
     /// Number in the bank, or a letter.
     pub(crate) bug: &'static str,
     /// What is wrong.
     pub(crate) what: &'static str,
-    /// Names that are right; none where the bug cannot be named.
+    /// Correct diagnoses; empty if the bug has none.
     pub(crate) names: &'static [&'static str],
     pub(crate) report: OutputReport,
 }
@@ -38,7 +38,8 @@ pub(crate) fn run(
     Run { bug, what, names, report }
 }
 
-/// Prints the runs, and counts bugs of which every output is rejected, and named rightly.
+/// Prints the runs, and counts the bugs whose outputs are all rejected, and all diagnosed
+/// correctly.
 fn table(runs: &[Run]) -> (usize, usize, Vec<String>) {
     let mut faults = Vec::new();
     let mut bugs: Vec<(&str, bool)> = Vec::new();
@@ -61,7 +62,7 @@ fn table(runs: &[Run]) -> (usize, usize, Vec<String>) {
             let (verdict, note) = (run.report.verdict, &run.report.note);
             faults.push(format!("{} ({}): {verdict:?}, {note:?}", run.bug, run.what));
         }
-        // A name that is not among the right ones is wrong, unless it only says where.
+        // Any other diagnosis is wrong, unless it only states the place.
         if !named && strength != "place" && strength != "-" {
             faults.push(format!("{} ({}): named {diagnosis:?}", run.bug, run.what));
         }

@@ -1,5 +1,5 @@
-//! What must not be named: damage that resembles a bug, bugs with one more wrong element, and causes
-//! that were named wrongly before.
+//! Outputs without a diagnosis: damage that resembles a bug, bugs with one more wrong element, and
+//! causes that were once named wrongly.
 
 use marlinspike::case::{CaseConfig, Op, ScheduleChoice};
 use marlinspike::check::{Diagnosis, OutputReport, Strength, Verdict, check_case};
@@ -12,7 +12,7 @@ use crate::product_model::{Model, judged, planted, put};
 use crate::products::{overflowing, stale_tile};
 use crate::tools::{case, changed, generated, report};
 
-/// A bug that a model computes: case, output, its name, how.
+/// A bug that a model computes: case, output, diagnosis, function.
 type Bug = (&'static str, &'static str, &'static str, fn(&mut Model) -> Vec<f64>);
 
 const BUGS: [Bug; 7] = [
@@ -55,7 +55,7 @@ fn diagnosis(report: &OutputReport) -> Diagnosis {
     report.diagnosis.clone().unwrap_or_else(|| panic!("no diagnosis: {report:?}"))
 }
 
-/// Random numbers instead of a bug's wrong elements are not that bug.
+/// Random numbers in place of a bug's wrong elements must not be diagnosed as that bug.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn noise_where_a_bug_was() {
@@ -71,7 +71,7 @@ fn noise_where_a_bug_was() {
         });
         let found = diagnosis(&report);
         if found.id == "absent-expert-not-zero" {
-            // That is what can be said of rows which should be zero.
+            // The only diagnosis of rows that should be zero.
             continue;
         }
         assert!(found.id != id || found.strength == Strength::Place, "{name}: {found:?}");
@@ -80,7 +80,7 @@ fn noise_where_a_bug_was() {
     }
 }
 
-/// One more wrong element: the bug's name, and the element that it leaves.
+/// One more wrong element: the bug's diagnosis, and the unexplained element.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn a_bug_and_one_more_wrong_element() {
@@ -105,7 +105,7 @@ fn a_bug_and_one_more_wrong_element() {
 fn an_overflow_elsewhere_is_none() {
     let (mut case, mut y) = overflowing();
     let n = y.len() / 17;
-    // The wrong elements, by another number.
+    // The same wrong elements with another value.
     let other = [(5, -0.37), (40, 0.81), (41, -0.12), (100, 0.55)];
     other.into_iter().for_each(|(col, factor)| y[3 * n + col] *= factor);
     put(&mut case, "y", &y);
@@ -144,7 +144,7 @@ fn one_element_a_little_off() {
     assert!(failed >= 12, "{failed}");
 }
 
-/// A kernel that keeps e4m3's NaN gives NaN in its column, which is no permutation of scales.
+/// A kernel that keeps e4m3's NaN gives NaN in its column; this is not a permutation of scales.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn a_nan_code() {
@@ -200,7 +200,7 @@ fn zeros_and_nan_have_no_other_name() {
     }
 }
 
-/// Factors that look like zero or one in a text.
+/// Factors that a text prints like zero or one.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn factors_are_readable() {
@@ -211,7 +211,7 @@ fn factors_are_readable() {
         assert_eq!(found.id, "constant-factor", "{found:?}");
         assert!(!found.text.contains("0.000000"), "{}", found.text);
     }
-    // Declared for every bit: a last bit everywhere is no factor.
+    // With every bit declared, differences in the last bit are not a factor.
     let keys = json!({"group_size": 64, "has_bias": false});
     let mut case = generated("linear-f16_u4b8_g128_act0", keys, 9);
     let CaseConfig::Linear(c) = &mut case.config else { panic!("a linear case") };
@@ -220,7 +220,7 @@ fn factors_are_readable() {
     assert!(!diagnosis(&report).text.contains("1.0000 times"), "{report:?}");
 }
 
-/// A bit that flips in one element has no schedule as its cause.
+/// A flipped bit in one element is not attributed to a schedule.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn one_bit_is_no_schedule() {
@@ -240,7 +240,7 @@ fn one_bit_is_no_schedule() {
     }
 }
 
-/// A constant where different numbers belong.
+/// A constant in place of different numbers.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn a_constant_output() {

@@ -1,4 +1,4 @@
-//! Bugs of kernels that are not in the bank, and that writers of kernels make all the same.
+//! Common bugs of kernels that are not in the bank.
 
 use marlinspike::case::CaseConfig;
 use marlinspike::check::OutputReport;
@@ -20,7 +20,7 @@ pub(crate) fn runs() -> Vec<Run> {
     runs
 }
 
-/// Every term of a group `factor` times.
+/// Every term of a group, multiplied by `factor`.
 fn group(m: &mut Model, g: usize, factor: f64) -> Vec<f64> {
     let (w, n) = (&mut m.matrices[0], m.n);
     for (i, q) in w.q.iter_mut().enumerate().filter(|(i, _)| w.group[i / n] == g) {
@@ -30,7 +30,7 @@ fn group(m: &mut Model, g: usize, factor: f64) -> Vec<f64> {
     m.compute()
 }
 
-/// Activations of a range of k, times a factor.
+/// Activations of a range of k, multiplied by a factor.
 fn range(m: &mut Model, k: std::ops::Range<usize>, factor: f64) -> Vec<f64> {
     let size_k = m.k;
     let inside = m.x.iter_mut().enumerate().filter(|(i, _)| k.contains(&(i % size_k)));

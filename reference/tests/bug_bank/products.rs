@@ -186,7 +186,7 @@ fn not_sharded() -> OutputReport {
     let scales = case.input("scales").expect("scales");
     let own: Vec<u32> = scales.elements::<u16>().iter().map(|&s| s.into()).collect();
     let (rows, n) = (scales.shape()[0], scales.shape()[1]);
-    // Rank 0's scales, any numbers.
+    // Rank 0's scales; arbitrary.
     let mut all: Vec<u32> = own.iter().map(|s| s ^ 0x15).collect();
     all.extend(&own);
     let packed = crate::tools::permuted(&all, n, grouped);
@@ -195,7 +195,7 @@ fn not_sharded() -> OutputReport {
     report(&case, "marlin_scales")
 }
 
-/// A matrix with groups in order, whose scales are taken by the g_idx that its file has as well.
+/// A matrix with groups in order, whose scales are selected by the g_idx that its file also holds.
 fn static_order() -> OutputReport {
     let mut case = case(BIASED);
     let CaseConfig::Linear(c) = &case.config else { panic!("a linear case") };
@@ -242,7 +242,7 @@ fn inverted() -> OutputReport {
     judged(&mut case, "y")
 }
 
-/// The last two groups with one value instead of their scales.
+/// The last two groups with one value as scale.
 fn padded(value: f64) -> OutputReport {
     planted("linear-bf16_mxfp8", "y", |m| {
         let (n, groups) = (m.n, m.k / 32);
@@ -308,12 +308,12 @@ fn atomics() -> OutputReport {
     partial_sums(8, |row, col| ORDERS[(row * 7 + col * 3) % 4])
 }
 
-/// Rows past the first eight, another tile's, are added in another order.
+/// Rows after the first eight belong to another tile and are added in another order.
 fn batch() -> OutputReport {
     partial_sums(16, |row, _| ORDERS[row / 8])
 }
 
-/// Recorded outputs of a kernel that rounds ties to even, where the case says away from zero.
+/// Recorded outputs of a kernel that rounds ties to even, in a case that declares away from zero.
 fn ties() -> OutputReport {
     let names = ["dyn_quant_linear-cw10_half_even", "dyn_quant_linear-cw22_half_even"];
     let reports = names.iter().map(|name| {
@@ -323,7 +323,7 @@ fn ties() -> OutputReport {
         report(&case, "lhs_packed")
     });
     let reports: Vec<OutputReport> = reports.collect();
-    // Not every case has a tie; one that has shows it.
+    // Not every case has a tie; a case with one must fail.
     let shown = reports.iter().position(|r| r.diagnosis.is_some()).unwrap_or(0);
     reports.into_iter().nth(shown).expect("a case")
 }
@@ -392,7 +392,7 @@ fn constant_row() -> OutputReport {
     let mut x = case.input("x").expect("x").elements::<f32>().into_owned();
     x[k..2 * k].fill(0.0);
     case.add_input("x", Tensor::from_vec("x", DType::F32, vec![m, k], x).expect("x"));
-    // The other rows are what they were: rows do not depend on each other.
+    // The other rows are unchanged: rows do not depend on each other.
     let mut y = case.output("y").expect("y").elements::<f32>().into_owned();
     y[n..2 * n].fill(f32::NAN);
     case.outputs.retain(|name, _| name == "y");

@@ -1,4 +1,4 @@
-//! Cases to put bugs into.
+//! Cases that the bugs are planted in.
 
 use marlinspike::case::{Case, CaseConfig};
 use marlinspike::check::{OutputReport, check_case};
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::product_model::golden;
 
-/// A golden case, on its own.
+/// One golden case.
 pub(crate) fn case(name: &str) -> Case<'static> {
     Case::parse(Box::leak(golden(name).into_boxed_slice())).expect("a case")
 }
@@ -26,7 +26,7 @@ pub(crate) fn generated(name: &str, keys: Value, seed: u64) -> Case<'static> {
         };
     }
     let config = CaseConfig::from_json(model.op, &config).expect("a config");
-    // The rows of x are drawn as well: a few of them are wanted.
+    // The number of rows of x is drawn as well; the cases need some rows.
     let rows = |case: &Case<'_>| case.input("x").expect("x").shape()[0];
     let mut case = (0..)
         .map(|i| vectors::case_of(config.clone(), &mut Rng::new(seed + 1000 * i)).expect("a case"))
@@ -37,7 +37,7 @@ pub(crate) fn generated(name: &str, keys: Value, seed: u64) -> Case<'static> {
     case
 }
 
-/// The case with numbers of ordinary size as its activations; generated ones are of every size.
+/// The case with activations of ordinary magnitude; generated ones have every magnitude.
 pub(crate) fn ordinary(mut case: Case<'static>) -> Case<'static> {
     let x = case.input("x").expect("x");
     let (dtype, shape) = (x.dtype(), x.shape().to_vec());
@@ -71,7 +71,7 @@ pub(crate) fn set(case: &mut Case<'_>, name: &str, shape: Vec<usize>, values: &[
     case.add_output(name, Tensor::new(name, dtype, shape, bytes).expect("a tensor"));
 }
 
-/// The report on an output whose elements went through `change`.
+/// The report on an output after `change` of its elements.
 pub(crate) fn changed(
     mut case: Case<'_>,
     name: &str,
@@ -83,17 +83,17 @@ pub(crate) fn changed(
     report(&case, name)
 }
 
-/// Column that position p of a permuted row takes: grouped scales.
+/// Column at position p of a permuted row: grouped scales.
 pub(crate) fn grouped(p: usize) -> usize {
     p / 64 * 64 + p % 8 * 8 + p % 64 / 8
 }
 
-/// Column that position p of a permuted row takes: scales of whole columns, biases.
+/// Column at position p of a permuted row: scales per column, biases.
 pub(crate) fn single(p: usize) -> usize {
     p / 32 * 32 + 2 * (p % 32 / 8) + [0, 1, 8, 9, 16, 17, 24, 25][p % 8]
 }
 
-/// Rows whose columns were put into an order of positions.
+/// Rows with their columns permuted by an order of positions.
 pub(crate) fn permuted(values: &[u32], n: usize, order: fn(usize) -> usize) -> Vec<u32> {
     values.chunks(n).flat_map(|row| (0..n).map(|p| row[order(p)])).collect()
 }

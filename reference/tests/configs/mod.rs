@@ -1,4 +1,4 @@
-//! What the tests of the config parsers share.
+//! Shared by the tests of the config parsers.
 
 use marlinspike::config::{ConfigError, QuantConfig, Scheme, Wna16Scheme};
 use marlinspike::select::Capability;

@@ -1,4 +1,4 @@
-//! Cases that declare nothing: outputs of simulated kernels pass by their order, damaged ones do not.
+//! Cases that declare nothing: outputs of simulated kernels pass, damaged ones fail.
 
 use marlinspike::case::{Case, CaseConfig, Fp8MmConfig, Op, QuantConfig};
 use marlinspike::check::{Declared, OutputReport, Verdict, check_case_as};
@@ -116,7 +116,7 @@ fn outputs_of_known_kernels_pass_by_their_order() {
     }
 }
 
-/// Outputs that passed with error / bound below 1 when the bound of any order was the only one.
+/// Outputs that pass if the bound for any order is the only one: error / bound is below 1.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn trivial_damage_of_a_known_kernel_does_not_pass() {
@@ -148,8 +148,8 @@ fn trivial_damage_of_a_known_kernel_does_not_pass() {
     }
 }
 
-/// Cases of the generator whose schedule is taken away: the layer's products, and 4-bit weights with
-/// e4m3 activations.
+/// Generated cases without their schedule: a layer's products, and 4-bit weights with e4m3
+/// activations.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn schedules_of_layers_and_linear_cases_are_found() {

@@ -1,4 +1,4 @@
-//! The three properties that give the bounds their power, and classes read from JSON.
+//! The three properties that make the bounds tight, and classes read from JSON.
 
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::{Class, Inputs, Rows, product};
@@ -20,7 +20,7 @@ fn bounds(class: &Class, a: &[f64], w: &[f64], size_k: usize) -> Vec<[f64; 2]> {
     product(&rows, &columns, request, |e| class.bound(e, size_k, inputs)).expect("a product")
 }
 
-/// However long the sum, it lies between the sums of the negative and of the positive products.
+/// A sum of any length lies between the sums of the negative and of the positive products.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn no_bound_reaches_past_the_sums_of_either_sign() {
@@ -67,7 +67,7 @@ fn normal_operands_have_all_fraction_bits() {
     assert!(bound[0] >= 28.0 * f64::exp2(-12.0 - 13.0), "{bound:?}");
 }
 
-/// A product loses no more than itself: those below the unit count with their own magnitude.
+/// A product loses at most its own magnitude, which bounds the loss of products below the unit.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn small_products_lose_themselves_only() {
@@ -78,7 +78,7 @@ fn small_products_lose_themselves_only() {
     let w: Vec<f64> = a.clone();
     let small = (size_k - 1) as f64 * 0.0625 * 0.0625;
     let bound = bounds(&class, &a, &w, size_k)[0];
-    // Besides the small ones, the large product and what 64 accumulators lose.
+    // In addition to the small products: the large product and the losses of 64 accumulators.
     let unit = f64::exp2(17.0 - 13.0);
     assert!(bound[0] <= small + (2.0 + 2.0 * 64.0) * unit, "{bound:?}");
     assert!(bound[0] >= small, "{bound:?}: all of them vanish next to the large one");
@@ -98,7 +98,7 @@ fn members_differ_in_more_than_the_order_of_f32_additions() {
         names.contains("fp8-hopper: wgmma of Hopper, k ascending, promoted to f32 every 128 k")
     );
     assert!(names.contains("fp8-hopper: wgmma of Hopper, k ascending, parts of 512 k"));
-    // A part of 512 k that is promoted every 128 has the sums of a whole that is.
+    // A part of 512 k with a promotion every 128 has the same sums as a whole with it.
     assert!(!names.iter().any(|n| n.contains("parts of 512 k, promoted to f32 every 128")));
     assert_eq!(Class::fp8_any_order().members(2048), [Class::fp8_any_order()]);
 }

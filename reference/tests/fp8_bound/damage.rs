@@ -1,4 +1,4 @@
-//! What a verdict on an e4m3 product excludes, by class and K.
+//! The damage that a verdict on an e4m3 product excludes, by class and K.
 
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
@@ -11,7 +11,7 @@ use crate::unit::Unit;
 const BF16: ScalarType = ScalarType::BFLOAT16;
 const SHAPE: [usize; 2] = [4, 16];
 
-/// A product, and what Hopper's wgmma gives of it.
+/// A product, and Hopper's wgmma result for it.
 struct Product {
     size_k: usize,
     codes: [Vec<u32>; 2],
@@ -61,7 +61,7 @@ fn rounded(x: f64) -> f64 {
     BF16.to_f64(BF16.encode_rne(x))
 }
 
-/// The largest error over bound, under the member that comes nearest.
+/// The largest error over bound, for the closest member of the class.
 fn ratio(members: &[Vec<Bounded>], found: &[f64]) -> f64 {
     let of = |bounds: &Vec<Bounded>| {
         bounds.iter().zip(found).map(|(b, &y)| b.ratio(y)).fold(0.0, f64::max)

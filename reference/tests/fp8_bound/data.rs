@@ -5,16 +5,16 @@ use marlinspike::vectors::Rng;
 
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
 
-/// How the codes of a test lie.
+/// Distribution of a test's codes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Data {
-    /// About normal, as quantized activations and weights are.
+    /// Approximately normal, like quantized activations and weights.
     Normal,
     /// All of one sign: truncation errors add up.
     OneSigned,
     /// Any codes.
     Wide,
-    /// Pairs that cancel up to the last bits.
+    /// Pairs that cancel except for the last bits.
     Cancelling,
     /// Most of them subnormal.
     Subnormal,

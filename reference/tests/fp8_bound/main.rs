@@ -1,5 +1,5 @@
-//! The bounds of e4m3 products are sound: no simulated kernel leaves them. They have power: see the
-//! table that `damage` prints.
+//! The bounds of e4m3 products are sound: no simulated kernel exceeds them. `damage` prints a
+//! table of the errors that they detect.
 
 mod checked;
 mod classes;

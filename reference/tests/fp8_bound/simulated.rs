@@ -15,7 +15,7 @@ const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
 const BF16: ScalarType = ScalarType::BFLOAT16;
 const F32: ScalarType = ScalarType::FLOAT32;
 
-/// Columns of any numbers.
+/// Columns of arbitrary numbers.
 pub(crate) struct Plain {
     pub(crate) size_k: usize,
     pub(crate) columns: Vec<Vec<f64>>,
@@ -111,7 +111,7 @@ impl Kernel {
     }
 }
 
-/// Sums of `kernels` for each element, none of which leaves its bound: how many, and the largest
+/// Checks that no sum of `kernels` exceeds its bound; returns the number of sums and the largest
 /// error over bound.
 fn sums(
     class: &Class,

@@ -1,5 +1,5 @@
-//! The matrix units of e4m3, naively: every number an f64, every truncation a division by a power of
-//! two. Nothing here is the code under test.
+//! A naive model of the e4m3 matrix units: every number is an f64, every truncation a division by
+//! a power of two. Nothing here is the code under test.
 
 use marlinspike::vectors::Rng;
 
@@ -15,12 +15,12 @@ fn exponent(x: f64) -> i32 {
     e
 }
 
-/// `x` to a multiple of 2^unit, toward zero.
+/// `x` rounded toward zero to a multiple of 2^unit.
 fn truncated(x: f64, unit: i32) -> f64 {
     (x * f64::from(-unit).exp2()).trunc() * f64::from(unit).exp2()
 }
 
-/// How a unit adds up e4m3 products.
+/// A unit's addition of e4m3 products.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Unit {
     /// Hopper's wgmma: 32 products, F = 13, 14 bits.

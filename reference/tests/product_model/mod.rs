@@ -1,12 +1,13 @@
-//! A small product in plain f64 over numbers decoded here, so that mistakes can be planted in a
-//! golden case's output without the code under test.
+//! A small product in plain f64 over numbers decoded here, to plant mistakes in a golden case's
+//! output without the code under test.
 
-// Each test file uses its own part.
+// Each test file uses a part of this module.
 #![allow(dead_code)]
 
 use marlinspike::case::{Case, CaseConfig, CheckpointFormat, QuantConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};
 use marlinspike::formats::mxfp8;
+use marlinspike::formats::{awq, gptq, nvfp4};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike_golden::Manifest;
@@ -31,7 +32,7 @@ pub(crate) struct Matrix {
     pub(crate) global: Option<f64>,
 }
 
-/// A product with everything that goes into it.
+/// A product with all of its operands.
 #[derive(Clone)]
 pub(crate) struct Model {
     pub(crate) n: usize,
@@ -89,7 +90,7 @@ fn matrix(
     let get = |name: &str| part(name).unwrap_or_else(|| panic!("{name}"));
     let mut m = Matrix { bias: part("bias").map(|b| halves(&b, q.dtype)), ..Matrix::default() };
     match q.checkpoint_format {
-        CheckpointFormat::Gptq => {
+        CheckpointFormat::Int(f) if *f == gptq::FORMAT => {
             let bits = q.weight_type.size_bits();
             let (pack, offset) = (32 / bits as usize, f64::from(1u32 << (bits - 1)));
             let words = get("qweight").elements::<u32>().into_owned();
@@ -101,12 +102,12 @@ fn matrix(
                 .collect();
             m.s = halves(&get("scales"), q.dtype);
         }
-        CheckpointFormat::Awq => {
+        CheckpointFormat::Int(f) if *f == awq::FORMAT => {
             m.q = awq(&get("qweight").elements::<u32>(), k, n);
             m.s = halves(&get("scales"), q.dtype);
             m.z = awq(&get("qzeros").elements::<u32>(), m.s.len() / n, n);
         }
-        CheckpointFormat::Nvfp4 => {
+        CheckpointFormat::Block(f) if *f == nvfp4::FORMAT => {
             let (bytes, scales) = (get("weight"), get("weight_scale"));
             let (bytes, scales) = (bytes.elements::<u8>(), scales.elements::<u8>());
             m.q = (0..k * n)
@@ -120,7 +121,7 @@ fn matrix(
             let groups = k / 16;
             m.s = (0..groups * n).map(|i| e4m3(scales[i % n * groups + i / n])).collect();
         }
-        CheckpointFormat::Mx(format) if *format == mxfp8::FORMAT => {
+        CheckpointFormat::Block(format) if *format == mxfp8::FORMAT => {
             let (bytes, scales) = (get("weight"), get("weight_scale"));
             let (bytes, scales) = (bytes.bytes(), scales.bytes());
             m.q = (0..k * n).map(|i| e4m3(bytes[i % n * k + i / n])).collect();
@@ -258,7 +259,7 @@ impl Model {
         let mut y = if self.early {
             self.round(self.round(sum) * global)
         } else if folded && m.global.is_some() {
-            // The kernel's values are the real ones times 2^-7.
+            // The kernel's values are the true ones times 2^-7.
             self.round(sum / 128.0)
         } else {
             self.round(sum * global)
@@ -296,7 +297,7 @@ pub(crate) fn put(case: &mut Case<'_>, output: &str, values: &[f64]) {
     case.add_output(output, Tensor::from_vec(output, dtype, shape, values).expect("a tensor"));
 }
 
-/// What `check` says of the output alone.
+/// The report of `check` on the output.
 pub(crate) fn judged(case: &mut Case<'_>, output: &str) -> OutputReport {
     let needed = ["topk_ids", "topk_weights", "activated"];
     case.outputs.retain(|name, _| {
@@ -306,8 +307,8 @@ pub(crate) fn judged(case: &mut Case<'_>, output: &str) -> OutputReport {
     report.outputs.into_iter().find(|o| o.name == output).expect("the output")
 }
 
-/// The output of a golden case after `plant`, which changes what is computed and what came out: it
-/// fails, for the reason `id`, all of it explained.
+/// Checks that the output of a golden case fails after `plant`, which changes the computation or
+/// its result, with diagnosis `id`, which explains every element.
 pub(crate) fn expect(
     name: &str,
     output: &str,

@@ -1,6 +1,6 @@
-//! Tensors for the tests of refusals, and what they assert about the errors.
+//! Tensors for the tests of rejected inputs, and assertions about the errors.
 
-// Each test program uses its part of this.
+// Each test program uses a part of this module.
 #![allow(dead_code)]
 
 use marlinspike::Error;

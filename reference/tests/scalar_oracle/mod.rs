@@ -1,26 +1,26 @@
-//! What a conversion must give, derived without the code under test.
+//! The result of a conversion, derived without the code under test.
 //!
-//! A format is the ascending list of its finite values from zero up, a value's index being its
-//! code. Values have at most 24 significand bits, so f64 holds them, the sum of two neighbours
-//! and hence the midpoint exactly: comparing f64s decides every rounding without error.
+//! A format is the ascending list of its finite values from zero up; a value's index is its code.
+//! Values have at most 24 significand bits, so f64 represents them, the sum of two neighbours and
+//! hence the midpoint exactly: comparing f64s decides every rounding without error.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use marlinspike::num::scalar::{Overflow, Rounding, ScalarType};
 
-/// A format by its finite values and special codes, written down from its specification.
+/// A format by its finite values and special codes, from its specification.
 pub(crate) struct Grid {
-    /// The type in the library that this grid is to judge.
+    /// The library's type that this grid checks.
     pub(crate) kind: ScalarType,
     /// The finite values that are not negative; index = code.
     pub(crate) values: Vec<f64>,
-    /// The value that would come next if the exponent had no end.
+    /// The next value if the exponent were unbounded.
     pub(crate) next: f64,
     pub(crate) infinity: Option<u32>,
     pub(crate) nan: Option<u32>,
     /// The code's sign bit; 0 for an unsigned type.
     pub(crate) sign: u32,
-    /// In the middle, take the larger one (e8m0) instead of the even one.
+    /// At a midpoint, take the larger value (e8m0) instead of the even one.
     pub(crate) ties_up: bool,
 }
 
@@ -146,7 +146,7 @@ impl Grid {
         if magnitude.is_infinite() || (magnitude >= self.next && !toward_zero) {
             return beyond | sign;
         }
-        // How many values are not larger; none only below e8m0's smallest.
+        // The number of values that are not larger; zero only below e8m0's smallest.
         let Some(lower) = self.values.partition_point(|&v| v <= magnitude).checked_sub(1) else {
             return 0;
         };

@@ -1,4 +1,4 @@
-//! Small cases of every operation, and the ways in which a sweep changes them.
+//! Small cases of every operation, and the changes that a sweep makes to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,6 +7,7 @@ use marlinspike::case::{
     QuantConfig, ScoringFunc, TensorParallel,
 };
 use marlinspike::container::{Container, write_container};
+use marlinspike::formats::{awq, gptq, nvfp4};
 use marlinspike::formats::{mxfp4, mxfp8};
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
@@ -100,26 +101,29 @@ fn quants() -> Vec<QuantConfig> {
         desc_act: true,
         is_k_full: false,
         tensor_parallel: rank,
-        ..quant(F::Gptq, S::UINT4B8, S::FLOAT16, 32)
+        ..quant(F::Int(&gptq::FORMAT), S::UINT4B8, S::FLOAT16, 32)
     };
     let int8 = QuantConfig {
         input_dtype: Some(S::INT8),
         has_bias: true,
-        ..quant(F::Awq, S::UINT4, S::FLOAT16, 64)
+        ..quant(F::Int(&awq::FORMAT), S::UINT4, S::FLOAT16, 64)
     };
     let fp8 = QuantConfig {
         input_dtype: Some(S::FLOAT8_E4M3FN),
-        ..quant(F::Gptq, S::UINT4B8, S::BFLOAT16, -1)
+        ..quant(F::Int(&gptq::FORMAT), S::UINT4B8, S::BFLOAT16, -1)
     };
     vec![
         act_order,
         int8,
         fp8,
-        QuantConfig { has_bias: true, ..quant(F::Nvfp4, S::FLOAT4_E2M1F, S::BFLOAT16, 16) },
-        quant(F::Gptq, S::UINT8B128, S::BFLOAT16, 64),
+        QuantConfig {
+            has_bias: true,
+            ..quant(F::Block(&nvfp4::FORMAT), S::FLOAT4_E2M1F, S::BFLOAT16, 16)
+        },
+        quant(F::Int(&gptq::FORMAT), S::UINT8B128, S::BFLOAT16, 64),
         quant(F::Fp8, S::FLOAT8_E4M3FN, S::FLOAT16, -1),
-        quant(F::Mx(&mxfp8::FORMAT), S::FLOAT8_E4M3FN, S::BFLOAT16, 32),
-        quant(F::Mx(&mxfp4::FORMAT), S::FLOAT4_E2M1F, S::BFLOAT16, 32),
+        quant(F::Block(&mxfp8::FORMAT), S::FLOAT8_E4M3FN, S::BFLOAT16, 32),
+        quant(F::Block(&mxfp4::FORMAT), S::FLOAT4_E2M1F, S::BFLOAT16, 32),
     ]
 }
 

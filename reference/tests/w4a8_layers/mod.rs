@@ -20,7 +20,7 @@ pub(crate) struct Sizes {
     pub(crate) nr: usize,
 }
 
-/// Packed weights and how the layer runs.
+/// Packed weights and the layer's config.
 pub(crate) struct Given {
     pub(crate) sizes: Sizes,
     pub(crate) w13: Vec<PackedRhs<'static>>,
@@ -28,7 +28,7 @@ pub(crate) struct Given {
     pub(crate) config: MoeConfig<'static>,
 }
 
-/// One packed matrix with a bias, of values as layers have them.
+/// One packed matrix with a bias and realistic values.
 pub(crate) fn matrix(
     shape: Shape,
     group: GroupSize,
@@ -53,7 +53,7 @@ pub(crate) fn matrix(
 }
 
 impl Given {
-    /// Softmax, top 2, SiLU, nothing on the input.
+    /// Softmax, top 2, SiLU, router weights on the output.
     pub(crate) fn new(sizes: Sizes, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let Sizes { experts, size_h, size_i, groups, nr } = sizes;
@@ -87,7 +87,7 @@ impl Given {
         }
     }
 
-    /// What is held to it.
+    /// The fast layer, which the definition is compared with.
     pub(crate) fn engine(&self) -> MoeLayer<'static> {
         let stack = |name, all: &[PackedRhs<'_>]| {
             let bytes: Vec<u8> = all.iter().flat_map(|m| m.bytes()).copied().collect();
@@ -98,7 +98,7 @@ impl Given {
     }
 }
 
-/// Activations, and where they go.
+/// Activations and their routing.
 pub(crate) struct Batch {
     pub(crate) x: Values,
     pub(crate) top_k: usize,

@@ -54,7 +54,7 @@ impl StackInfo {
             }
         }
         let dim = match &stack.scheme {
-            Scheme::Wna16(w) if w.checkpoint_format.name().starts_with("compressed") => 1,
+            Scheme::Wna16(w) if w.checkpoint_format.columns_first => 1,
             _ => 0,
         };
         let scale = first[0].get(Part::Scale);

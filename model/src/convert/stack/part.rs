@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use marlinspike::config::{IntContainer, Scheme};
+use marlinspike::config::Scheme;
+use marlinspike::formats::integers::Packing;
 use marlinspike::num::dims::GroupSize;
 
 use super::StackPlan;
@@ -111,7 +112,7 @@ impl StackPlan {
         // The slice of the file, the codes of the hub, their rewriting for the kernel, the result;
         // a file of one byte for each 4-bit code makes two more.
         let forms = match &self.scheme {
-            Scheme::Wna16(w) if w.checkpoint_format == IntContainer::CtIntQuantized => 6,
+            Scheme::Wna16(w) if matches!(w.checkpoint_format.packing, Packing::Bytes) => 6,
             _ => 4,
         };
         let (rows, columns) = (part.rows.len() as u64, part.columns.len() as u64);

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use marlinspike::config::{IntContainer, Scheme};
-use marlinspike::formats::nvfp4;
+use marlinspike::config::Scheme;
+use marlinspike::formats::{compressed_tensors, global_scale};
 use marlinspike::layers::ExpertMap;
 use marlinspike::layouts::Layout as _;
 use marlinspike::layouts::flashinfer::{
@@ -94,11 +94,13 @@ fn choose(role: Role, scheme: &Scheme, backend: Nvfp4Backend) -> Result<Flashinf
         return Err("found a linear layer, expected experts".to_owned());
     }
     match scheme {
-        Scheme::Nvfp4 { .. } => Ok(FlashinferLayout::Nvfp4(backend)),
+        Scheme::Block { format, .. } if format.has_global_scale() => {
+            Ok(FlashinferLayout::Nvfp4(backend))
+        }
         Scheme::Wna16(w) => {
             let found =
                 format!("{} {} in groups of {}", w.checkpoint_format, w.weight_type, w.group_size);
-            let fits = w.checkpoint_format == IntContainer::CtPackQuantized
+            let fits = *w.checkpoint_format == compressed_tensors::PACKED
                 && w.weight_type == ScalarType::UINT4B8
                 && w.group_size == GroupSize::Of(32)
                 && !w.desc_act;
@@ -184,7 +186,7 @@ impl Target for Flashinfer {
         plan.push(Kind::Scales, scale, vec![experts, rows, cols]);
         if let FlashinferLayout::Nvfp4(_) = kind {
             plan.push(Kind::GlobalScale, DType::F32, vec![experts]);
-            if matches!(stack.scheme, Scheme::Nvfp4 { weight_only: false, .. }) && scales {
+            if matches!(stack.scheme, Scheme::Block { weight_only: false, .. }) && scales {
                 plan.push(Kind::InputScale, DType::F32, vec![experts]);
             }
         }
@@ -312,8 +314,8 @@ fn input_multipliers(model: &Model<'_>, plan: &StackPlan, expert: usize) -> Resu
         return Err(Error::missing(what, plan.scheme.label()));
     };
     match &plan.scheme {
-        Scheme::Nvfp4 { container, .. } => {
-            nvfp4::multipliers(&tensor, load::global_scale(*container))
+        Scheme::Block { container, .. } => {
+            global_scale::multipliers(&tensor, container.global_scale())
         }
         _ => values::floats(&tensor),
     }

@@ -5,9 +5,9 @@ mod unpack;
 
 use std::ops::Range;
 
-use marlinspike::config::{FloatContainer, Scheme};
+use marlinspike::config::Scheme;
 use marlinspike::layouts::marlin::{
-    InputDtype, Options, ScalePermutation, WeightLayout, nvfp4_scale_factor, prepare,
+    InputDtype, Options, ScalePermutation, WeightLayout, e4m3_scale_factor, prepare,
 };
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
@@ -110,9 +110,9 @@ impl Target for Marlin {
     fn constants(&self, plan: &StackPlan, context: Context<'_>) -> Result<Constants> {
         let Context { model, settings, .. } = context;
         let mut constants = Constants::default();
-        let nvfp4 = plan.output(Kind::GlobalScale).is_some();
+        let has_global = plan.output(Kind::GlobalScale).is_some();
         let int8 = plan.output(Kind::InputGlobalScale).is_some();
-        if !nvfp4 && !int8 {
+        if !has_global && !int8 {
             return Ok(constants);
         }
         let mut largest_code = 0u8;
@@ -122,7 +122,7 @@ impl Target for Marlin {
             let Some(scale) = scale else {
                 return Err(Error::missing(format!("{}: scales", plan.module), "its scheme"));
             };
-            if nvfp4 {
+            if has_global {
                 scale.expect_dtype(&[DType::F8E4M3])?;
                 // Positive e4m3 values are ordered as their codes; 0x7f is NaN and refused later.
                 let codes = scale.bytes().iter().copied().filter(|&b| b < 0x7f);
@@ -139,8 +139,8 @@ impl Target for Marlin {
                 max = values.filter(|v| v.is_finite()).fold(max, f64::max);
             }
         }
-        if nvfp4 {
-            constants.scale_factor = Some(nvfp4_scale_factor([largest_code], settings.dtype));
+        if has_global {
+            constants.scale_factor = Some(e4m3_scale_factor([largest_code], settings.dtype));
         }
         if int8 {
             // Rounding keeps the order, so the largest rounded scale is the largest one, rounded.
@@ -212,8 +212,9 @@ fn padding(
     info: &StackInfo,
     settings: &Settings,
 ) -> Result<Option<(GptOssShard, Shape)>, String> {
-    let gpt_oss = matches!(stack.scheme, Scheme::Mx { container: FloatContainer::GptOss, .. });
-    if !gpt_oss || !settings.preparation.padding {
+    let stacked =
+        matches!(stack.scheme, Scheme::Block { container, .. } if container.stacks_experts());
+    if !stacked || !settings.preparation.padding {
         return Ok(None);
     }
     let ranks = if settings.ep.size > 1 { Ranks::ONE } else { settings.tp };
@@ -299,8 +300,7 @@ fn stack_plan(stack: &Stack, info: StackInfo, context: Context<'_>) -> Planned {
 /// The stored type of scales in the kernel's format.
 fn scale_dtype(scheme: &Scheme, model: DType) -> DType {
     match scheme {
-        Scheme::Mx { .. } => DType::F8E8M0,
-        Scheme::Nvfp4 { .. } => DType::F8E4M3,
+        Scheme::Block { format, .. } => format.kernel_scale_dtype(),
         _ => model,
     }
 }
@@ -311,7 +311,7 @@ fn outputs(plan: &mut StackPlan, has_bias: bool, settings: &Settings) {
     let Shape { size_k, size_n } = plan.shape;
     let (role, experts, groups) = (plan.role, plan.experts.len(), plan.groups);
     let zeros = matches!(&plan.scheme, Scheme::Wna16(w) if !w.symmetric());
-    let nvfp4 = matches!(plan.scheme, Scheme::Nvfp4 { .. });
+    let global = matches!(plan.scheme, Scheme::Block { format, .. } if format.has_global_scale());
     let (scales, act_order) = (scale_dtype(&plan.scheme, model), plan.act_order);
     let mut push = |kind, dtype, shape: Vec<usize>| {
         let mut full = Vec::with_capacity(3);
@@ -337,7 +337,7 @@ fn outputs(plan: &mut StackPlan, has_bias: bool, settings: &Settings) {
     if has_bias {
         push(Kind::Bias, model, vec![size_n]);
     }
-    if nvfp4 {
+    if global {
         push(Kind::GlobalScale, DType::F32, vec![]);
     }
     if settings.input == InputDtype::Int8 && groups > 1 {

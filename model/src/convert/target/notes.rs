@@ -1,7 +1,7 @@
 //! What preparation changes in the numbers of experts, as it is said.
 
 use marlinspike::config::{ScaleStrategy, Scheme};
-use marlinspike::formats::nvfp4::W13Scale;
+use marlinspike::formats::global_scale::W13Scale;
 
 use super::Context;
 use crate::convert::stack::StackPlan;
@@ -26,7 +26,7 @@ pub(super) fn notes(
     }
     let bad = |e: marlinspike::Error| ModelError::module(&plan.module, e);
     match (&plan.scheme, settings.preparation.requantize) {
-        (Scheme::Nvfp4 { container, .. }, _) => {
+        (Scheme::Block { format, container, .. }, _) if format.has_global_scale() => {
             let policy = settings.preparation.w13_scale;
             let scales = load::w13_scales(model, &plan.module, &plan.experts, *container, policy);
             let mismatches = scales.map_err(bad)?.mismatches;

@@ -1,7 +1,7 @@
 //! A layer of a checkpoint in the hub: weights prepared, and how its activations are quantized.
 
 use marlinspike::config::{ActivationScheme, Scheme};
-use marlinspike::formats::nvfp4::W13Scale;
+use marlinspike::formats::global_scale::W13Scale;
 use marlinspike::method::{MethodLayer, Product, Quantizer};
 use marlinspike::moe::layer::{Layer, Routed};
 use marlinspike::prepare::fp8::largest_scale;
@@ -195,9 +195,11 @@ pub(super) fn dynamic(
     if how == Activations::SixteenBit {
         return Ok(Some(Quantizer::None));
     }
-    if let Activations::Mx(wanted) = how {
+    if let Activations::Block(wanted) = how {
         return match scheme {
-            Scheme::Mx { format, .. } if *format == wanted => Ok(Some(Quantizer::Mx(wanted))),
+            Scheme::Block { format, .. } if *format == wanted => {
+                Ok(Some(Quantizer::Block { format: wanted, multipliers: Vec::new() }))
+            }
             other => Err(Error::unsupported(
                 format!("--activations {} of {}", wanted.name, other.label()),
                 format!("the weights must be {}", wanted.name),
@@ -215,8 +217,8 @@ pub(super) fn dynamic(
             }
             ActivationScheme::DynamicGroup(group) => Some(Quantizer::Fp8Group(group)),
         },
-        Scheme::Nvfp4 { weight_only: false, .. } => None,
-        Scheme::Wna16(_) | Scheme::Mx { .. } | Scheme::Nvfp4 { .. } => Some(Quantizer::None),
+        Scheme::Block { weight_only: false, .. } => None,
+        Scheme::Wna16(_) | Scheme::Block { .. } => Some(Quantizer::None),
         other => {
             return Err(Error::unsupported(other.label(), "no method here runs it"));
         }
@@ -235,8 +237,9 @@ fn linear(
         None => {
             let scales = matrices.input_scales(model)?;
             match matrices.scheme {
-                Scheme::Nvfp4 { .. } => {
-                    Quantizer::Nvfp4(options.backend.activation_scales(&scales)?)
+                Scheme::Block { format, .. } => {
+                    let multipliers = options.backend.activation_scales(&scales)?;
+                    Quantizer::Block { format, multipliers }
                 }
                 _ => Quantizer::Fp8Tensor(Some(largest_scale(&scales.concat()))),
             }
@@ -272,7 +275,9 @@ fn experts(
     let first = Preparation { w13_scale: W13Scale::First, ..options.preparation };
     let [w13, w2] = [stacks[0].weights(model, first)?, stacks[1].weights(model, first)?];
     let mut multipliers = None;
-    if let Scheme::Nvfp4 { container, .. } = scheme {
+    if let Scheme::Block { format, container, .. } = scheme
+        && format.has_global_scale()
+    {
         let policy = options.preparation.w13_scale;
         let scales = load::w13_scales(model, module, &stacks[0].experts, *container, policy)?;
         let rule = match policy {
@@ -286,7 +291,14 @@ fn experts(
         Some(quantizer) => [quantizer.clone(), quantizer],
         None => {
             let of = |m: &Matrices<'_>| -> Result<Quantizer> {
-                Ok(Quantizer::Nvfp4(options.backend.activation_scales(&m.input_scales(model)?)?))
+                let multipliers = options.backend.activation_scales(&m.input_scales(model)?)?;
+                let Scheme::Block { format, .. } = scheme else {
+                    return Err(Error::unsupported(
+                        scheme.label(),
+                        "its activations have no scales",
+                    ));
+                };
+                Ok(Quantizer::Block { format, multipliers })
             };
             [of(&stacks[0])?, of(&stacks[1])?]
         }

@@ -1,7 +1,7 @@
 //! The tensors of a stack's experts, as preparation takes them.
 
 use marlinspike::config::{FloatContainer, ScaleStrategy, Scheme};
-use marlinspike::formats::nvfp4;
+use marlinspike::formats::global_scale;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::weight::Weight;
 use marlinspike::{Error, Result};
@@ -88,8 +88,8 @@ impl<'s> Matrices<'s> {
         let of = |e: usize| -> Result<Vec<f32>> {
             let tensor = self.part(model, e, Part::InputScale)?;
             match self.scheme {
-                Scheme::Nvfp4 { container, .. } => {
-                    nvfp4::multipliers(&tensor, load::global_scale(*container))
+                Scheme::Block { container, .. } => {
+                    global_scale::multipliers(&tensor, container.global_scale())
                 }
                 _ => {
                     let values = values::floats(&tensor)?;

@@ -1,7 +1,8 @@
 //! A layer of a folder converted for kernels elsewhere: its packed bytes are unpacked to the hub, and
 //! the result runs.
 
-use marlinspike::config::QuantConfig;
+use marlinspike::config::{QuantConfig, Scheme};
+use marlinspike::formats;
 use marlinspike::method::Quantizer;
 use marlinspike::weight::Weight;
 use marlinspike::{Error, Result};
@@ -68,17 +69,21 @@ pub fn is_moe(section: &Value, module: &str) -> bool {
     section["layers"].get(format!("{module}.w13")).is_some()
 }
 
-/// Whether rows of gate and up alternate in w13, as gpt-oss's file has them.
+/// Whether rows of gate and up alternate in w13, as stacks of experts have them.
 fn interleaved(entry: &Entry<'_>) -> bool {
-    let method = entry.section["source_quantization_config"]["quant_method"].as_str();
-    let gpt_oss = matches!(method, Some("mxfp4" | "gpt_oss_mxfp4"));
-    gpt_oss && entry.text("scheme") == Some("mxfp4")
+    let source = QuantConfig::from_value(&entry.section["source_quantization_config"]);
+    let name = format!("{}.0.gate_proj", entry.module);
+    let scheme = source.and_then(|source| source.scheme_for(&name));
+    matches!(scheme, Ok(Scheme::Block { container, .. }) if container.stacks_experts())
 }
 
-/// How activations enter: as NVFP4 where the file has their multipliers.
+/// How activations enter: in the format of the weights where the file has their multipliers.
 fn quantizer(entry: &Entry<'_>) -> Result<Quantizer> {
     let scales = entry.floats("input_scale", entry.size("experts")?)?;
-    Ok(scales.map_or(Quantizer::None, Quantizer::Nvfp4))
+    let Some(multipliers) = scales else { return Ok(Quantizer::None) };
+    let format = formats::block_format(entry.ty()?, entry.group_size()?);
+    let format = format.ok_or_else(|| entry.bad("weight_type", "a block format's"))?;
+    Ok(Quantizer::Block { format, multipliers })
 }
 
 /// The note for a checkpoint whose method quantizes activations, in a format whose kernels do not.

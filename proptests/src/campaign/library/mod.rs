@@ -1,7 +1,7 @@
 //! A kernel in a shared library (`include/marlinspike_kernel.h`), called in a separate process.
 //!
-//! Tensors lie between inaccessible pages and end at the end of a page, up to 16 bytes: an access
-//! past the end kills the process, which is a finding. The bytes around tensors are checked. Each
+//! Each tensor lies between inaccessible pages. Its end, rounded up to 16 bytes, is the end of a page:
+//! an access past it kills the process, which is a finding. The bytes around tensors are checked. Each
 //! case runs twice on outputs filled with two patterns, which reveals unwritten bytes and
 //! nondeterminism.
 #![allow(unsafe_code)]

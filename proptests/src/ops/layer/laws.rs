@@ -330,7 +330,7 @@ pub fn expert_parallel(forward: &Forward<'_>, input: &LayerInput) -> Result<(), 
 /// Whether a matrix has groups of k that `desc_act` can reorder.
 fn has_groups(input: &LayerInput) -> bool {
     let q = &input.config.quant;
-    q.checkpoint_format == marlinspike::case::CheckpointFormat::Gptq
+    q.checkpoint_format.has_act_order()
         && q.group_size != marlinspike::num::dims::GroupSize::Channel
 }
 

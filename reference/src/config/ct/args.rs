@@ -28,7 +28,7 @@ pub enum CtStrategy {
     Block,
     /// `token`.
     Token,
-    /// `tensor_group`: groups with a global scale (NVFP4).
+    /// `tensor_group`: groups with a global scale.
     TensorGroup,
     /// `attn_head`.
     AttnHead,

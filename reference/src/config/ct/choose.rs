@@ -6,11 +6,11 @@
 
 use super::{CtArgs, CtDynamic, CtFormat, CtScheme, CtStrategy, CtType};
 use crate::config::{
-    ActOrder, ActivationScheme, ConfigError, ConfigResult, FloatContainer, Fp8Scheme, IntContainer,
-    Module, ModuleKind, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
+    ActOrder, ActivationScheme, ConfigError, ConfigResult, FloatContainer, Fp8Scheme, Module,
+    ModuleKind, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
 };
-use crate::formats::MX_FORMATS;
-use crate::formats::mx::{self, MxFormat};
+use crate::formats::blocks::BlockFormat;
+use crate::formats::{BLOCK_FORMATS, compressed_tensors};
 use crate::num::dims::GroupSize;
 use crate::num::scalar::ScalarType;
 
@@ -18,20 +18,19 @@ const CONTAINER: FloatContainer = FloatContainer::CompressedTensors;
 
 pub(super) fn scheme(module: &Module<'_>, group: &CtScheme) -> ConfigResult<Scheme> {
     let (weights, inputs) = (&group.weights, group.input_activations.as_ref());
-    if let Some(format) = MX_FORMATS.into_iter().find(|format| is_mx(weights, format)) {
-        return Ok(Scheme::Mx { format, container: CONTAINER });
-    }
-    if is_nvfp4(weights) {
-        return match inputs {
-            None => Ok(Scheme::Nvfp4 { container: CONTAINER, weight_only: true }),
-            Some(a) if is_nvfp4(a) => {
-                Ok(Scheme::Nvfp4 { container: CONTAINER, weight_only: false })
+    if let Some(format) = BLOCK_FORMATS.into_iter().find(|format| is_block(weights, format)) {
+        let weight_only = match inputs.filter(|_| format.quantizes_activations()) {
+            None => true,
+            Some(a) if is_block(a, format) => false,
+            Some(a) => {
+                let title = format.title();
+                return Err(ConfigError::refused(
+                    format!("`{}`: {title} weights", module.name),
+                    format!("activations must be {title} or unquantized, found {}", a.summary()),
+                ));
             }
-            Some(a) => Err(ConfigError::refused(
-                format!("`{}`: NVFP4 weights", module.name),
-                format!("activations must be NVFP4 or unquantized, found {}", a.summary()),
-            )),
         };
+        return Ok(Scheme::Block { format, container: CONTAINER, weight_only });
     }
     let scheme = match (weights.ty, inputs) {
         (CtType::Int, None) => wna16(module, weights, group.format)?,
@@ -49,22 +48,18 @@ pub(super) fn scheme(module: &Module<'_>, group: &CtScheme) -> ConfigResult<Sche
     })
 }
 
-fn is_mx(args: &CtArgs, format: &MxFormat) -> bool {
+fn is_block(args: &CtArgs, format: &BlockFormat) -> bool {
     let scale = format.compressed_tensors_scale;
-    args.strategy == CtStrategy::Group
+    let strategy = match format.has_global_scale() {
+        true => CtStrategy::TensorGroup,
+        false => CtStrategy::Group,
+    };
+    args.strategy == strategy
         && args.symmetric
-        && args.group_size == Some(mx::BLOCK as i64)
+        && args.group_size == Some(format.block as i64)
         && args.ty == CtType::Float
         && args.num_bits == format.element.size_bits()
         && scale.is_none_or(|scale| args.scale_dtype.as_deref() == Some(scale))
-}
-
-fn is_nvfp4(args: &CtArgs) -> bool {
-    args.strategy == CtStrategy::TensorGroup
-        && args.symmetric
-        && args.group_size == Some(16)
-        && args.ty == CtType::Float
-        && args.num_bits == 4
 }
 
 fn group_size(args: &CtArgs) -> GroupSize {
@@ -85,8 +80,8 @@ fn wna16(
         return Ok(None);
     }
     let checkpoint_format = match format {
-        Some(CtFormat::PackQuantized) => IntContainer::CtPackQuantized,
-        Some(CtFormat::IntQuantized | CtFormat::NaiveQuantized) => IntContainer::CtIntQuantized,
+        Some(CtFormat::PackQuantized) => &compressed_tensors::PACKED,
+        Some(CtFormat::IntQuantized | CtFormat::NaiveQuantized) => &compressed_tensors::BYTES,
         _ => return Ok(None),
     };
     let moe = matches!(module.kind, ModuleKind::FusedMoe | ModuleKind::Expert);
@@ -172,8 +167,8 @@ fn int8_activations(
             return Ok(fits.then_some(Scheme::W4A8Fp8 { group_size }));
         }
         let checkpoint_format = match format {
-            Some(CtFormat::PackQuantized) => IntContainer::CtPackQuantized,
-            Some(CtFormat::IntQuantized | CtFormat::NaiveQuantized) => IntContainer::CtIntQuantized,
+            Some(CtFormat::PackQuantized) => &compressed_tensors::PACKED,
+            Some(CtFormat::IntQuantized | CtFormat::NaiveQuantized) => &compressed_tensors::BYTES,
             _ => return Ok(None),
         };
         return Ok(Some(Scheme::W4A8Int8 { group_size, checkpoint_format }));

@@ -13,8 +13,8 @@ use super::json::Obj;
 use super::{
     ConfigError, ConfigResult, Module, ModuleKind, PatternBudget, PyPattern, Scheme, modules,
 };
-use crate::formats::MX_FORMATS;
-use crate::formats::mx::MxFormat;
+use crate::formats::BLOCK_FORMATS;
+use crate::formats::blocks::BlockFormat;
 
 pub use args::{CtArgs, CtDynamic, CtStrategy, CtType};
 
@@ -31,8 +31,7 @@ pub enum CtFormat {
     PackQuantized,
     Marlin24,
     MixedPrecision,
-    Nvfp4PackQuantized,
-    Mx(&'static MxFormat),
+    Block(&'static BlockFormat),
 }
 
 impl CtFormat {
@@ -46,21 +45,20 @@ impl CtFormat {
         ("pack-quantized", Self::PackQuantized),
         ("marlin-24", Self::Marlin24),
         ("mixed-precision", Self::MixedPrecision),
-        ("nvfp4-pack-quantized", Self::Nvfp4PackQuantized),
     ];
 
     /// Name as the config writes it.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Mx(format) => format.compressed_tensors,
+            Self::Block(format) => format.compressed_tensors,
             _ => Self::ALL.iter().find(|(_, f)| *f == self).map_or("", |(n, _)| n),
         }
     }
 
     fn parse(obj: &Obj<'_>) -> ConfigResult<Option<Self>> {
         let Some(name) = obj.opt_str("format")? else { return Ok(None) };
-        let mx = MX_FORMATS.into_iter().map(|f| (f.compressed_tensors, Self::Mx(f)));
-        let all = || Self::ALL.iter().copied().chain(mx.clone());
+        let blocks = BLOCK_FORMATS.into_iter().map(|f| (f.compressed_tensors, Self::Block(f)));
+        let all = || Self::ALL.iter().copied().chain(blocks.clone());
         match all().find(|(n, _)| *n == name) {
             Some((_, f)) => Ok(Some(f)),
             None => {
@@ -73,13 +71,11 @@ impl CtFormat {
 
     /// Whether activations may also be quantized (upstream `is_activation_quantization_format`).
     pub const fn quantizes_activations(self) -> bool {
-        matches!(
-            self,
-            Self::NaiveQuantized
-                | Self::IntQuantized
-                | Self::FloatQuantized
-                | Self::Nvfp4PackQuantized
-        )
+        match self {
+            Self::NaiveQuantized | Self::IntQuantized | Self::FloatQuantized => true,
+            Self::Block(format) => format.quantizes_activations(),
+            _ => false,
+        }
     }
 }
 

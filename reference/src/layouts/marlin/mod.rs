@@ -1,9 +1,9 @@
 //! The Marlin kernel format, as upstream's operators lay it out (vLLM 0.21.0
 //! `gptq_marlin_repack`, `marlin_utils.py`, `marlin_utils_fp8.py`, `marlin_utils_fp4.py`).
 
+mod e4m3;
 mod float;
 mod kernel;
-mod nvfp4;
 mod options;
 mod prepare;
 mod repack;
@@ -14,11 +14,11 @@ mod tile;
 mod weight;
 mod zeros;
 
+pub use e4m3::{e4m3_scale_factor, e4m3_scales, e4m3_scales_inverse, kernel_global_scale};
 pub use float::{
     e8m0_scales, fp8_exponent_bias, int4_to_fp8_asymmetric, int4_to_fp8_scales,
     int4_to_fp8_symmetric,
 };
-pub use nvfp4::{nvfp4_global_scale, nvfp4_scale_factor, nvfp4_scales, nvfp4_scales_inverse};
 pub use options::{InputDtype, Options};
 pub use prepare::{Prepared, prepare};
 pub(crate) use prepare::{kernel_codes, to_dtype};

@@ -6,8 +6,8 @@
 
 use super::options::{InputDtype, Options, check_types};
 use super::{
-    Activations, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, e8m0_scales,
-    fp8_exponent_bias, int4_to_fp8_scales, nvfp4_global_scale, nvfp4_scale_factor, nvfp4_scales,
+    Activations, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, e4m3_scale_factor,
+    e4m3_scales, e8m0_scales, fp8_exponent_bias, int4_to_fp8_scales, kernel_global_scale,
     process_int8_scales_with,
 };
 use crate::act_order::{self, Sorted};
@@ -196,7 +196,7 @@ pub fn prepare(weights: &[Weight<'_>], options: Options<'_>) -> Result<Prepared>
     let scale_factor = match (source[0].ty(), options.scale_factor) {
         (ScalarType::FLOAT8_E4M3FN, None) => {
             let all = source.iter().flat_map(Table::iter_bits).map(|b| b as u8);
-            nvfp4_scale_factor(all, options.dtype)
+            e4m3_scale_factor(all, options.dtype)
         }
         (_, factor) => factor.unwrap_or(1.0),
     };
@@ -223,7 +223,7 @@ pub fn prepare(weights: &[Weight<'_>], options: Options<'_>) -> Result<Prepared>
         zeros: pack_zeros(weights, groups, shape, activations)?,
         bias: pack_bias(weights, shape, options.dtype)?,
         global_scale: all_or_none(weights, "global_scale", |w| {
-            w.global_scale.map(|g| nvfp4_global_scale(g, options.dtype, scale_factor))
+            w.global_scale.map(|g| kernel_global_scale(g, options.dtype, scale_factor))
         })?,
         scale_factor,
         input_global_scale,
@@ -258,7 +258,7 @@ fn pack_scales(
     let fp8_input = options.input_dtype == InputDtype::Fp8;
     match scales.ty() {
         ScalarType::FLOAT8_E8M0FNU => e8m0_scales(scales, options.dtype, layout, fp8_input),
-        ScalarType::FLOAT8_E4M3FN => nvfp4_scales(scales, layout, scale_factor),
+        ScalarType::FLOAT8_E4M3FN => e4m3_scales(scales, layout, scale_factor),
         _ if weight_type == ScalarType::FLOAT8_E4M3FN => fp8_exponent_bias(&layout.pack(scales)?),
         _ if fp8_input => layout.pack(&int4_to_fp8_scales(scales)?),
         _ => layout.pack(scales),

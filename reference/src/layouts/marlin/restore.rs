@@ -2,7 +2,7 @@
 //! 16-bit activations, so that a converted layer can be computed and compared.
 
 use super::{
-    Activations, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, nvfp4_scales_inverse,
+    Activations, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, e4m3_scales_inverse,
 };
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::scalar::{ScalarType, float_type};
@@ -101,7 +101,7 @@ impl Stored<'_> {
                     return Err(Error::missing(format!("{}: global scale", self.name), "NVFP4"));
                 };
                 let packed = Table::from_tensor(&self.scales, e4m3)?;
-                let scales = nvfp4_scales_inverse(&packed, layout(e4m3)?, factor)?;
+                let scales = e4m3_scales_inverse(&packed, layout(e4m3)?, factor)?;
                 let power = if self.dtype == ScalarType::FLOAT16 { -7 } else { -119 };
                 let multiplier = f64::from(global) * f64::from(factor) * f64::from(power).exp2();
                 Ok((scales, Some(multiplier as f32)))

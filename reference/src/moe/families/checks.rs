@@ -84,7 +84,7 @@ impl Keys<'_> {
     pub(super) fn notes(&self, family: &Family, rule: &RoutingRule) -> Vec<String> {
         let name = family.model_types[0];
         let mut notes = Vec::new();
-        let mut told = BTreeSet::new();
+        let mut compared = BTreeSet::new();
         for other in family.vllm {
             let Some(value) = self.peek(other.key) else { continue };
             let same = match other.same {
@@ -93,7 +93,7 @@ impl Keys<'_> {
             };
             // A null p of DBRX means no division.
             let is_norm = matches!(rule.renormalize, Renormalize::Never) && value.is_null();
-            told.insert(other.key);
+            compared.insert(other.key);
             if !same || (is_norm && matches!(family.renormalize, RenormRule::Norm(_))) {
                 notes.push(format!(
                     "{name} as transformers computes it; with {}: {value} vLLM {}",
@@ -106,7 +106,7 @@ impl Keys<'_> {
         let keys = NORM_KEYS.iter().map(|k| (*k, Value::from(always)));
         let keys = keys.chain(SCALE_KEYS.iter().map(|k| (*k, Value::from(scale))));
         for (key, neutral) in keys {
-            let read = self.read.borrow().contains(key) || told.contains(key);
+            let read = self.read.borrow().contains(key) || compared.contains(key);
             let Some(value) = self.peek(key).filter(|v| !v.is_null() && !read) else { continue };
             let same = match (value.as_f64(), neutral.as_f64()) {
                 (Some(a), Some(b)) => a as f32 == b as f32,

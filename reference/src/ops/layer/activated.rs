@@ -1,6 +1,6 @@
 //! Judges `activated` by its bound, which follows from the case's `gate_up`.
 
-use super::{Best, REMEDY, Rest, Stage, Stages, expert, nearer, with_expert};
+use super::{Best, Locate, REMEDY, Stage, Stages, expert, nearer, with_expert};
 use crate::Result;
 use crate::judge::{Diagnosis, OutputReport};
 use crate::moe::activation::bound::Bounds;
@@ -18,8 +18,8 @@ pub(crate) fn judge(
     gate_up: &[u16],
     values: &[u16],
 ) -> Result<OutputReport> {
-    let rest: Rest = |stage, wrong, place| stage.pattern_or_place(wrong, place);
-    let (report, _) = bounded(case, c, gate_up, values, rest)?;
+    let locate: Locate = |stage, wrong, place| stage.pattern_or_place(wrong, place);
+    let (report, _) = bounded(case, c, gate_up, values, locate)?;
     Ok(report)
 }
 
@@ -29,7 +29,7 @@ pub(crate) fn bounded(
     c: &Stages,
     gate_up: &[u16],
     values: &[u16],
-    rest: Rest,
+    locate: Locate,
 ) -> Result<(OutputReport, Vec<usize>)> {
     let (rows, size_i) = (c.size_m * c.top_k, c.intermediate_size);
     let definition = Definition::new(c.activation);
@@ -62,7 +62,7 @@ pub(crate) fn bounded(
         };
         report.diagnosis = Some(known.unwrap_or_else(|| {
             let (token, slot) = (row / c.top_k, row % c.top_k);
-            rest(&stage, &wrong, &format!("token {token}, slot {slot}{}", with_expert(expert)))
+            locate(&stage, &wrong, &format!("token {token}, slot {slot}{}", with_expert(expert)))
         }));
     }
     Ok((report, wrong))

@@ -61,7 +61,7 @@ pub(crate) struct Stage<'c> {
 }
 
 /// Diagnoses wrong values that no known mistake explains; the text names the place of the first.
-pub(crate) type Rest = fn(&Stage<'_>, &[usize], &str) -> Diagnosis;
+pub(crate) type Locate = fn(&Stage<'_>, &[usize], &str) -> Diagnosis;
 
 /// The result for the comparison bit for bit: that of the reference or of upstream's operator,
 /// whichever equals `found` in more values. The verdict follows from the bound.

@@ -1,6 +1,6 @@
 //! Judges `y` by its bound, which follows from the case's `down`.
 
-use super::{Best, REMEDY, Rest, Stage, Stages, expert, nearer, with_expert};
+use super::{Best, Locate, REMEDY, Stage, Stages, expert, nearer, with_expert};
 use crate::Result;
 use crate::judge::{Diagnosis, OutputReport};
 use crate::moe::sum::{bound, sum};
@@ -19,8 +19,8 @@ pub(crate) fn judge(
     down: &[u16],
     values: &[u16],
 ) -> Result<OutputReport> {
-    let rest: Rest = |stage, wrong, place| stage.pattern_or_place(wrong, place);
-    let (report, _) = bounded(case, c, down, values, rest)?;
+    let locate: Locate = |stage, wrong, place| stage.pattern_or_place(wrong, place);
+    let (report, _) = bounded(case, c, down, values, locate)?;
     Ok(report)
 }
 
@@ -30,7 +30,7 @@ pub(crate) fn bounded(
     c: &Stages,
     down: &[u16],
     values: &[u16],
-    rest: Rest,
+    locate: Locate,
 ) -> Result<(OutputReport, Vec<usize>)> {
     let (ty, h) = (c.dtype, c.hidden_size);
     let add = |chain| sum(down, ty, c.top_k, h, chain);
@@ -47,7 +47,7 @@ pub(crate) fn bounded(
             stage
                 .plain(&wrong)
                 .or_else(|| diagnose(&terms, case, &wrong))
-                .unwrap_or_else(|| rest(&stage, &wrong, &format!("token {}", first / h))),
+                .unwrap_or_else(|| locate(&stage, &wrong, &format!("token {}", first / h))),
         );
     }
     Ok((report, wrong))

@@ -110,7 +110,7 @@ pub(in crate::ops) const fn with_quant_keys<const OWN: usize, const ALL: usize>(
 }
 
 pub(in crate::ops) fn quant_keys(r: &Reader<'_>) -> Result<QuantConfig> {
-    let checkpoint_format = r.name("checkpoint_format", CheckpointFormat::NAMED)?;
+    let checkpoint_format = r.name("checkpoint_format", &CheckpointFormat::named())?;
     let weight_types: Vec<_> =
         checkpoint_format.weight_types().iter().map(|t| (t.name(), *t)).collect();
     // Parse any known type first, to distinguish a wrong combination from a wrong name.
@@ -128,7 +128,7 @@ pub(in crate::ops) fn quant_keys(r: &Reader<'_>) -> Result<QuantConfig> {
         return Err(contradiction("group_size", group_size, with));
     }
     let desc_act = r.flag("desc_act", false)?;
-    if desc_act && checkpoint_format != CheckpointFormat::Gptq {
+    if desc_act && !checkpoint_format.has_act_order() {
         let with = format!("checkpoint_format {checkpoint_format}, which has no act-order");
         return Err(contradiction("desc_act", desc_act, with));
     }
@@ -161,14 +161,15 @@ pub(in crate::ops) fn quant_keys(r: &Reader<'_>) -> Result<QuantConfig> {
     Ok(quant)
 }
 
-/// NVFP4's power of two, which upstream computes from the block scales; 1 for f16.
+/// The power of two of formats with a global scale, which upstream computes from the block scales;
+/// 1 for f16.
 pub(in crate::ops) fn scale_factor(
     r: &Reader<'_>,
     key: &str,
     q: &QuantConfig,
 ) -> Result<Option<f64>> {
     let Some(factor) = r.number(key)? else { return Ok(None) };
-    if q.checkpoint_format != CheckpointFormat::Nvfp4 {
+    if !q.checkpoint_format.has_global_scale() {
         let with = format!("checkpoint_format {}, which has none", q.checkpoint_format);
         return Err(contradiction(key, factor, with));
     }

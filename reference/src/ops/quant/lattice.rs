@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use crate::config::{
-    ActivationScheme, FloatContainer, Fp8Scheme, IntContainer as Stored, ScaleStrategy, Scheme,
-    Wna16Scheme, ZeroPoints,
+    ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
 };
+use crate::formats;
 use crate::layers::{ParallelStyle, TensorParallel};
 use crate::layouts::marlin::{InputDtype, Options, prepare};
 use crate::num::dims::{GroupSize, Shape};
@@ -19,7 +19,7 @@ use crate::{Result, act_order};
 const INPUTS: [Option<ScalarType>; 3] =
     [None, Some(ScalarType::INT8), Some(ScalarType::FLOAT8_E4M3FN)];
 
-/// The group sizes of the kernels, and 16, which only NVFP4 uses.
+/// The group sizes of the kernels, and 16, which only block formats use.
 const GROUPS: [GroupSize; 5] = [
     GroupSize::Channel,
     GroupSize::Of(16),
@@ -43,7 +43,7 @@ pub(crate) const fn parallel(
 
 /// Types, group sizes and orders, in every combination.
 pub(crate) fn quants() -> impl Iterator<Item = QuantConfig> {
-    CheckpointFormat::NAMED.iter().flat_map(|&(_, checkpoint_format)| {
+    formats::ALL.iter().flat_map(|&checkpoint_format| {
         checkpoint_format.weight_types().iter().flat_map(move |&weight_type| {
             HALF.into_iter().flat_map(move |dtype| {
                 INPUTS.into_iter().flat_map(move |input_dtype| {
@@ -118,17 +118,17 @@ fn pack_small(q: &QuantConfig) -> Result<()> {
 pub(crate) fn scheme(q: &QuantConfig) -> Scheme {
     let container = FloatContainer::CompressedTensors;
     match q.checkpoint_format {
-        CheckpointFormat::Gptq | CheckpointFormat::Awq => {
-            let awq = q.checkpoint_format == CheckpointFormat::Awq;
-            Scheme::Wna16(Wna16Scheme {
-                checkpoint_format: if awq { Stored::Awq } else { Stored::Gptq },
-                weight_type: q.weight_type,
-                group_size: q.group_size,
-                desc_act: q.desc_act,
-                actorder: None,
-                zeros: if awq { ZeroPoints::Stored } else { ZeroPoints::Symmetric },
-            })
-        }
+        CheckpointFormat::Int(format) => Scheme::Wna16(Wna16Scheme {
+            checkpoint_format: format,
+            weight_type: q.weight_type,
+            group_size: q.group_size,
+            desc_act: q.desc_act,
+            actorder: None,
+            zeros: match q.has_zero_points() {
+                true => ZeroPoints::Stored,
+                false => ZeroPoints::Symmetric,
+            },
+        }),
         CheckpointFormat::Fp8 => Scheme::Fp8(Fp8Scheme {
             container,
             strategy: match q.group_size {
@@ -138,8 +138,7 @@ pub(crate) fn scheme(q: &QuantConfig) -> Scheme {
             activations: ActivationScheme::None,
             scale_inv: false,
         }),
-        CheckpointFormat::Mx(format) => Scheme::Mx { format, container },
-        CheckpointFormat::Nvfp4 => Scheme::Nvfp4 { container, weight_only: true },
+        CheckpointFormat::Block(format) => Scheme::Block { format, container, weight_only: true },
     }
 }
 

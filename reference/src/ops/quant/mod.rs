@@ -12,78 +12,13 @@ mod variants;
 pub use source::Source as MatrixSource;
 pub use values::weight;
 
-use crate::formats::mx::MxFormat;
-use crate::formats::{mxfp4, mxfp8, nvfp4};
+pub use crate::formats::Format as CheckpointFormat;
 use crate::layers::{ParallelStyle, TensorParallel};
 use crate::num::dims::{GroupSize, LogicalK};
 use crate::num::scalar::ScalarType;
 use crate::ops::schema::{CaseError, Inputs, finite, in_range};
 use crate::products::Convention;
 use crate::{Error, Result};
-
-/// How a checkpoint stores a matrix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum CheckpointFormat {
-    /// int32 packed along K.
-    Gptq,
-    /// int32 packed along N, interleaved, with zero points.
-    Awq,
-    /// e4m3fn with real scales.
-    Fp8,
-    /// A Microscaling format: small floats with a power of two per 32 k.
-    Mx(&'static MxFormat),
-    /// e2m1 with an e4m3 scale per 16 k and a global scale.
-    Nvfp4,
-}
-
-impl CheckpointFormat {
-    /// Every value with its name in files.
-    pub const NAMED: &'static [(&'static str, Self)] = &[
-        ("gptq", Self::Gptq),
-        ("awq", Self::Awq),
-        ("fp8", Self::Fp8),
-        ("mxfp8", Self::Mx(&mxfp8::FORMAT)),
-        ("nvfp4", Self::Nvfp4),
-        ("mxfp4", Self::Mx(&mxfp4::FORMAT)),
-    ];
-
-    /// The name in files.
-    pub fn name(self) -> &'static str {
-        Self::NAMED.iter().find(|(_, format)| *format == self).map_or("", |(name, _)| name)
-    }
-
-    /// The value called `name`.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::NAMED.iter().find(|(n, _)| *n == name).map(|&(_, format)| format)
-    }
-
-    /// The weight types that the format can hold.
-    pub fn weight_types(self) -> &'static [ScalarType] {
-        match self {
-            Self::Gptq => &[ScalarType::UINT4B8, ScalarType::UINT8B128],
-            Self::Awq => &[ScalarType::UINT4, ScalarType::UINT8],
-            Self::Fp8 => &[ScalarType::FLOAT8_E4M3FN],
-            Self::Mx(format) => std::slice::from_ref(&format.element),
-            Self::Nvfp4 => &[ScalarType::FLOAT4_E2M1F],
-        }
-    }
-
-    /// The group size, if the format fixes it.
-    pub const fn fixed_group(self) -> Option<GroupSize> {
-        match self {
-            Self::Mx(_) => Some(MxFormat::GROUP_SIZE),
-            Self::Nvfp4 => Some(GroupSize::Of(nvfp4::BLOCK)),
-            _ => None,
-        }
-    }
-}
-
-impl std::fmt::Display for CheckpointFormat {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 /// The description of the quantized matrices of `linear` and `moe`.
 #[derive(Debug, Clone, PartialEq)]
@@ -139,6 +74,11 @@ impl QuantConfig {
         words.extend(self.has_bias.then(|| "bias".to_owned()));
         words.extend(self.tensor_parallel.map(|t| format!("{} {}/{}", t.style, t.rank, t.size)));
         words.join(" ")
+    }
+
+    /// Whether zero points are stored.
+    pub fn has_zero_points(&self) -> bool {
+        matches!(self.weight_type, ScalarType::UINT4 | ScalarType::UINT8)
     }
 
     /// Codes per 32-bit word.
@@ -222,5 +162,5 @@ pub(super) fn ranks(
 
 /// Whether the kernel's format has a power of two in its block scales that the case must state.
 pub(super) fn states_factor(q: &QuantConfig) -> bool {
-    q.checkpoint_format == CheckpointFormat::Nvfp4 && q.dtype == ScalarType::BFLOAT16
+    q.checkpoint_format.has_global_scale() && q.dtype == ScalarType::BFLOAT16
 }

@@ -1,9 +1,7 @@
 //! Reads the inputs of a case as weights.
 
-use crate::formats::awq::{self, AwqTensors};
 use crate::formats::transpose_words;
 use crate::num::dims::Shape;
-use crate::num::scalar::ScalarType;
 use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
 use crate::ops::quant::{CheckpointFormat as F, QuantConfig};
@@ -38,7 +36,7 @@ impl<'c> Source<'c> {
     /// [`Error::Missing`](crate::Error::Missing) without the input.
     pub fn experts(&self) -> Result<usize> {
         let name = match self.quant.checkpoint_format {
-            F::Gptq | F::Awq => "qweight",
+            F::Int(format) => format.names.weight,
             _ => "weight",
         };
         Ok(if self.stacked { self.input(name)?.shape()[0] } else { 1 })
@@ -67,23 +65,19 @@ impl<'c> Source<'c> {
         let part = |name| self.part(name, expert);
         let bits = if q.weight_type.size_bits() <= 4 { 4 } else { 8 };
         let (codes, scales, zeros) = match q.checkpoint_format {
-            F::Gptq => {
-                let words = owned_words(&part("qweight")?);
-                let codes = Codes::from_words(bits, shape, words)?;
-                (codes, Table::from_tensor(&part("scales")?, q.dtype)?, None)
-            }
-            F::Awq => {
-                let tensors = AwqTensors {
-                    qweight: part("qweight")?,
-                    scales: part("scales")?,
-                    qzeros: part("qzeros")?,
-                    bias: None,
+            F::Int(format) => {
+                let codes = format.codes(bits, shape, owned_words(&part(format.names.weight)?))?;
+                let scales = Table::from_tensor(&part(format.names.scales)?, q.dtype)?;
+                let zeros = match q.has_zero_points() {
+                    true => {
+                        let words = owned_words(&part(format.names.zeros)?);
+                        Some(format.zeros(q.weight_type, scales.rows(), shape.size_n, &words)?)
+                    }
+                    false => None,
                 };
-                let scheme = awq::Scheme { bits, group_size: q.group_size };
-                let weight = tensors.unpack("weight", &scheme)?;
-                (weight.codes, weight.scales, weight.zeros)
+                (codes, scales, zeros)
             }
-            F::Fp8 | F::Mx(_) | F::Nvfp4 => {
+            F::Fp8 | F::Block(_) => {
                 // Codes run along K in memory, so the words are those of the packed form,
                 // transposed.
                 let bytes = part("weight")?;
@@ -92,11 +86,8 @@ impl<'c> Source<'c> {
                     transpose_words(&words, shape.size_n, shape.size_k * bits as usize / 32);
                 let scales = part("weight_scale")?;
                 let scales = match q.checkpoint_format {
-                    F::Fp8 => Table::from_tensor(&scales, q.dtype)?,
-                    F::Nvfp4 => {
-                        Table::from_tensor(&scales, ScalarType::FLOAT8_E4M3FN)?.transposed()
-                    }
-                    _ => Table::from_tensor(&scales, ScalarType::FLOAT8_E8M0FNU)?.transposed(),
+                    F::Block(format) => Table::from_tensor(&scales, format.scale)?.transposed(),
+                    _ => Table::from_tensor(&scales, q.dtype)?,
                 };
                 (Codes::from_words(bits, shape, words)?, scales, None)
             }
@@ -108,12 +99,9 @@ impl<'c> Source<'c> {
         } else {
             Groups::Uniform(q.group_size)
         };
-        let global_scale = match q.checkpoint_format {
-            F::Nvfp4 => {
-                let scales = self.input("weight_global_scale")?.elements::<f32>();
-                Some(scales[expert])
-            }
-            _ => None,
+        let global_scale = match q.checkpoint_format.has_global_scale() {
+            true => Some(self.input("weight_global_scale")?.elements::<f32>()[expert]),
+            false => None,
         };
         let bias = match q.has_bias {
             true => Some(Table::from_tensor(&part("bias")?, q.dtype)?),

@@ -1,6 +1,5 @@
 //! Writes weights as inputs of a case, and their packed forms as outputs.
 
-use crate::formats::awq::AwqTensors;
 use crate::formats::transpose_words;
 use crate::layouts::Layout;
 use crate::layouts::marlin::{InputDtype, Options, Prepared, prepare};
@@ -75,38 +74,40 @@ impl Stack<'_> {
         let float = half(q.dtype);
         let table = |t: &Table| table_bytes(t);
         match q.checkpoint_format {
-            F::Gptq => {
-                let shape = [size_k / pack, size_n];
-                self.input(case, "qweight", DType::I32, &shape, |w| Ok(bytes_of(w.codes.words())))?;
-                self.input(case, "scales", float, &[groups, size_n], |w| table(&w.scales))?;
+            F::Int(format) => {
+                let shape = format.words_shape(size_k, size_n, pack);
+                self.input(case, format.names.weight, DType::I32, &shape, |w| {
+                    Ok(bytes_of(&format.words(&w.codes)))
+                })?;
+                let shape = [groups, size_n];
+                self.input(case, format.names.scales, float, &shape, |w| table(&w.scales))?;
+                if q.has_zero_points() {
+                    let shape = [groups, size_n / pack];
+                    self.input(case, format.names.zeros, DType::I32, &shape, |w| {
+                        let words = w.zeros.as_ref().map(|z| format.zero_words(z));
+                        Ok(bytes_of(&words.unwrap_or_default()))
+                    })?;
+                }
             }
-            F::Awq => {
-                let part = |get: fn(AwqTensors<'static>) -> Tensor<'static>| {
-                    move |w: &Weight<'static>| {
-                        Ok(get(AwqTensors::pack(w)?).into_bytes().into_owned())
-                    }
-                };
-                let (w, z) = ([size_k, size_n / pack], [groups, size_n / pack]);
-                self.input(case, "qweight", DType::I32, &w, part(|t| t.qweight))?;
-                self.input(case, "scales", float, &[groups, size_n], |w| table(&w.scales))?;
-                self.input(case, "qzeros", DType::I32, &z, part(|t| t.qzeros))?;
-            }
-            F::Fp8 | F::Mx(_) | F::Nvfp4 => {
+            F::Fp8 | F::Block(_) => {
                 let dtype = if per_byte > 1 { DType::U8 } else { DType::F8E4M3 };
                 let shape = [size_n, size_k / per_byte];
                 self.input(case, "weight", dtype, &shape, |w| {
                     Ok(bytes_of(&transpose_words(w.codes.words(), size_k / pack, size_n)))
                 })?;
-                let (dtype, shape) = match q.checkpoint_format {
-                    F::Fp8 => (float, [groups, size_n]),
-                    F::Nvfp4 => (DType::F8E4M3, [size_n, groups]),
-                    _ => (DType::U8, [size_n, groups]),
-                };
-                self.input(case, "weight_scale", dtype, &shape, |w| match q.checkpoint_format {
-                    F::Fp8 => table(&w.scales),
-                    _ => table(&w.scales.transposed()),
-                })?;
-                if q.checkpoint_format == F::Nvfp4 {
+                match q.checkpoint_format {
+                    F::Block(format) => {
+                        let (dtype, shape) = (format.scale_dtypes[0], [size_n, groups]);
+                        self.input(case, "weight_scale", dtype, &shape, |w| {
+                            table(&w.scales.transposed())
+                        })?;
+                    }
+                    _ => {
+                        let shape = [groups, size_n];
+                        self.input(case, "weight_scale", float, &shape, |w| table(&w.scales))?;
+                    }
+                }
+                if q.checkpoint_format.has_global_scale() {
                     let shape: &[usize] = if self.stacked() { &[] } else { &[1] };
                     self.input(case, "weight_global_scale", DType::F32, shape, |w| {
                         Ok(w.global_scale.unwrap_or(1.0).to_le_bytes().to_vec())

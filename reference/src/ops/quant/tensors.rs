@@ -1,7 +1,6 @@
 //! The tensors of a quantized matrix.
 
 use crate::Result;
-use crate::formats::mx;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
 use crate::ops::quant::{CheckpointFormat, QuantConfig};
@@ -38,50 +37,40 @@ impl Matrix<'_> {
         let mut add = |name, dtypes: &[DType], shape: &[Dim], required| {
             rules.push(self.rule(name, dtypes, shape).required(required));
         };
-        match q.checkpoint_format {
-            F::Gptq => add(input("qweight"), I32, &[is(k / pack), is(n)], true),
-            F::Awq => add(input("qweight"), I32, &[is(k), is(n / pack)], true),
-            F::Fp8 => add(input("weight"), &[DType::F8E4M3], &[is(n), is(k)], true),
-            F::Mx(format) => {
-                let columns = is(k / format.codes_per_byte());
-                add(input("weight"), &[format.weight_dtype()], &[is(n), columns], true);
-            }
-            F::Nvfp4 => add(input("weight"), &[DType::U8], &[is(n), is(k / 2)], true),
-        }
-        let e4m3 = [DType::F8E4M3];
         let processed = match q.checkpoint_format {
-            F::Gptq | F::Awq => {
-                add(input("scales"), &half, &[groups, is(n)], true);
+            F::Int(format) => {
+                add(input(format.names.weight), I32, &format.words_shape(k, n, pack).map(is), true);
+                add(input(format.names.scales), &half, &[groups, is(n)], true);
                 // int8 activations turn the scales into integers kept in the scale type's bits.
                 let int8 = q.input_dtype == Some(ScalarType::INT8);
                 if int8 { vec![half[0], DType::I16] } else { half.to_vec() }
             }
             F::Fp8 => {
+                add(input("weight"), &[DType::F8E4M3], &[is(n), is(k)], true);
                 add(input("weight_scale"), &half, &[groups, is(n)], true);
                 half.to_vec()
             }
-            F::Mx(_) => {
-                let shape = [is(n), is(k / mx::BLOCK)];
-                add(input("weight_scale"), &mx::SCALE_DTYPES, &shape, true);
-                mx::SCALE_DTYPES.to_vec()
-            }
-            F::Nvfp4 => {
-                add(input("weight_scale"), &e4m3, &[is(n), is(k / 16)], true);
-                let name = input("weight_global_scale");
-                // A single matrix has one value, a stack one for each expert.
-                let shape: &[Dim] = if self.lead.is_empty() { &[is(1)] } else { &[] };
-                add(name, F32, shape, true);
-                add(output("marlin_global_scale"), F32, shape, false);
-                e4m3.to_vec()
+            F::Block(format) => {
+                let columns = is(k / format.codes_per_byte());
+                add(input("weight"), &[format.weight_dtype()], &[is(n), columns], true);
+                let shape = [is(n), is(k / format.block)];
+                add(input("weight_scale"), format.scale_dtypes, &shape, true);
+                if format.has_global_scale() {
+                    // A single matrix has one value, a stack one for each expert.
+                    let shape: &[Dim] = if self.lead.is_empty() { &[is(1)] } else { &[] };
+                    add(input("weight_global_scale"), F32, shape, true);
+                    add(output("marlin_global_scale"), F32, shape, false);
+                }
+                format.scale_dtypes.to_vec()
             }
         };
         add(output("marlin_qweight"), I32, &[is(k / 16), is(n * 16 / pack)], false);
         add(output("marlin_scales"), &processed, &[groups, is(n)], false);
-        if q.checkpoint_format == F::Awq {
+        if q.has_zero_points() {
             add(input("qzeros"), I32, &[groups, is(n / pack)], true);
             add(output("marlin_zeros"), I32, &[groups, is(n / pack)], false);
         }
-        if q.checkpoint_format == F::Gptq {
+        if q.checkpoint_format.has_act_order() {
             add(input("g_idx"), I32, &[is(k)], q.has_act_order());
             add(output("g_idx_sort_indices"), I32, &[is(k)], false);
             add(output("sorted_g_idx"), I32, &[is(k)], false);

@@ -37,13 +37,13 @@ pub fn weight(
     let act_order = quant.has_act_order();
     let groups = quant.group_size.groups(LogicalK(if act_order { whole_k } else { size_k }))?;
     let ty = quant.weight_type;
-    let zeros = match quant.checkpoint_format {
-        CheckpointFormat::Awq => {
+    let zeros = match quant.has_zero_points() {
+        true => {
             let max = (1u32 << ty.size_bits()) - 1;
             let codes = (0..groups * size_n).map(|_| rng.between(0, max) as u8).collect();
             Some(Table::new(ty, groups, size_n, TableData::B8(codes))?)
         }
-        _ => None,
+        false => None,
     };
     let bias = match quant.has_bias {
         true => {
@@ -65,7 +65,7 @@ pub fn weight(
             },
             false => Groups::Uniform(quant.group_size),
         },
-        global_scale: (quant.checkpoint_format == CheckpointFormat::Nvfp4).then(|| {
+        global_scale: quant.checkpoint_format.has_global_scale().then(|| {
             // 2^-20 to 2^4: Marlin multiplies by up to 2^119.
             f32::from_bits(rng.between(107, 130) << 23 | rng.next_u32() >> 9)
         }),
@@ -106,7 +106,7 @@ fn scales(rng: &mut Rng, quant: &QuantConfig, groups: usize, size_n: usize) -> R
     let len = groups * size_n;
     let kind = rng.below(SCALE_KINDS);
     match quant.checkpoint_format {
-        CheckpointFormat::Mx(_) => {
+        CheckpointFormat::Block(format) if format.scale == ScalarType::FLOAT8_E8M0FNU => {
             // The conversion through f16 would turn a power above 2^15 into NaN; fp8 activations
             // add 6.
             let f16 = quant.dtype == ScalarType::FLOAT16;
@@ -116,13 +116,13 @@ fn scales(rng: &mut Rng, quant: &QuantConfig, groups: usize, size_n: usize) -> R
                 (false, Some(_)) => 249,
             };
             let bytes = eight_bits(rng, kind, len, max, (120, 130));
-            Table::new(ScalarType::FLOAT8_E8M0FNU, groups, size_n, TableData::B8(bytes))
+            Table::new(format.scale, groups, size_n, TableData::B8(bytes))
         }
-        CheckpointFormat::Nvfp4 => {
+        CheckpointFormat::Block(format) => {
             let bytes = eight_bits(rng, kind, len, 0x7e, (0x30, 0x60));
-            Table::new(ScalarType::FLOAT8_E4M3FN, groups, size_n, TableData::B8(bytes))
+            Table::new(format.scale, groups, size_n, TableData::B8(bytes))
         }
-        CheckpointFormat::Gptq | CheckpointFormat::Awq | CheckpointFormat::Fp8 => {
+        CheckpointFormat::Int(_) | CheckpointFormat::Fp8 => {
             let bits = half_scales(rng, kind, quant, len);
             Table::new(quant.dtype, groups, size_n, TableData::B16(bits))
         }

@@ -71,17 +71,17 @@ fn canonical(weight: &Weight<'_>, dtype: ScalarType, input: ScalarType) -> Vec<(
     }
     let whole = Schedule { chunks: Chunks::Whole, ..schedule.clone() };
     for unit in std::iter::once(FP8_UNIT).chain(fp8_mma()) {
-        let on = describe(&unit);
+        let unit_name = describe(&unit);
         all.push((
-            format!("the canonical schedule on {on}"),
+            format!("the canonical schedule on {unit_name}"),
             Schedule { unit, ..schedule.clone() },
         ));
-        all.push((format!("one chain over k on {on}"), Schedule { unit, ..whole.clone() }));
+        all.push((format!("one chain over k on {unit_name}"), Schedule { unit, ..whole.clone() }));
         // The scales of several groups already cut the sums.
         if weight.scales.rows() == 1 {
             for n in PROMOTIONS {
                 let chunks = Chunks::Size(n);
-                let name = format!("one chain over k on {on}, promoted to f32 every {n} k");
+                let name = format!("one chain over k on {unit_name}, promoted to f32 every {n} k");
                 all.push((name, Schedule { unit, chunks, ..whole.clone() }));
             }
         }
@@ -125,8 +125,8 @@ fn w8a8(weight: &Weight<'_>, dtype: ScalarType) -> Vec<(String, Schedule)> {
                         Order::Descending => " added from the last to the first",
                         _ => " added in pairs",
                     };
-                    let on = describe(&unit);
-                    let name = format!("{epilogue}, {on}, k ascending{cut}{added}");
+                    let unit_name = describe(&unit);
+                    let name = format!("{epilogue}, {unit_name}, k ascending{cut}{added}");
                     let chunk_sum = Sum { order, ty: ScalarType::FLOAT32 };
                     let chunks = chunks.clone();
                     all.push((name, Schedule { unit, chunks, chunk_sum, ..base.clone() }));

@@ -159,7 +159,7 @@ fn block(
     let warps_n = tile_n / if wide { 64 } else { 32 };
     let tiles = size_k / tile_k;
     let columns = size_n / tile_n * blocks;
-    // Tiles beyond whole waves of the GPU are dealt in runs, together with another wave if they
+    // Tiles beyond whole waves of the GPU are distributed in runs, together with another wave if they
     // fill less than about a third of one.
     let mut dealt = columns;
     if columns > multiprocessors {

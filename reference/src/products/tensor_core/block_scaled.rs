@@ -39,7 +39,8 @@ pub struct BlockScaledUnit {
     pub evidence: &'static str,
 }
 
-const fn told(
+/// A row that was not measured here.
+const fn unmeasured(
     architecture: Architecture,
     instruction: Instruction,
     scales: ScalarType,
@@ -57,13 +58,13 @@ const E8M0: ScalarType = ScalarType::FLOAT8_E8M0FNU;
 
 /// Every such unit whose arithmetic is known. NVFP4 is e4m3 per 16 k, MXFP4 e8m0 per 32.
 pub const BLOCK_SCALED_UNITS: &[BlockScaledUnit] = &[
-    told(Blackwell, Tcgen05, E4M3, 16),
-    told(Blackwell, Tcgen05, E8M0, 16),
-    told(Blackwell, Tcgen05, E8M0, 32),
-    told(RtxBlackwell, Mma, E4M3, 16),
-    told(RtxBlackwell, Mma, E4M3, 32),
-    told(RtxBlackwell, Mma, E8M0, 16),
-    told(RtxBlackwell, Mma, E8M0, 32),
+    unmeasured(Blackwell, Tcgen05, E4M3, 16),
+    unmeasured(Blackwell, Tcgen05, E8M0, 16),
+    unmeasured(Blackwell, Tcgen05, E8M0, 32),
+    unmeasured(RtxBlackwell, Mma, E4M3, 16),
+    unmeasured(RtxBlackwell, Mma, E4M3, 32),
+    unmeasured(RtxBlackwell, Mma, E8M0, 16),
+    unmeasured(RtxBlackwell, Mma, E8M0, 32),
 ];
 
 /// The row of a generation's instruction with these scales.

@@ -5,7 +5,7 @@ use super::operand::{FRACTION, Operand, Special, ZERO_EXPONENT};
 use super::units::Accumulator;
 use crate::products::rows::two_to;
 
-/// Columns of a [`Panel`].
+/// Columns of a `Panel`.
 pub const LANES: usize = 16;
 
 /// One value per column.

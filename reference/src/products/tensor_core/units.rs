@@ -156,7 +156,7 @@ use Architecture::{Ada, Ampere, Blackwell, Hopper, RtxBlackwell, Turing, Volta};
 use Instruction::{Mma, Tcgen05, Wgmma};
 
 /// A row that was not measured here.
-const fn told(
+const fn unmeasured(
     architecture: Architecture,
     instruction: Instruction,
     inputs: (ScalarType, ScalarType),
@@ -182,7 +182,7 @@ const fn ampere(
 
 /// Ada's 8-bit floats: two sums of 16, 14 significant bits.
 const fn ada_fp8(a: ScalarType, b: ScalarType, accumulator: Accumulator) -> Unit {
-    reported(told(Ada, Mma, (a, b), accumulator, 32, 13), KSplit::Blocks(16))
+    reported(unmeasured(Ada, Mma, (a, b), accumulator, 32, 13), KSplit::Blocks(16))
 }
 
 const F32_14: Accumulator = Accumulator::F32 { kept_bits: 14 };
@@ -212,13 +212,13 @@ pub const UNITS: &[Unit] = &[
     hopper(Wgmma, E5M2, Accumulator::F16, 32, 13),
     int8(Hopper, Wgmma),
     // Hopper, not measured here.
-    told(Hopper, Wgmma, (TF32, TF32), F32, 8, 25),
-    told(Hopper, Wgmma, (E4M3, E5M2), F32_14, 32, 13),
+    unmeasured(Hopper, Wgmma, (TF32, TF32), F32, 8, 25),
+    unmeasured(Hopper, Wgmma, (E4M3, E5M2), F32_14, 32, 13),
     // Volta and Turing.
-    told(Volta, Mma, (F16, F16), F32, 4, 23),
-    told(Volta, Mma, (F16, F16), Accumulator::F16, 4, 23),
-    told(Turing, Mma, (F16, F16), F32, 8, 24),
-    told(Turing, Mma, (F16, F16), Accumulator::F16, 8, 24),
+    unmeasured(Volta, Mma, (F16, F16), F32, 4, 23),
+    unmeasured(Volta, Mma, (F16, F16), Accumulator::F16, 4, 23),
+    unmeasured(Turing, Mma, (F16, F16), F32, 8, 24),
+    unmeasured(Turing, Mma, (F16, F16), Accumulator::F16, 8, 24),
     // Ampere and Ada.
     ampere(Ampere, F16, F32, 16),
     ampere(Ampere, F16, F32, 8),
@@ -245,29 +245,29 @@ pub const UNITS: &[Unit] = &[
     ada_fp8(E4M3, E5M2, F32_14),
     ada_fp8(E4M3, E5M2, Accumulator::F16),
     // mma.sync of Blackwell.
-    told(Blackwell, Mma, (F16, F16), F32, 16, 25),
-    told(Blackwell, Mma, (F16, F16), Accumulator::F16, 16, 25),
-    told(Blackwell, Mma, (BF16, BF16), F32, 16, 25),
-    told(Blackwell, Mma, (TF32, TF32), F32, 8, 25),
-    told(Blackwell, Mma, (E4M3, E4M3), F32, 32, 25),
-    told(Blackwell, Mma, (E5M2, E5M2), F32, 32, 25),
-    told(Blackwell, Mma, (E4M3, E5M2), F32, 32, 25),
+    unmeasured(Blackwell, Mma, (F16, F16), F32, 16, 25),
+    unmeasured(Blackwell, Mma, (F16, F16), Accumulator::F16, 16, 25),
+    unmeasured(Blackwell, Mma, (BF16, BF16), F32, 16, 25),
+    unmeasured(Blackwell, Mma, (TF32, TF32), F32, 8, 25),
+    unmeasured(Blackwell, Mma, (E4M3, E4M3), F32, 32, 25),
+    unmeasured(Blackwell, Mma, (E5M2, E5M2), F32, 32, 25),
+    unmeasured(Blackwell, Mma, (E4M3, E5M2), F32, 32, 25),
     // tcgen05 of Blackwell.
-    told(Blackwell, Tcgen05, (F16, F16), F32, 16, 25),
-    told(Blackwell, Tcgen05, (F16, F16), Accumulator::F16, 16, 25),
-    told(Blackwell, Tcgen05, (BF16, BF16), F32, 16, 25),
-    told(Blackwell, Tcgen05, (TF32, TF32), F32, 8, 25),
-    told(Blackwell, Tcgen05, (E4M3, E4M3), F32, 32, 25),
-    told(Blackwell, Tcgen05, (E5M2, E5M2), F32, 32, 25),
-    told(Blackwell, Tcgen05, (E4M3, E5M2), F32, 32, 25),
+    unmeasured(Blackwell, Tcgen05, (F16, F16), F32, 16, 25),
+    unmeasured(Blackwell, Tcgen05, (F16, F16), Accumulator::F16, 16, 25),
+    unmeasured(Blackwell, Tcgen05, (BF16, BF16), F32, 16, 25),
+    unmeasured(Blackwell, Tcgen05, (TF32, TF32), F32, 8, 25),
+    unmeasured(Blackwell, Tcgen05, (E4M3, E4M3), F32, 32, 25),
+    unmeasured(Blackwell, Tcgen05, (E5M2, E5M2), F32, 32, 25),
+    unmeasured(Blackwell, Tcgen05, (E4M3, E5M2), F32, 32, 25),
     // mma.sync of RtxBlackwell.
-    told(RtxBlackwell, Mma, (F16, F16), F32, 16, 25),
-    told(RtxBlackwell, Mma, (F16, F16), Accumulator::F16, 16, 25),
-    told(RtxBlackwell, Mma, (BF16, BF16), F32, 16, 25),
-    told(RtxBlackwell, Mma, (TF32, TF32), F32, 8, 25),
-    told(RtxBlackwell, Mma, (E4M3, E4M3), F32, 32, 25),
-    told(RtxBlackwell, Mma, (E5M2, E5M2), F32, 32, 25),
-    told(RtxBlackwell, Mma, (E4M3, E5M2), F32, 32, 25),
+    unmeasured(RtxBlackwell, Mma, (F16, F16), F32, 16, 25),
+    unmeasured(RtxBlackwell, Mma, (F16, F16), Accumulator::F16, 16, 25),
+    unmeasured(RtxBlackwell, Mma, (BF16, BF16), F32, 16, 25),
+    unmeasured(RtxBlackwell, Mma, (TF32, TF32), F32, 8, 25),
+    unmeasured(RtxBlackwell, Mma, (E4M3, E4M3), F32, 32, 25),
+    unmeasured(RtxBlackwell, Mma, (E5M2, E5M2), F32, 32, 25),
+    unmeasured(RtxBlackwell, Mma, (E4M3, E5M2), F32, 32, 25),
 ];
 
 /// The row of an instruction: architecture, family, input types, accumulator type and k.

@@ -8,7 +8,7 @@ use super::super::All2All;
 use super::super::{MoeActivation as Act, WeightKey as W};
 use super::class::{Compute, Devices, Excludes, Experts, Needs, Pairs};
 use super::keys::{ActivationKey as A, RoutingMethod as R};
-use crate::formats::{mxfp4, mxfp8};
+use crate::formats::{mxfp4, mxfp8, nvfp4};
 use All2All::{
     DeepEpHighThroughput, DeepEpLowLatency, FlashInferAll2AllV, FlashInferNvlinkOneSided,
     FlashInferNvlinkTwoSided, Mori, NixlEp,
@@ -41,8 +41,8 @@ const CHANNEL: (W, Option<A>) = (W::Fp8Channel, Some(A::Fp8DynamicToken));
 const TENSOR_STATIC: (W, Option<A>) = (W::Fp8Tensor, Some(A::Fp8StaticTensor));
 const TENSOR_DYNAMIC: (W, Option<A>) = (W::Fp8Tensor, Some(A::Fp8DynamicTensor));
 const TENSOR_TOKEN: (W, Option<A>) = (W::Fp8Tensor, Some(A::Fp8DynamicToken));
-const MXFP8: (W, Option<A>) = (W::Mx(&mxfp8::FORMAT), Some(A::Mxfp8));
-const NVFP4: (W, Option<A>) = (W::Nvfp4, Some(A::Nvfp4));
+const MXFP8: (W, Option<A>) = (W::Block(&mxfp8::FORMAT), Some(A::Mxfp8));
+const NVFP4: (W, Option<A>) = (W::Block(&nvfp4::FORMAT), Some(A::Nvfp4));
 const FP8: &[(W, Option<A>)] = &[BLOCK, CHANNEL, TENSOR_TOKEN, TENSOR_STATIC, TENSOR_DYNAMIC];
 
 /// Both forms of every function except gated squared ReLU.
@@ -101,7 +101,7 @@ pub static TRTLLM_FP8_MONOLITHIC: Experts = Experts {
     schemes: &[pairs(&[BLOCK, TENSOR_STATIC, MXFP8])],
     routing: Some(&[
         (
-            &[W::Fp8Block128, W::Mx(&mxfp8::FORMAT)],
+            &[W::Fp8Block128, W::Block(&mxfp8::FORMAT)],
             &[
                 R::DeepSeekV3,
                 R::Renormalize,
@@ -256,9 +256,9 @@ const MARLIN_WEIGHTS: &[(W, Option<A>)] = &[
     (W::Fp8Block128, None),
     (W::Fp8Channel, None),
     (W::Fp8Tensor, None),
-    (W::Mx(&mxfp4::FORMAT), None),
-    (W::Mx(&mxfp8::FORMAT), None),
-    (W::Nvfp4, None),
+    (W::Block(&mxfp4::FORMAT), None),
+    (W::Block(&mxfp8::FORMAT), None),
+    (W::Block(&nvfp4::FORMAT), None),
     (W::Int4, None),
     (W::Int8, None),
 ];
@@ -293,7 +293,7 @@ pub static TRTLLM_NVFP4_MONOLITHIC: Experts = Experts {
     name: "TrtLlmNvFp4ExpertsMonolithic",
     excludes: Excludes { all2all: All2All::ALL, ep: false, eplb: true },
     routing: Some(&[(
-        &[W::Nvfp4],
+        &[W::Block(&nvfp4::FORMAT)],
         &[
             R::DeepSeekV3,
             R::Renormalize,

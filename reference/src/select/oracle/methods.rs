@@ -4,9 +4,9 @@
 
 use super::class::Experts;
 use super::experts;
-use super::keys::{ActivationKey, Runner};
-use crate::formats::mx::MxFormat;
-use crate::formats::mxfp8;
+use super::keys::{ActivationKey, Runner, Switches};
+use crate::formats::blocks::BlockFormat;
+use crate::formats::{mxfp8, nvfp4};
 
 /// A MoE backend, by upstream's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -87,6 +87,10 @@ pub struct Table {
     pub batched: &'static [(MoeBackend, MoeBackend)],
     /// FlashInfer's backends, in the order in which they are tried when FlashInfer is requested.
     pub flashinfer: &'static [MoeBackend],
+    /// The switch that asks for FlashInfer or rules it out.
+    pub flashinfer_switch: Option<fn(&Switches) -> Option<bool>>,
+    /// Whether `VLLM_TEST_FORCE_FP8_MARLIN` asks for Marlin.
+    pub forces_marlin: bool,
 }
 
 impl Table {
@@ -132,6 +136,8 @@ static FP8: Table = Table {
         (B::VllmCutlass, B::BatchedVllmCutlass),
     ],
     flashinfer: &[B::FlashInferTrtllm, B::FlashInferCutlass],
+    flashinfer_switch: Some(|s| s.use_flashinfer_moe_fp8),
+    forces_marlin: true,
 };
 
 static NVFP4: Table = Table {
@@ -162,6 +168,8 @@ static NVFP4: Table = Table {
         B::FlashInferCuteDsl,
         B::FlashInferCuteDslBatched,
     ],
+    flashinfer_switch: Some(|s| s.use_flashinfer_moe_fp4),
+    forces_marlin: true,
 };
 
 static MXFP8: Table = Table {
@@ -172,6 +180,8 @@ static MXFP8: Table = Table {
     runners: &[(Runner::FlashInferTrtllm, B::FlashInferTrtllm), (Runner::Marlin, B::Marlin)],
     batched: &[],
     flashinfer: &[],
+    flashinfer_switch: None,
+    forces_marlin: false,
 };
 
 static INT_WNA16: Table = Table {
@@ -183,15 +193,21 @@ static INT_WNA16: Table = Table {
     runners: &[],
     batched: &[],
     flashinfer: &[],
+    flashinfer_switch: None,
+    forces_marlin: false,
 };
 
 impl MoeMethod {
     /// Every method.
     pub const ALL: &'static [Self] = &[Self::Fp8, Self::Nvfp4, Self::Mxfp8, Self::IntWna16];
 
-    /// The method and the activations of a Microscaling format.
-    pub(super) fn of_mx(format: &MxFormat) -> Option<(Self, ActivationKey)> {
-        (*format == mxfp8::FORMAT).then_some((Self::Mxfp8, ActivationKey::Mxfp8))
+    /// The method of a block format, and the activations that it asks about.
+    pub(super) fn of_block(format: &BlockFormat) -> Option<(Self, ActivationKey)> {
+        let known = [
+            (&mxfp8::FORMAT, Self::Mxfp8, ActivationKey::Mxfp8),
+            (&nvfp4::FORMAT, Self::Nvfp4, ActivationKey::Nvfp4),
+        ];
+        known.into_iter().find(|(f, ..)| *f == format).map(|(_, method, key)| (method, key))
     }
 
     /// Name, as upstream's module is called.

@@ -165,9 +165,7 @@ impl Ask<'_> {
         {
             return chosen.map(Some);
         }
-        let forced = matches!(self.method, MoeMethod::Fp8 | MoeMethod::Nvfp4)
-            && self.deployment.desc.options.force_fp8_marlin;
-        if forced {
+        if self.table.forces_marlin && self.deployment.desc.options.force_fp8_marlin {
             return self.this(MoeBackend::Marlin).map(Some);
         }
         if !self.deployment.allow_vllm_cutlass && self.method == MoeMethod::Fp8 {
@@ -256,11 +254,7 @@ impl Ask<'_> {
     /// Applies the switches that request or exclude FlashInfer.
     fn flashinfer(&self, backends: &mut Vec<MoeBackend>) -> Option<Chosen> {
         let switches = &self.deployment.switches;
-        let wanted = match self.method {
-            MoeMethod::Fp8 => switches.use_flashinfer_moe_fp8?,
-            MoeMethod::Nvfp4 => switches.use_flashinfer_moe_fp4?,
-            _ => return None,
-        };
+        let wanted = (self.table.flashinfer_switch?)(switches)?;
         if !wanted {
             remove(backends, self.table.flashinfer);
             return None;

@@ -3,9 +3,7 @@
 use super::super::WeightKey;
 use super::keys::ActivationKey;
 use super::methods::MoeMethod;
-use crate::config::{
-    ActivationScheme, FloatContainer, Fp8Scheme, IntContainer, ScaleStrategy, Scheme,
-};
+use crate::config::{ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme};
 
 /// The keys that a quantization method passes to an oracle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,17 +32,17 @@ impl MoeQuestion {
                 let (weights, activations) = fp8_keys(fp8)?;
                 (MoeMethod::Fp8, weights, activations)
             }
-            Scheme::Nvfp4 { container: FloatContainer::CompressedTensors, weight_only: true } => {
-                (MoeMethod::Nvfp4, WeightKey::Nvfp4, ActivationKey::None)
-            }
-            Scheme::Nvfp4 { .. } => (MoeMethod::Nvfp4, WeightKey::Nvfp4, ActivationKey::Nvfp4),
-            Scheme::Mx { format, .. } => {
-                let (method, activations) = MoeMethod::of_mx(format)?;
-                (method, WeightKey::Mx(format), activations)
+            Scheme::Block { format, container, weight_only } => {
+                let (method, activations) = MoeMethod::of_block(format)?;
+                let sixteen_bit = *weight_only
+                    && format.quantizes_activations()
+                    && *container == FloatContainer::CompressedTensors;
+                let activations = if sixteen_bit { ActivationKey::None } else { activations };
+                (method, WeightKey::Block(format), activations)
             }
             Scheme::Wna16(w) => {
-                let gptq = matches!(w.checkpoint_format, IntContainer::Gptq | IntContainer::GptqV2);
-                let weights = WeightKey::of(scheme).filter(|_| gptq && w.symmetric())?;
+                let asks = w.checkpoint_format.moe_oracle && w.symmetric();
+                let weights = WeightKey::of(scheme).filter(|_| asks)?;
                 (MoeMethod::IntWna16, weights, ActivationKey::None)
             }
             _ => return None,

@@ -2,6 +2,9 @@
 
 use super::Suspect;
 use super::scene::Scene;
+use crate::formats;
+use crate::formats::integers::Interleave;
+use crate::formats::mistake::MistakeName;
 use crate::num::scalar::ScalarType;
 use crate::weight::{Codes, Table, TableData, Weight};
 
@@ -24,7 +27,7 @@ pub(super) fn zeros<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
         })
         .collect();
     if scene.stage.parts.iter().all(|p| p.weight.zeros.is_some()) {
-        for (id, text, map) in awq_orders() {
+        for (MistakeName { id, text }, map) in column_mistakes() {
             let text = format!("of the zero points, {text}");
             all.push(Suspect::new(id, text, move |part| {
                 scene.changed(part, |w| {
@@ -89,19 +92,9 @@ fn shift_zeros(weight: &mut Weight<'_>, step: i32) -> Option<()> {
     Some(())
 }
 
-/// AWQ's order of eight columns in a word: nibble i holds column `AWQ[i]`.
-const AWQ: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-
-/// Wrong inverses of AWQ's interleave: column c becomes column `map[c]`.
-fn awq_orders() -> [(&'static str, &'static str, [usize; 8]); 2] {
-    [
-        (
-            "awq-interleave-inverted",
-            "AWQ's interleave was undone with the permutation instead of its inverse",
-            AWQ.map(|c| AWQ[c]),
-        ),
-        ("awq-interleave-not-undone", "AWQ's interleave was not undone", AWQ),
-    ]
+/// Wrong inverses of a format's column order: column c becomes column `map[c]`.
+fn column_mistakes() -> impl Iterator<Item = (MistakeName, [usize; 8])> {
+    formats::interleaves().flat_map(Interleave::product_mistakes)
 }
 
 /// Codes.
@@ -115,12 +108,11 @@ pub(super) fn codes<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
             Some(())
         })
     };
-    let awq = scene.stage.parts.iter().all(|p| p.weight.zeros.is_some());
-    if awq {
-        for (id, text, map) in awq_orders() {
-            let (both, of_codes) = (format!("{text}, in weights and zero points"), text);
+    if scene.stage.parts.iter().all(|p| p.weight.zeros.is_some()) {
+        for (MistakeName { id, text }, map) in column_mistakes() {
+            let both = format!("{text}, in weights and zero points");
             let wrong = move |c: &Codes<'_>, k: usize, n: usize| c.get(k, n / 8 * 8 + map[n % 8]);
-            all.push(Suspect::new(id, format!("of the weights, {of_codes}"), move |part| {
+            all.push(Suspect::new(id, format!("of the weights, {text}"), move |part| {
                 recode(part, &wrong)
             }));
             all.push(Suspect::new(id, both, move |part| {

@@ -4,15 +4,14 @@
 use super::Suspect;
 use super::codes::{codes, zeros};
 use super::scene::{Routers, Scene, Setup};
+use crate::formats;
+use crate::formats::mistake::MistakeName;
 use crate::layouts::marlin::{ScaleLayout, ScalePermutation};
 use crate::num::interval::round_once;
 use crate::num::scalar::ScalarType;
 use crate::products::schedule::{Step, StepOp};
 use crate::products::{Recipe, Rows};
 use crate::weight::Table;
-
-/// NVFP4's global scale applied to the bias: a defect of `moe_wna16_marlin_gemm` in vLLM 0.21.0.
-pub(super) const UPSTREAM_NVFP4_BIAS: &str = "upstream-nvfp4-bias-scaled";
 
 /// Every suspect that makes sense for the product.
 pub(super) fn suspects<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
@@ -139,12 +138,12 @@ fn globals<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     }
     let biased = stage.parts.iter().any(|p| p.weight.bias.is_some());
     if biased && stage.extras.router_weights.is_some() {
-        all.push(Suspect::new(
-            UPSTREAM_NVFP4_BIAS,
-            "a fault of vLLM 0.21.0's kernel (moe_wna16_marlin_gemm): the global scale is folded \
-             into the router weights and multiplies the bias as well",
-            move |part| Some(Setup { recipe: Some(fold_global), ..scene.right(part) }),
-        ));
+        for MistakeName { id, text } in formats::BLOCK_FORMATS.iter().filter_map(|f| f.bias_scaled)
+        {
+            all.push(Suspect::new(id, text, move |part| {
+                Some(Setup { recipe: Some(fold_global), ..scene.right(part) })
+            }));
+        }
     }
     all
 }

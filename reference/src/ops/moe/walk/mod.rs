@@ -19,7 +19,7 @@ use crate::moe::{Chain, narrow, sum};
 use crate::num::interval::Bound;
 use crate::num::scalar::{self, ScalarType};
 use crate::ops::case::Case;
-use crate::ops::layer::{Rest, Stage, activated, expert, halves, summed, with_expert};
+use crate::ops::layer::{Locate, Stage, activated, expert, halves, summed, with_expert};
 use crate::products::Convention;
 use crate::products::schedule::ScheduleChoice;
 
@@ -282,12 +282,12 @@ impl<'c> Walk<'c> {
             return Ok(report);
         };
         // Known mistakes are searched for by the bounds.
-        let rest: Rest = |stage, wrong, place| stage.place(wrong, place);
+        let locate: Locate = |stage, wrong, place| stage.place(wrong, place);
         let bounded = match stage {
             1 => activated::bounded,
             _ => summed::bounded,
         };
-        let (bounded, outside) = bounded(self.case, &self.config.stages(), before, found, rest)?;
+        let (bounded, outside) = bounded(self.case, &self.config.stages(), before, found, locate)?;
         stage_of.look(&wrong, |values| pattern::explain(&mut report, &values, Some(bounded)));
         let unexplained = report.diagnosis.as_ref().map_or(wrong.len(), |d| d.unexplained);
         // Values outside the bounds may follow a pattern that differences inside the bounds hide.

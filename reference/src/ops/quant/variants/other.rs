@@ -2,8 +2,11 @@
 
 use super::{Context, candidate, inverse_order, reorder_in_words};
 use crate::act_order;
+use crate::formats;
+use crate::formats::integers::Interleave;
+use crate::formats::mistake::MistakeName;
 use crate::judge::compare::{Candidate, Elements};
-use crate::layouts::marlin::{GROUPED, SINGLE, evens_first, nvfp4_global_scale, to_dtype};
+use crate::layouts::marlin::{GROUPED, SINGLE, evens_first, kernel_global_scale, to_dtype};
 use crate::num::scalar::ScalarType;
 use crate::weight::{Groups, Table};
 /// Wrong zero points.
@@ -29,16 +32,15 @@ pub(in crate::ops) fn zeros<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
     let single: Vec<usize> = (0..64).map(|p| p / 32 * 32 + SINGLE[p % 32]).collect();
     // The columns before the right permutation is applied.
     let before = |wanted: &[usize]| undo.iter().map(|&p| wanted[p]).collect::<Vec<_>>();
-    let (inverse, single, forward) = (
-        before(&undo),
-        before(&single),
-        (0..64)
-            .map(|n| n / order.len() * order.len() + order[order[n % order.len()]])
-            .collect::<Vec<_>>(),
-    );
+    let (inverse, single) = (before(&undo), before(&single));
     let not_permuted = undo.clone();
     let plain = inverse_order(order);
-    vec![
+    let forward = move |interleave: &'static Interleave| {
+        let (order, MistakeName { id, text }) = ((interleave.order)(bits), interleave.forward);
+        let from = |n: usize| n / order.len() * order.len() + order[order[n % order.len()]];
+        candidate(id, text, move || columns((0..64).map(from).collect()))
+    };
+    let mut list = vec![
         candidate("zeros-plus-one", "each zero point is one too large: v2 zeros read as v1", {
             move || offset(1)
         }),
@@ -59,11 +61,9 @@ pub(in crate::ops) fn zeros<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
             "the single (32 columns) permutation was applied; zero points always take the grouped one",
             move || columns(single.clone()),
         ),
-        candidate(
-            "awq-interleave-forward",
-            "AWQ's column order was undone with the permutation instead of its inverse",
-            move || columns(forward.clone()),
-        ),
+    ];
+    list.extend(formats::interleaves().map(forward));
+    list.extend([
         candidate("word-order-plain", "the zero points in each word are not interleaved", {
             move || Some(reorder_in_words(words, bits, &plain))
         }),
@@ -73,7 +73,8 @@ pub(in crate::ops) fn zeros<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
              activations)",
             move || Some(reorder_in_words(words, bits, order)),
         ),
-    ]
+    ]);
+    list
 }
 
 /// Wrong biases.
@@ -104,13 +105,13 @@ pub(in crate::ops) fn bias<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
     ]
 }
 
-/// Wrong NVFP4 global scales.
+/// Wrong global scales.
 pub(in crate::ops) fn global_scale<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
     let c = *c;
     let with = move |f: &dyn Fn(f32) -> f32| {
         c.weights.iter().map(|w| Some(f(w.global_scale?).to_bits())).collect::<Option<Elements>>()
     };
-    let scale = move |dtype, factor: f32| move |g: f32| nvfp4_global_scale(g, dtype, factor);
+    let scale = move |dtype, factor: f32| move |g: f32| kernel_global_scale(g, dtype, factor);
     let (dtype, factor) = (c.options.dtype, c.prepared.scale_factor);
     let other = match dtype {
         ScalarType::FLOAT16 => ScalarType::BFLOAT16,

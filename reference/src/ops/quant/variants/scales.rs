@@ -1,6 +1,8 @@
 //! Wrong scales.
 
 use super::{Context, candidate, inverse_order};
+use crate::formats;
+use crate::formats::mistake::MistakeName;
 use crate::judge::compare::{Candidate, Elements};
 use crate::layouts::marlin::{
     InputDtype, Options, ScaleLayout, ScalePermutation, half_codec, prepare, to_dtype,
@@ -239,10 +241,12 @@ fn scale_values<'c>(
         }
         _ => {}
     }
-    if c.weights[0].scales.ty() == ScalarType::FLOAT8_E4M3FN && c.prepared.scale_factor != 1.0 {
+    let format = formats::block_format(c.weights[0].ty, c.weights[0].groups.group_size());
+    let mistake = format.and_then(|format| format.scales_not_raised);
+    if let Some(MistakeName { id, text }) = mistake.filter(|_| c.prepared.scale_factor != 1.0) {
         add(
-            "nvfp4-factor-missing",
-            "the block scales were not scaled to the top of their range".to_owned(),
+            id,
+            text.to_owned(),
             Box::new(move || {
                 let options = Options { scale_factor: Some(1.0), ..c.options };
                 Some(prepare(c.weights, options).ok()?.scales.iter_bits().collect())

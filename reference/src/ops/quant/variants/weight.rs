@@ -2,6 +2,8 @@
 
 use super::{Context, candidate, inverse_order, reorder_in_words};
 use crate::act_order;
+use crate::formats;
+use crate::formats::mistake::MistakeName;
 use crate::judge::compare::{Candidate, Elements};
 use crate::layouts::marlin::{
     Activations, InputDtype, WeightLayout, evens_first, kernel_codes as fp8_codes,
@@ -115,31 +117,36 @@ pub(in crate::ops) fn qweight<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
                 repack(&c, activations, |w| map_words(&codes(w)?, swap), sorted)
             }),
         );
-        add(
-            "awq-interleave",
-            "the words still hold AWQ's order 0, 2, 4, 6, 1, 3, 5, 7",
-            Box::new(move || {
-                let order = inverse_order(evens_first(4));
-                let undo = |x: u32| reorder_in_words(&[x], 4, &order)[0];
-                repack(&c, activations, |w| map_words(&codes(w)?, undo), sorted)
-            }),
-        );
-        if c.weights[0].zeros.is_some() {
+        for interleave in formats::interleaves() {
+            let order = (interleave.order)(4);
+            let MistakeName { id, text } = interleave.words_kept;
             add(
-                "awq-interleave-forward",
-                "AWQ's column order was undone with the permutation instead of its inverse",
+                id,
+                text,
                 Box::new(move || {
-                    let order = evens_first(4);
+                    let order = inverse_order(order);
+                    let undo = |x: u32| reorder_in_words(&[x], 4, &order)[0];
+                    repack(&c, activations, |w| map_words(&codes(w)?, undo), sorted)
+                }),
+            );
+            if c.weights[0].zeros.is_none() {
+                continue;
+            }
+            let MistakeName { id, text } = interleave.forward;
+            add(
+                id,
+                text,
+                Box::new(move || {
                     // The permutation is applied twice instead of being undone.
                     let from = move |n: usize| n / 8 * 8 + order[order[n % 8]];
                     repack(&c, activations, |w| map_columns(&codes(w)?, from), sorted)
                 }),
             );
+            let MistakeName { id, text } = interleave.kept;
             add(
-                "awq-interleave-kept",
-                "AWQ's column order was not undone",
+                id,
+                text,
                 Box::new(move || {
-                    let order = evens_first(4);
                     let from = move |n: usize| n / 8 * 8 + order[n % 8];
                     repack(&c, activations, |w| map_columns(&codes(w)?, from), sorted)
                 }),

@@ -1,4 +1,4 @@
-//! NVFP4 block scales in Marlin's unsigned 8-bit format with five exponent bits.
+//! e4m3 block scales in Marlin's unsigned 8-bit format with five exponent bits.
 //!
 //! The kernel expects the top bit of every nonzero scale to be set, so that dequantization needs no
 //! exponent correction: the high byte of the e4m3 scale times 2^7 as f16, shifted left by one,
@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// with f16 activations. The global scale is divided by it.
 ///
 /// `scales` are e4m3 bits of all experts that share the factor.
-pub fn nvfp4_scale_factor(scales: impl IntoIterator<Item = u8>, dtype: ScalarType) -> f32 {
+pub fn e4m3_scale_factor(scales: impl IntoIterator<Item = u8>, dtype: ScalarType) -> f32 {
     if dtype == ScalarType::FLOAT16 {
         return 1.0;
     }
@@ -32,7 +32,7 @@ pub fn nvfp4_scale_factor(scales: impl IntoIterator<Item = u8>, dtype: ScalarTyp
 ///
 /// `layout` is the plain scale layout (the reordering in fours is added here). A scale that is
 /// negative, or below 2^−6 after the factor, is flushed to zero as in upstream.
-pub fn nvfp4_scales(scales: &Table, layout: ScaleLayout, scale_factor: f32) -> Result<Table> {
+pub fn e4m3_scales(scales: &Table, layout: ScaleLayout, scale_factor: f32) -> Result<Table> {
     if scales.ty() != ScalarType::FLOAT8_E4M3FN {
         return Err(Error::unsupported(format!("scales of {}", scales.ty()), "e4m3 is expected"));
     }
@@ -49,8 +49,8 @@ pub fn nvfp4_scales(scales: &Table, layout: ScaleLayout, scale_factor: f32) -> R
     }))
 }
 
-/// The inverse of [`nvfp4_scales`], except for flushed scales: e4m3 `[groups, N]`.
-pub fn nvfp4_scales_inverse(
+/// The inverse of [`e4m3_scales`], except for flushed scales: e4m3 `[groups, N]`.
+pub fn e4m3_scales_inverse(
     packed: &Table,
     layout: ScaleLayout,
     scale_factor: f32,
@@ -64,7 +64,7 @@ pub fn nvfp4_scales_inverse(
 
 /// The global scale for the kernel: × 2^(14 − 7) (f16) or × 2^(126 − 7) (bf16), the exponent bias
 /// of e2m1 in the activation type less the scales' 2^7, divided by the scale factor.
-pub fn nvfp4_global_scale(global_scale: f32, dtype: ScalarType, scale_factor: f32) -> f32 {
+pub fn kernel_global_scale(global_scale: f32, dtype: ScalarType, scale_factor: f32) -> f32 {
     let exponent = if dtype == ScalarType::FLOAT16 { 7 } else { 119 };
     global_scale * 2f32.powi(exponent) / scale_factor
 }

@@ -36,6 +36,7 @@ from ._functions import (
     scaled_fp4_quant,
     scaled_fp8_quant,
 )
+from ._fuzz import Finding, FuzzFailure, FuzzSummary, Unsupported, fuzz, run_fuzz
 from ._report import OutputReport, Report
 
 
@@ -52,14 +53,19 @@ def schema(op: str) -> _Dict[str, _Any]:
 __all__ = [
     "Case",
     "Error",
+    "Finding",
+    "FuzzFailure",
+    "FuzzSummary",
     "OutputReport",
     "Report",
+    "Unsupported",
     "assert_correct",
     "awq_marlin_moe_repack",
     "awq_marlin_repack",
     "check",
     "fused_marlin_moe",
     "fused_topk",
+    "fuzz",
     "gptq_marlin_gemm",
     "gptq_marlin_moe_repack",
     "gptq_marlin_repack",
@@ -73,6 +79,7 @@ __all__ = [
     "operations",
     "per_token_quant_int8",
     "reference",
+    "run_fuzz",
     "scaled_fp4_quant",
     "scaled_fp8_quant",
     "schema",

@@ -1,6 +1,6 @@
 """The compiled part. A tensor is its element type's safetensors name, its shape and its bytes."""
 
-from typing import List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -26,6 +26,17 @@ def write_case(
 ) -> bytes: ...
 def read_case(bytes: bytes) -> Parts: ...
 def draw(op: str, seed: int, index: int, config: Optional[str]) -> Parts: ...
+def fuzz(
+    kernel: Callable[..., Any],
+    op: str,
+    filter: str,
+    seed: int,
+    cases: int,
+    seconds: Optional[float],
+    outputs: List[str],
+    set: str,
+    folder: Optional[str],
+) -> str: ...
 def lattice(op: str) -> List[str]: ...
 def reference(op: str, config: str, inputs: List[Named]) -> List[Named]: ...
 def gptq_marlin_repack(

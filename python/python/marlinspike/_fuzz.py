@@ -1,0 +1,226 @@
+"""Fuzzing of a kernel that is a Python callable."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import traceback
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+from . import _core
+from ._arrays import array, as_one_of, typed
+from ._case import Case
+
+#: Folder of failing cases, below the root of the project.
+FOLDER = ".marlinspike"
+
+# What the pytest plugin sets: the project's root, and the options of the command line.
+_settings: Dict[str, Any] = {"root": None, "seed": None, "cases": None}
+
+
+class Unsupported(Exception):
+    """A kernel raises this for a config that it does not take; the case is skipped."""
+
+
+class FuzzFailure(AssertionError):
+    """A kernel is wrong; ``summary`` holds the findings."""
+
+    def __init__(self, message: str, summary: "FuzzSummary"):
+        super().__init__(message)
+        self.summary = summary
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A distinct failure, shrunk to the smallest case that shows it."""
+
+    #: The failing output and its cause, or the kind of fault.
+    signature: str
+    #: Number of the first failing case.
+    index: int
+    #: Short name of the cause; None where no known mistake explains the failure.
+    cause: Optional[str]
+    explanation: Optional[str]
+    #: The minimal case's config, one ``key=value`` per key.
+    minimal: List[str]
+    #: Kernel runs that shrinking took.
+    runs: int
+    #: The minimal case's file.
+    path: Optional[str]
+
+    def case(self) -> Case:
+        """The minimal case."""
+        if self.path is None:
+            raise ValueError("the case was not kept: no folder was given")
+        return Case.read(self.path)
+
+    def __str__(self) -> str:
+        lines = [f"{self.signature} (case {self.index})"]
+        if self.cause:
+            lines.append(f"  cause: {self.cause}: {self.explanation}")
+        lines.append(f"  smallest case: {' '.join(self.minimal)}")
+        if self.path:
+            lines.append(f"  kept in {self.path}: marlinspike.Case.read(...).check()")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class FuzzSummary:
+    """What a run did."""
+
+    op: str
+    seed: int
+    passed: int
+    failed: int
+    skipped: int
+    unchecked: int
+    unchecked_reason: Optional[str]
+    findings: List[Finding]
+    #: Kept cases that failed again, with the reason.
+    regressions: List[str] = field(default_factory=list)
+    #: Cases judged, by config key and value.
+    coverage: Dict[str, Dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether cases were judged, and none failed."""
+        return self.passed > 0 and not self.findings and not self.regressions
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.op}: {self.passed} passed, {self.failed} failed, {self.unchecked} unchecked, "
+            f"{self.skipped} skipped; seed {self.seed:#x}"
+        ]
+        if self.unchecked_reason:
+            lines.append(f"unchecked: {self.unchecked_reason}")
+        lines += [f"kept case fails: {text}" for text in self.regressions]
+        lines += [str(finding) for finding in self.findings]
+        return "\n".join(lines)
+
+
+def _adapted(kernel: Callable[..., Any], op: str) -> Callable[..., Any]:
+    """The kernel as the extension calls it. Exceptions become faults; those that end the test run
+    (KeyboardInterrupt, pytest's own) are raised."""
+    takes_reference = "reference" in inspect.signature(kernel).parameters
+
+    def call(inputs: list, reference: list, config: str, wanted: Sequence[str]) -> Any:
+        arguments: Dict[str, Any] = {}
+        if takes_reference:
+            arguments["reference"] = {name: array(*tensor) for name, tensor in reference}
+        given = {name: array(*tensor) for name, tensor in inputs}
+        try:
+            made = kernel(given, json.loads(config), **arguments)
+        except (Unsupported, NotImplementedError) as error:
+            return "unsupported", str(error)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{os.path.basename(last.filename)}:{last.lineno}"
+            return "crashed", f"{type(error).__name__}: {error} ({place})"
+        except BaseException as error:
+            # pytest.skip in a kernel means that it does not take the config.
+            if type(error).__name__ == "Skipped":
+                return "unsupported", str(error)
+            raise
+        if not isinstance(made, Mapping):
+            made = {wanted[0]: made}
+        rules = {rule[0]: rule[1] for rule in _core.tensors(op, config, _local_experts(given))}
+        return [
+            (name, as_one_of(typed(value, name), rules.get(f"out.{name}", ())))
+            for name, value in made.items()
+        ]
+
+    return call
+
+
+def _local_experts(inputs: Mapping[str, Any]) -> Optional[int]:
+    for name in ("w13_qweight", "w13_weight"):
+        if name in inputs:
+            return int(inputs[name].shape[0])
+    return None
+
+
+def run_fuzz(
+    kernel: Callable[..., Any],
+    op: str,
+    where: str = "",
+    *,
+    cases: int = 200,
+    seed: int = 0,
+    seconds: Optional[float] = None,
+    outputs: Sequence[str] = (),
+    config: Optional[Mapping[str, Any]] = None,
+    folder: Optional[str] = None,
+) -> FuzzSummary:
+    """Runs ``kernel(inputs, config)`` on generated cases of ``op`` and returns what was found.
+
+    ``where`` filters configs: ``weight_type=uint4b8|uint8b128,dtype=bfloat16``. ``outputs`` names the
+    outputs that the kernel returns; by default ``y``, or all outputs of an operation without one. A
+    kernel with a parameter ``reference`` is given the reference's other outputs, such as packed
+    weights. ``config`` sets keys in every case. Cases kept in ``folder`` run first, and each finding
+    is kept there.
+    """
+    text = _core.fuzz(
+        _adapted(kernel, op), op, where, seed, cases, seconds, list(outputs), json.dumps(dict(config or {})), folder
+    )
+    raw = json.loads(text)
+    summary = raw["summary"]
+    findings = []
+    for found, path in zip(summary["findings"], raw["paths"]):
+        cause = found["cause"] or {}
+        findings.append(
+            Finding(
+                found["signature"], found["index"], cause.get("id"), cause.get("text"),
+                found["minimal"], found["runs"], path,
+            )
+        )  # fmt: skip
+    counts = {key: summary[key] for key in ("passed", "failed", "skipped", "unchecked", "unchecked_reason")}
+    regressions = [f"{kept['path']}: {kept['text']}" for kept in raw["kept"] if kept["failed"]]
+    coverage = summary["coverage"]
+    coverage = coverage.get("axes", coverage)
+    return FuzzSummary(op, seed, findings=findings, regressions=regressions, coverage=coverage, **counts)
+
+
+def fuzz(
+    op: str,
+    where: str = "",
+    *,
+    cases: int = 200,
+    seed: int = 0,
+    seconds: Optional[float] = None,
+    outputs: Sequence[str] = (),
+    config: Optional[Mapping[str, Any]] = None,
+) -> Callable[[Callable[..., Any]], Callable[[], None]]:
+    """Makes a test of a kernel: ``@marlinspike.fuzz(op="linear", where="weight_type=uint4b8")``.
+
+    The test fails with the cause and the smallest failing case, which is kept under ``.marlinspike``
+    and runs first the next time. Arguments are those of ``run_fuzz``; pytest's options
+    ``--marlinspike-seed`` and ``--marlinspike-cases`` override them.
+    """
+
+    def decorate(kernel: Callable[..., Any]) -> Callable[[], None]:
+        def test() -> None:
+            used = seed if _settings["seed"] is None else _settings["seed"]
+            count = cases if _settings["cases"] is None else _settings["cases"]
+            root = _settings["root"] or os.getcwd()
+            folder = os.path.join(root, FOLDER, f"{kernel.__module__}.{kernel.__qualname__}")
+            summary = run_fuzz(
+                kernel, op, where, cases=count, seed=used, seconds=seconds, outputs=outputs,
+                config=config, folder=folder,
+            )  # fmt: skip
+            if summary.ok:
+                return
+            message = str(summary)
+            if not summary.passed and not summary.failed and not summary.regressions:
+                message += "\nno case was judged: the kernel skipped all, or their outputs cannot be judged"
+            again = f"pytest -k {kernel.__name__} --marlinspike-seed {used:#x} --marlinspike-cases {count}"
+            raise FuzzFailure(f"{message}\nagain: {again}", summary)
+
+        # No `__wrapped__`: pytest would take the kernel's parameters for fixtures.
+        for attribute in ("__name__", "__qualname__", "__module__", "__doc__"):
+            setattr(test, attribute, getattr(kernel, attribute))
+        test.kernel = kernel  # type: ignore[attr-defined]
+        return test
+
+    return decorate

@@ -1,0 +1,36 @@
+"""pytest's options for ``@marlinspike.fuzz``."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from . import _fuzz
+
+
+def _seed(text: str) -> int:
+    return random.getrandbits(64) if text == "random" else int(text, 0)
+
+
+def pytest_addoption(parser: Any) -> None:
+    """Adds ``--marlinspike-seed`` and ``--marlinspike-cases``."""
+    group = parser.getgroup("marlinspike", "fuzzing of quantized kernels")
+    group.addoption(
+        "--marlinspike-seed", type=_seed, metavar="SEED", help="seed of every fuzz test, or `random`"
+    )
+    group.addoption(
+        "--marlinspike-cases", type=int, metavar="N", help="cases of every fuzz test"
+    )
+
+
+def pytest_configure(config: Any) -> None:
+    """Passes options and the root folder on to the fuzz tests."""
+    _fuzz._settings["seed"] = config.getoption("--marlinspike-seed")
+    _fuzz._settings["cases"] = config.getoption("--marlinspike-cases")
+    _fuzz._settings["root"] = str(config.rootpath)
+
+
+def pytest_report_header(config: Any) -> "list[str]":
+    """Prints a seed that was given or drawn, so that a run can be repeated."""
+    seed = config.getoption("--marlinspike-seed")
+    return [] if seed is None else [f"marlinspike: seed {seed:#x}"]

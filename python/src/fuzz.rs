@@ -1,0 +1,122 @@
+//! Fuzzing of a Python callable: the campaign draws cases, judges, shrinks and keeps what fails.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use marlinspike::num::tensor::Tensor;
+use marlinspike_proptests::campaign::{
+    Campaign, CampaignError, Fault, Filter, Judgement, Limit, Outputs, Trial, keep, kept,
+};
+use pyo3::prelude::*;
+use serde_json::{Value, json};
+
+use crate::arrays::{Named, output};
+use crate::cases::{object, operation};
+use crate::error::Failed;
+
+/// A callable of inputs, reference outputs, config and wanted outputs. It returns outputs, or the kind
+/// and text of a fault; exceptions that end the run are raised.
+struct Callable<'k> {
+    kernel: &'k Py<PyAny>,
+    /// The exception that ends the run.
+    raised: Option<PyErr>,
+}
+
+/// What the callable returns.
+#[derive(FromPyObject)]
+enum Answer<'py> {
+    Fault(String, String),
+    Outputs(Vec<Named<'py>>),
+}
+
+impl Callable<'_> {
+    fn call(&mut self, trial: &Trial) -> Result<Outputs, Fault> {
+        if self.raised.is_some() {
+            return Err(Fault::Unsupported { reason: "the run was ended".to_owned() });
+        }
+        Python::attach(|py| {
+            let all = |tensors: &Outputs| -> Vec<_> {
+                tensors.iter().map(|(name, t)| (name.clone(), output(py, t.clone()))).collect()
+            };
+            let config = Value::Object(trial.case.config.to_json()).to_string();
+            let wanted: Vec<&str> = trial.wanted.iter().map(|w| w.name.as_str()).collect();
+            let arguments = (all(&trial.case.inputs), all(&trial.reference), config, wanted);
+            let returned = self.kernel.bind(py).call1(arguments);
+            let answer = match returned.and_then(|value| value.extract::<Answer<'_>>()) {
+                Ok(answer) => answer,
+                Err(error) => {
+                    self.raised = Some(error);
+                    return Err(Fault::Unsupported { reason: "the run was ended".to_owned() });
+                }
+            };
+            match answer {
+                Answer::Fault(kind, text) if kind == "unsupported" => {
+                    Err(Fault::Unsupported { reason: text })
+                }
+                Answer::Fault(_, text) => Err(Fault::Crashed { detail: text }),
+                Answer::Outputs(named) => named
+                    .iter()
+                    .map(|(name, tensor)| {
+                        let made = tensor.tensor(name).map(Tensor::into_owned);
+                        made.map(|tensor| (name.clone(), tensor))
+                            .map_err(|e| Fault::Unreadable { detail: e.to_string() })
+                    })
+                    .collect(),
+            }
+        })
+    }
+}
+
+/// What a judgement says, and whether it is a failure.
+fn described(judgement: Judgement) -> (bool, String) {
+    match judgement {
+        Judgement::Pass => (false, "passes".to_owned()),
+        Judgement::Unchecked(reason) => (false, format!("unchecked: {reason}")),
+        Judgement::Skipped(reason) => (false, format!("skipped: {reason}")),
+        Judgement::Wrong(failure) => (true, failure.signature()),
+    }
+}
+
+/// Runs the cases kept in `folder`, then a campaign; returns kept cases, findings and counts as JSON.
+#[pyfunction]
+pub(crate) fn fuzz(
+    py: Python<'_>,
+    kernel: Py<PyAny>,
+    op: &str,
+    filter: &str,
+    seed: u64,
+    cases: u64,
+    seconds: Option<f64>,
+    outputs: Vec<String>,
+    set: &str,
+    folder: Option<PathBuf>,
+) -> PyResult<String> {
+    let op = operation(op)?;
+    let set = object(set)?;
+    let mut callable = Callable { kernel: &kernel, raised: None };
+    let run = py.detach(|| -> Result<Value, CampaignError> {
+        let mut campaign = Campaign::new(op, seed, Filter::parse(filter)?)?;
+        campaign.set = set;
+        campaign.outputs = outputs;
+        let mut judged = Vec::new();
+        let mut call = |trial: &Trial| callable.call(trial);
+        if let Some(folder) = &folder {
+            for (path, trial) in kept(&campaign, folder)? {
+                let (failed, text) = described(campaign.judge(&mut call, &trial)?);
+                judged.push(json!({"path": path, "failed": failed, "text": text}));
+            }
+        }
+        let time = seconds.map(Duration::from_secs_f64);
+        let summary =
+            campaign.run(&mut call, &Limit { time, ..Limit::cases(cases) }, &mut |_| ())?;
+        let mut paths = Vec::new();
+        for finding in &summary.findings {
+            paths.push(folder.as_ref().map(|folder| keep(folder, finding)).transpose()?);
+        }
+        Ok(json!({"kept": judged, "summary": summary, "paths": paths}))
+    });
+    if let Some(error) = callable.raised {
+        return Err(error);
+    }
+    Ok(run.failed()?.to_string())
+}

@@ -1,0 +1,188 @@
+"""Kernels written with numpy under the fuzzing kit: the right ones pass, planted bugs are caught,
+named and shrunk."""
+
+import conftest
+import numpy as np
+import pytest
+
+import marlinspike
+from marlinspike import strategies
+
+WHERE = (
+    "checkpoint_format=gptq,weight_type=uint4b8,dtype=float16,input_dtype=null,desc_act=false,"
+    "has_bias=false,tensor_parallel.size=null"
+)
+LAYOUT = WHERE
+
+
+def unpack(qweight):
+    words = qweight.view(np.uint32)
+    fields = [(words >> np.uint32(4 * i)) & np.uint32(15) for i in range(8)]
+    return np.stack(fields, axis=1).reshape(-1, words.shape[1]).astype(np.int64)
+
+
+def product(inputs, config, zero=8, order=slice(None)):
+    codes = unpack(inputs["qweight"])
+    codes = codes.reshape(-1, 2, codes.shape[1])[:, order].reshape(codes.shape)
+    scales = inputs["scales"].astype(np.float64)
+    w = (codes - zero) * np.repeat(scales, config["size_k"] // len(scales), axis=0)
+    with np.errstate(over="ignore"):
+        return {"y": (inputs["x"].astype(np.float64) @ w).astype(np.float16)}
+
+
+def run(kernel, cases=24, where=WHERE, **more):
+    return marlinspike.run_fuzz(kernel, "linear", where, cases=cases, seed=5, **more)
+
+
+def size(finding, key):
+    return next(int(p.split("=")[1]) for p in finding.minimal if p.startswith(f"{key}="))
+
+
+def test_a_right_kernel_passes():
+    summary = run(product)
+    assert summary.ok and summary.passed > 12 and summary.failed == 0, summary
+    assert len(summary.coverage["group_size"]) > 2
+
+
+def test_zero_point_off_by_one():
+    summary = run(lambda inputs, config: product(inputs, config, zero=9))
+    assert [f.cause for f in summary.findings] == ["zero-off-by-one"], summary
+    finding = summary.findings[0]
+    assert (size(finding, "size_m"), size(finding, "size_n")) == (1, 64), finding
+    assert size(finding, "size_k") <= 128
+
+
+def test_wrong_nibble_order():
+    summary = run(lambda inputs, config: product(inputs, config, order=slice(None, None, -1)))
+    assert [f.cause for f in summary.findings] == ["nibbles-swapped"], summary
+
+
+def test_forgotten_scale_permutation(tmp_path):
+    def kernel(inputs, config):
+        return {"marlin_scales": inputs["scales"]}
+
+    summary = run(kernel, outputs=["marlin_scales"], folder=str(tmp_path))
+    assert len(summary.findings) >= 1 and "permut" in summary.findings[0].cause, summary
+    # Nothing smaller shows it: one group of scales, the narrowest matrix.
+    assert size(summary.findings[0], "size_n") == 64
+    case = summary.findings[0].case()
+    assert case.check()["marlin_scales"].verdict == "fail"
+
+
+def test_failures_are_kept_and_run_first(tmp_path):
+    folder = str(tmp_path / "kept")
+    wrong = run(lambda inputs, config: product(inputs, config, zero=9), cases=4, folder=folder)
+    assert wrong.findings and wrong.findings[0].path.startswith(folder)
+    calls = []
+
+    def counted(inputs, config):
+        calls.append(inputs["x"].shape[0])
+        return product(inputs, config, zero=9)
+
+    again = run(counted, cases=1, folder=folder)
+    assert again.regressions and "zero-off-by-one" in again.regressions[0] or again.regressions
+    assert calls[0] == 1
+    mended = run(product, cases=4, folder=folder)
+    assert mended.ok, mended
+
+
+def test_crashes_and_absent_outputs_are_findings():
+    def crashes(inputs, config):
+        if config["size_k"] > 128:
+            raise IndexError("row 129")
+        return product(inputs, config)
+
+    summary = run(crashes)
+    assert any("crash" in f.signature for f in summary.findings), summary
+    summary = run(lambda inputs, config: {}, cases=2)
+    assert summary.findings and not summary.ok
+    summary = run(lambda inputs, config: {"y": np.zeros((1, 1), np.float16)}, cases=2)
+    assert summary.findings and not summary.ok
+
+
+def test_unsupported_configs_are_skipped():
+    def kernel(inputs, config):
+        if config["group_size"] == -1:
+            raise marlinspike.Unsupported("no channel-wise scales")
+        return product(inputs, config)
+
+    summary = run(kernel)
+    assert summary.ok and summary.skipped > 0
+
+    def none(inputs, config):
+        raise marlinspike.Unsupported("nothing")
+
+    assert not run(none, cases=3).ok
+
+
+def test_an_interrupt_ends_the_run():
+    def kernel(inputs, config):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(kernel, cases=3)
+
+
+def test_wrong_filters_are_refused():
+    with pytest.raises(marlinspike.Error, match="weight_tipe"):
+        run(product, where="weight_tipe=uint4b8")
+
+
+def test_kernels_may_take_packed_weights():
+    def kernel(inputs, config, reference):
+        assert np.array_equal(reference["marlin_qweight"], conftest.marlin_pack(unpack(inputs["qweight"]), 4))
+        return product(inputs, config)
+
+    assert run(kernel, cases=6).ok
+
+
+pytest_plugins = ["pytester"]
+
+
+def test_the_decorator_in_pytest(pytester):
+    pytester.makepyfile(
+        test_mine="""
+        import numpy as np
+        import marlinspike
+        WHERE = "%s"
+
+        @marlinspike.fuzz(op="linear", where=WHERE, cases=6, outputs=["marlin_scales"])
+        def test_scales(inputs, config):
+            k, n, g = config["size_k"], config["size_n"], config["group_size"]
+            return {"marlin_scales": marlinspike.marlin_permute_scales(inputs["scales"], k, n, g)}
+
+        @marlinspike.fuzz(op="linear", where=WHERE, cases=6, outputs=["marlin_scales"])
+        def test_forgotten(inputs, config):
+            return {"marlin_scales": inputs["scales"]}
+        """
+        % LAYOUT
+    )
+    first = pytester.runpytest_subprocess("--marlinspike-seed", "0x2a")
+    first.assert_outcomes(passed=1, failed=1)
+    text = first.stdout.str()
+    assert "seed 0x2a" in text and "smallest case: " in text and "permut" in text
+    assert "again: pytest -k test_forgotten --marlinspike-seed 0x2a" in text
+    kept = list((pytester.path / ".marlinspike").rglob("*.safetensors"))
+    assert len(kept) >= 1
+    second = pytester.runpytest_subprocess("--marlinspike-cases", "1", "-k", "forgotten")
+    second.assert_outcomes(failed=1, deselected=1)
+    assert "kept case fails" in second.stdout.str()
+
+
+def test_hypothesis_strategies():
+    from hypothesis import given, settings
+
+    seen = []
+
+    @settings(max_examples=5, deadline=None, database=None)
+    @given(strategies.cases("router", "scoring_func=softmax,use_grouped_topk=false"))
+    def holds(case):
+        seen.append(case)
+        assert case.config["scoring_func"] == "softmax"
+        report = marlinspike.check(case.op, case.inputs, case.reference(), case.config)
+        assert report["topk_ids"].verdict == "pass" and report.verdict != "fail"
+
+    holds()
+    assert seen
+    with pytest.raises(marlinspike.Error, match="no config"):
+        strategies.cases("router", "scoring_func=relu")
