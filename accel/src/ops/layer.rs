@@ -80,7 +80,7 @@ impl Product {
         entries: usize,
     ) -> Result<Self, AccelError> {
         let room = |_| device.zeroed(entries * weight.shape().size_k);
-        let in_order = weight.device_perm.as_ref().map(room).transpose()?;
+        let in_order = weight.device_perm().map(room).transpose()?;
         Ok(Self::Bits16 { tiling, in_order })
     }
 
@@ -101,7 +101,7 @@ impl Product {
         out: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
         match self {
-            Self::Bits16 { tiling, in_order } => match (&weight.device_perm, in_order) {
+            Self::Bits16 { tiling, in_order } => match (weight.device_perm(), in_order) {
                 (Some(perm), Some(ordered)) => {
                     permute_on_device(device, x, perm, routing, experts.top_k, ordered)?;
                     let experts = Experts { top_k: 1, ..experts };

@@ -48,7 +48,7 @@ impl MarlinLayer {
     }
 
     fn has_act_order(&self) -> bool {
-        self.w13.device_perm.is_some() || self.w2.device_perm.is_some()
+        self.w13.device_perm().is_some() || self.w2.device_perm().is_some()
     }
 
     /// [`workspace`](Self::workspace) for products of many rows by the caller's plans: the same

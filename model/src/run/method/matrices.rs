@@ -1,4 +1,4 @@
-//! The tensors of a stack's experts, as preparation takes them.
+//! The tensors of a stack's experts, in the form that preparation takes.
 
 use marlinspike::config::{FloatContainer, ScaleStrategy, Scheme};
 use marlinspike::formats::global_scale;
