@@ -65,7 +65,7 @@ fn plans(size_m: usize, size_k: usize, only_many: bool) -> Vec<ProductPlan> {
         .collect()
 }
 
-/// The quickest plans, those that the device does not take left out.
+/// The fastest plans; those that the device does not take are skipped.
 fn sweep(device: &Device, dense: &Dense, size_m: usize, plans: Vec<ProductPlan>) {
     let time = |plan| dense.time(device, size_m, Some(plan), REPLAYS);
     let mut all: Vec<(f32, ProductPlan)> =

@@ -96,7 +96,7 @@ fn many(rows: usize) -> Vec<[ManyRows; 2]> {
     pairs.filter(|[first, second]| first.rows == second.rows).collect()
 }
 
-/// The quickest plans of many rows.
+/// The fastest plans of many rows.
 fn sweep_many(rows: usize, time: impl Fn(LayerPlans) -> Result<f32, AccelError>) {
     // What the device does not take is left out.
     let timed = many(rows)

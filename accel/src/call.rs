@@ -1,4 +1,4 @@
-//! Operations on host memory, by a device and by the reference.
+//! Operations on host memory, run by a device or by the reference.
 
 use marlinspike::moe::router::Routing;
 
@@ -12,7 +12,7 @@ pub trait Call {
     /// The operation's registry row.
     fn row(&self) -> &'static Row;
 
-    /// Refuses arguments that the operation does not have, whoever runs it.
+    /// Returns an error for arguments that neither a device nor the reference takes.
     ///
     /// # Errors
     /// [`AccelError::Argument`]
@@ -26,7 +26,7 @@ pub trait Call {
     /// [`AccelError::Argument`] or [`AccelError::Capability`] where no kernel takes the arguments.
     fn on_device(&self, device: &Device) -> Result<Self::Output, AccelError>;
 
-    /// Runs it by the reference: what every bit must be.
+    /// Runs it by the reference, which defines every bit.
     ///
     /// # Errors
     /// The reference's, for arguments that it refuses.

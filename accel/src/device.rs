@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// The driver interface from which on programmatic dependent launches can be recorded: 12.3.
+/// The first driver version that can record programmatic dependent launches: 12.3.
 const RECORDS_EARLY_LAUNCHES: i32 = 12_030;
 
 type ModuleKey = (&'static str, Vec<Parameter>);
@@ -118,10 +118,12 @@ impl Device {
         self
     }
 
-    /// The same device with a wrong kernel of an operation, for tests of the laws. The kernel's text is never freed.
+    /// The same device with a mutant of an operation's kernel, for tests of the laws. The mutant's
+    /// text is never freed.
     ///
     /// # Errors
-    /// [`AccelError::Argument`] where the operation's source does not hold the text to change exactly once.
+    /// [`AccelError::Argument`] unless the operation's source holds the text to change exactly
+    /// once.
     pub fn with_mutant(mut self, row: &'static Row, mutant: &Mutant) -> Result<Self, AccelError> {
         let right = row.embedded_source(self.arch())?;
         let Some(wrong) = mutant.text(right) else {
@@ -158,7 +160,7 @@ impl Device {
         self.shared_memory
     }
 
-    /// Whether kernels may be launched to start before the previous one is complete.
+    /// Whether kernels may start before the previous one is complete.
     pub(crate) fn launches_early(&self) -> bool {
         self.launches_early
     }
@@ -176,13 +178,13 @@ impl Device {
         self.stream.cuda()
     }
 
-    /// Memory of the stream for products of many rows; absent where they have no kernel.
+    /// The stream's memory for products of many rows; `None` if the device has no kernel for them.
     pub(crate) fn split_totals(&self) -> Option<&SplitTotals> {
         self.stream.split_totals()
     }
 
     /// The entry point of the operation's source, compiled for this device under these parameters;
-    /// compiled once and kept.
+    /// each is compiled once.
     pub(crate) fn function(
         &self,
         row: &Row,
@@ -223,7 +225,7 @@ impl Device {
     }
 }
 
-/// `cuInit` tells a machine without a usable device from a driver that fails.
+/// Distinguishes a machine without a usable device from a driver that fails.
 fn init_error(error: DriverError) -> AccelError {
     match error.0 {
         CUresult::CUDA_ERROR_NO_DEVICE

@@ -1,4 +1,4 @@
-//! The operations that can be launched: one row each.
+//! The operations that can be launched, one row each.
 
 pub use crate::operation::{Law, Mutant, Needs, Row};
 use crate::ops;

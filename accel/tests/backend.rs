@@ -1,5 +1,5 @@
-//! Cases through the operations of a backend: over the golden data by the reference everywhere and by
-//! the GPU where there is one; and what a wrong or a lacking operation does to the verdict.
+//! Cases on a backend: the golden data by the reference and, if present, by the GPU; and the
+//! verdicts for wrong or missing operations.
 
 mod common;
 

@@ -121,7 +121,7 @@ fn a_row_has_the_same_bits_alone_in_any_batch_and_under_any_tiling() {
                         let found = device.download(&y).unwrap();
                         law.equal(&format!("{tiling:?}"), &found, &wanted);
                     }
-                    // Clusters, or shared memory, that this device has not.
+                    // This device lacks clusters, or enough shared memory.
                     Err(AccelError::Argument { what: "tiling", .. }) => {}
                     Err(error) => panic!("{tiling:?}: {error}"),
                 }

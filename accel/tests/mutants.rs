@@ -21,7 +21,7 @@ use rayon::prelude::*;
 
 use subject::Cuda;
 
-/// A mutant that does not compile would prove nothing. Needs NVRTC but no GPU.
+/// A mutant that does not compile proves nothing. Needs NVRTC but no GPU.
 #[test]
 fn every_mutant_compiles() {
     let Some(nvrtc) = common::nvrtc_or_skip("every_mutant_compiles") else { return };

@@ -1,4 +1,4 @@
-//! Every operation's source compiles for every architecture that matters; needs NVRTC but no GPU.
+//! Every operation's source compiles for every supported architecture; needs NVRTC but no GPU.
 
 mod common;
 

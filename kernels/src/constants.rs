@@ -69,7 +69,7 @@ const OPERATORS: [&str; 18] = [
     "==", "!=", "<=", ">=", "&&", "||", "<", ">", "+", "-", "*", "/", "%", "!", "(", ")", "?", ":",
 ];
 
-/// Constants of a source, as the tokens of their expressions; none where they cannot be split.
+/// Constants of a source, as the tokens of their expressions; `None` if they cannot be split.
 #[derive(Debug)]
 struct Table(HashMap<String, Option<Vec<Token>>>);
 
@@ -135,7 +135,7 @@ fn tokens(text: &str) -> Option<Vec<Token>> {
 const LEVELS: [&[&str]; 6] =
     [&["||"], &["&&"], &["==", "!="], &["<", "<=", ">", ">="], &["+", "-"], &["*", "/", "%"]];
 
-/// One evaluation: what is known under its parameters.
+/// One evaluation: the values known under its parameters.
 struct Scope<'t> {
     table: &'t Table,
     source: &'t str,

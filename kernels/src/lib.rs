@@ -5,10 +5,11 @@
 //! assert!(repack.text.contains("extern \"C\""));
 //! ```
 //!
-//! The sources know no Rust type and include nothing but each other, so that NVRTC compiles them on any machine. Their
-//! parameters are constants that the compiler's caller puts before the text ([`prelude`]); each file's head lists
-//! them. Sizes that the host needs, of shared memory for instance, are constants of the sources too: [`constant`]
-//! evaluates them, so that no formula is written twice.
+//! The sources depend on no Rust type and include only each other, so NVRTC compiles them on any
+//! machine. Their parameters are constants that the caller of the compiler puts before the text
+//! ([`prelude`]); the head of each file lists them. Sizes that the host needs, such as those of
+//! shared memory, are constants of the sources too: [`constant`] evaluates them, so no formula is
+//! written twice.
 //!
 //! A new kernel is one `.cu` file in `cu/` and its name in the list here. What several kernels share is in `cu/parts/`.
 
@@ -57,7 +58,7 @@ const KERNELS: &[(&str, &str)] = files!("", ".cu":
     "topk_router"
 );
 
-/// Kernels that measure what a device can do at most.
+/// Kernels that measure a device's limits.
 const LIMITS: &[(&str, &str)] = files!("probes/", ".cu": "matrix_limit" "read_limit");
 
 /// Included files, sorted by name.
@@ -96,7 +97,7 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
 /// Every CUDA source, sorted by name.
 pub static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(|| sources(KERNELS));
 
-/// Sources that compute nothing of a layer: they measure what a device can do at most. Sorted by name.
+/// Kernels that measure a device's limits, and are no part of a layer. Sorted by name.
 pub static PROBES: LazyLock<Vec<Source>> = LazyLock::new(|| sources(LIMITS));
 
 fn sources(files: &[(&'static str, &'static str)]) -> Vec<Source> {

@@ -1,4 +1,4 @@
-//! Every operation twice: on a device, and by the reference; every bit compared.
+//! Runs each operation twice, on a device and by the reference, and compares every bit.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -16,7 +16,7 @@ pub struct Count {
     pub calls: usize,
     /// Elements of their outputs.
     pub outputs: usize,
-    /// Those whose bits are not the reference's.
+    /// Elements whose bits are not the reference's.
     pub differing: usize,
 }
 

@@ -1,5 +1,5 @@
-//! The stages of an expert layer, each from the one before it: the device's own where it has
-//! computed it, else the recorded one.
+//! The stages of an expert layer. Each takes the previous stage's output: the device's if it
+//! computed one, else the recorded one.
 
 use marlinspike::case::{CaseConfig, MoeConfig, ScheduleChoice};
 use marlinspike::check::LayerSource;
@@ -67,7 +67,7 @@ impl<O: Operations> Work<'_, O> {
                 (Err(reason), Some(_)) => self.absent(name, reason),
                 (_, None) => {}
             }
-            // Where the device has no such stage, the next one takes the recorded values.
+            // If the device cannot compute a stage, the next one takes the recorded values.
             let recorded = self.case.output(name).map(|t| t.elements::<u16>().into_owned());
             before = made.or_else(|reason| recorded.ok_or(reason));
         }
@@ -93,7 +93,7 @@ impl<O: Operations> Work<'_, O> {
     }
 }
 
-/// One stage of the values before it.
+/// One stage, computed from the previous stage's values.
 fn stage_of<O: Operations>(
     o: &O,
     stage: usize,

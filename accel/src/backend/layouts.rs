@@ -18,7 +18,7 @@ use crate::ops::{
     scales::{Int4Fp8, PermuteScales},
 };
 
-/// Outputs that are made on the host, from the checkpoint alone.
+/// Outputs that the host makes from the checkpoint alone.
 const ON_THE_HOST: [&str; 5] = [
     "marlin_zeros",
     "marlin_global_scale",
@@ -67,7 +67,7 @@ impl<O: Operations> Work<'_, O> {
                 let packed = packed(&words, format);
                 self.output(&qweight, &context, |o| along_n(o, packed, &zeros, quant))?;
             }
-            // Codes of every other format are words along K by now.
+            // Loaded codes of every other format are words along K.
             _ => {
                 let words: Vec<u32> =
                     weights.iter().flat_map(|w| w.codes.words().iter().copied()).collect();
@@ -139,8 +139,7 @@ fn along_n<O: Operations>(
     Ok(out)
 }
 
-/// The scales of all matrices, where the kernel's form is another order of their columns and nothing
-/// more.
+/// The scales of all matrices, if the kernel's form only permutes their columns.
 fn moved_scales(quant: &QuantConfig, weights: &[Weight<'_>]) -> Result<Vec<u16>, &'static str> {
     let several = weights.iter().any(|w| w.scales.rows() > 1);
     if !matches!(quant.checkpoint_format, CheckpointFormat::Int(_)) {
@@ -157,8 +156,7 @@ fn moved_scales(quant: &QuantConfig, weights: &[Weight<'_>]) -> Result<Vec<u16>,
     }
 }
 
-/// The elements of tables of 16-bit values, one after the other; `None` where one is absent or of
-/// another width.
+/// The elements of all tables of 16-bit values; `None` if one is absent or of another width.
 fn bits16<'w>(
     tables: impl Iterator<Item = Option<&'w marlinspike::weight::Table>>,
 ) -> Option<Vec<u16>> {

@@ -1,14 +1,13 @@
-//! Cases through the registry's operations: what a device makes of a case's inputs, judged as the
-//! case's own outputs are.
+//! Runs cases with the registry's operations and judges the device's outputs like the case's own.
 //!
-//! Two things must hold of each output that a device can compute. Every bit of every operation on
-//! the way equals the reference's (the law of its registry row). And the output, instead of the recorded
-//! one, passes the case's judge: bits of layouts and integers, bounds of router weights,
-//! activations and sums; of a product both the canonical schedule's bits and the bound of its
-//! convention. What no operation computes is left unchecked, with the reason.
+//! An output that a device computes must pass two checks. First, every bit of every operation on
+//! the way equals the reference's (the law of its registry row). Second, the output passes the
+//! case's judge: bits for layouts and integers, bounds for router weights, activations and sums,
+//! and for products both the canonical schedule's bits and the bound of its convention. Outputs
+//! that no operation computes are unchecked, with the reason.
 //!
-//! [`Operations`] is what the cases are computed by: [`Device`](crate::Device), or [`Reference`], with
-//! which everything here runs without a GPU.
+//! [`Operations`] computes the cases: a [`Device`](crate::Device), or the [`Reference`], which
+//! needs no GPU.
 
 mod compared;
 mod layer;
@@ -60,15 +59,15 @@ pub const NOT_ON_DEVICE: &str = "not on cuda: ";
 /// Computes what `case` records by `operations`, and judges it.
 ///
 /// # Errors
-/// [`BackendError::Accel`] for a device that fails; [`BackendError::Case`] for inputs that cannot be
-/// used. Operations that refuse their arguments leave an output unchecked, which is no error.
+/// [`BackendError::Accel`] for a device that fails; [`BackendError::Case`] for inputs that cannot
+/// be used. An operation that refuses its arguments leaves its output unchecked; that is no error.
 pub fn check<O: Operations>(
     operations: &O,
     case: &Case<'_>,
     declared: &Declared,
 ) -> Result<Checked, BackendError> {
     Limits::default().check(case)?;
-    // The recorded outputs' shapes are those of what is computed in their place.
+    // Recorded outputs determine the shapes of the computed ones.
     if let Some((fitting, misfits)) = without_misfits(case)? {
         let Checked { report, counts } = check(operations, &fitting, declared)?;
         let outputs = beside_misfits(&fitting, misfits, report.outputs);
@@ -128,7 +127,7 @@ fn float_type(dtype: DType) -> ScalarType {
 /// What an operation computed, or why it has no kernel for its arguments.
 type Computed<T> = Result<T, String>;
 
-/// A case on its way.
+/// A case and its reports so far.
 struct Work<'c, O> {
     case: &'c Case<'c>,
     declared: &'c Declared,
@@ -179,7 +178,7 @@ impl<O: Operations> Work<'_, O> {
                 return Ok(());
             }
         };
-        // Lists are as long as the values make them.
+        // The length of a list depends on its values.
         let shape = match recorded.shape() {
             [_] => vec![made.len()],
             shape => shape.to_vec(),
@@ -245,7 +244,7 @@ impl<O: Operations> Work<'_, O> {
         Ok(found.unwrap_or_else(|| OutputReport::unchecked(bare(made), made.len(), "not judged")))
     }
 
-    /// Adds the report of what was made, and what else there is to say of it.
+    /// Adds the report on `made`, with notes.
     fn push(&mut self, mut report: OutputReport, made: &Tensor<'static>, wrong: usize) {
         let mut notes: Vec<String> = report.note.take().into_iter().collect();
         if wrong > 0 {
@@ -362,7 +361,7 @@ impl<O: Operations> Work<'_, O> {
             if self.case.output(bare(tensor)).is_some() {
                 let mut context: Vec<_> =
                     made.iter().filter(|t| bare(t) != bare(tensor)).cloned().collect();
-                // A layer's judge asks the case where its tokens go.
+                // A layer's judge reads the tokens' experts from the case.
                 context.extend(self.case.output("topk_ids").cloned().map(Tensor::into_owned));
                 self.judge(tensor.clone(), &context, wrong)?;
             }

@@ -1,14 +1,14 @@
-//! Who computes a case's outputs: a device, or the reference.
+//! The operations that compute a case's outputs: a device's, or the reference's.
 
 use crate::{call::Call, device::Device, error::AccelError};
 
 /// Runs operations on host memory.
 pub trait Operations {
-    /// Runs one.
+    /// Runs one operation.
     ///
     /// # Errors
-    /// [`AccelError::Argument`] or [`AccelError::Capability`] where there is no kernel for its arguments; others where
-    /// a device fails.
+    /// [`AccelError::Argument`] or [`AccelError::Capability`] if no kernel takes its arguments;
+    /// other errors if a device fails.
     fn run<C: Call>(&self, call: &C) -> Result<C::Output, AccelError>;
 }
 
@@ -19,7 +19,7 @@ impl Operations for Device {
     }
 }
 
-/// The reference in place of a device: what every bit must be.
+/// The reference instead of a device. It defines every bit.
 #[derive(Debug, Clone, Copy)]
 pub struct Reference;
 

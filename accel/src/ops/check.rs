@@ -1,4 +1,4 @@
-//! Rules that several operations' arguments share.
+//! Checks of arguments that several operations share.
 
 use marlinspike::moe::layer::Layer;
 use marlinspike::num::scalar::ScalarType;

@@ -125,7 +125,7 @@ impl Product {
     }
 }
 
-/// Experts that some of `tokens` go to, on average, where each goes to `top_k` of them at random.
+/// Average number of experts that receive a token, if each token selects `top_k` experts at random.
 fn expected_hit(experts: usize, tokens: usize, top_k: usize) -> usize {
     let missed = (1.0 - top_k as f64 / experts as f64).max(0.0);
     let hit = experts as f64 * (1.0 - missed.powf(tokens as f64));
@@ -178,7 +178,7 @@ impl MarlinLayer {
         top_k: usize,
     ) -> Result<Workspace, AccelError> {
         let entries = check::entries(&ROW, tokens, top_k)?;
-        // As if tokens were spread evenly.
+        // Assumes that tokens are spread evenly.
         let experts = self.w13.experts().min(entries);
         let rows = entries.div_ceil(experts);
         if self.input_dtype.is_some() {

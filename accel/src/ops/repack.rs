@@ -250,8 +250,8 @@ pub fn awq_marlin_repack(
     device.download(&out)
 }
 
-/// A checkpoint's codes moved to Marlin's layout: [`gptq_marlin_repack`] where words are packed along K,
-/// [`awq_marlin_repack`] of a single matrix where they are packed along N.
+/// Moves a checkpoint's codes to Marlin's layout: [`gptq_marlin_repack`] for words packed along K,
+/// [`awq_marlin_repack`] for one matrix of words packed along N.
 #[derive(Debug, Clone, Copy)]
 pub struct Repack<'a> {
     /// How words hold codes.

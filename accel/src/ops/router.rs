@@ -59,7 +59,7 @@ pub fn topk_router(
     }
     let (num_groups, topk_group) =
         router.groups.map_or((1, 1), |groups| (groups.num_expert_group, groups.topk_group));
-    // Without more than a kernel gets unasked.
+    // Limited to the shared memory that a kernel has by default.
     let floats = 2 * experts + num_groups;
     if floats > 10 * 1024 {
         return Err(ROW.refuse("experts", experts, "at most 3413"));

@@ -24,7 +24,7 @@ pub enum ProductPlan {
     Many(ManyRows),
 }
 
-/// Copies of one matrix, enough that calls in turn find none of them in the caches.
+/// Copies of one matrix: enough to keep the next call's copy out of the caches.
 #[derive(Debug)]
 pub struct Dense {
     copies: Vec<MarlinWeight>,

@@ -1,5 +1,5 @@
-//! Products and expert layers to be timed, with weights of every type that products take. Enough copies exist that a
-//! call finds none of its own in the caches.
+//! Products and expert layers for timing, with weights of every type that products take. Copies of
+//! the weights keep each call's weight out of the caches.
 
 mod dense;
 mod layer;
@@ -33,7 +33,7 @@ pub struct WeightType {
     group_size: GroupSize,
 }
 
-/// All of them; the first is what checkpoints mostly hold.
+/// All types; the first is the most common in checkpoints.
 pub static WEIGHT_TYPES: [WeightType; 7] = {
     use ScalarType as T;
     const fn of(

@@ -1,6 +1,6 @@
-//! What the tests that need hardware or NVIDIA's libraries share: a test that cannot run says so
-//! on a line that `scripts/test` counts, and never passes in silence; a law that held says over how
-//! many cases and outputs.
+//! Shared by the tests that need hardware or NVIDIA's libraries. A test that cannot run prints a
+//! line that `scripts/test` counts; it never passes silently. A law that held prints the numbers of
+//! cases and outputs.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub(crate) mod cubin;
@@ -60,7 +60,7 @@ pub(crate) fn nvrtc_or_skip(test: &str) -> Option<Nvrtc> {
     }
 }
 
-/// Counts what a law was held to; says so when the test ends well.
+/// Counts the cases of a law, and prints the count if the test passes.
 pub(crate) struct Law {
     name: &'static str,
     cases: usize,

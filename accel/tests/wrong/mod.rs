@@ -1,4 +1,4 @@
-//! The reference behind a backend's operations, with one of them at fault.
+//! A backend that runs the reference, with one faulty operation.
 
 use std::any::Any;
 
@@ -10,10 +10,10 @@ use marlinspike_accel::{
     ops::align::Blocks,
 };
 
-/// What an operation does.
+/// How an operation behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// What it should.
+    /// Correctly.
     None,
     /// The lowest bit of its last output is flipped.
     LastBit,
@@ -23,13 +23,13 @@ pub(crate) enum Fault {
     Failure,
 }
 
-/// The reference, but for `operation`.
+/// The reference, except for `operation`.
 pub(crate) struct Faulty {
     pub(crate) operation: &'static str,
     pub(crate) fault: Fault,
 }
 
-/// Flips the lowest bit of the last element; of router weights adds a quarter.
+/// Flips the lowest bit of the last element; adds a quarter to router weights.
 fn flip_last(made: &mut dyn Any) {
     if let Some(value) = made.downcast_mut::<Vec<u32>>().and_then(|values| values.last_mut()) {
         *value ^= 1;

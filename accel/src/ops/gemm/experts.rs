@@ -1,4 +1,4 @@
-//! What products with experts take: which rows go to which expert.
+//! The arguments of products with experts: which rows go to which expert.
 
 use super::{MOE, MarlinWeight, Tiling, checks};
 use crate::{

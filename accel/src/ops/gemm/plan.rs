@@ -16,10 +16,10 @@ use crate::{
     parameters::Memo,
 };
 
-/// The source that these plans are of.
+/// The source of these plans.
 const SOURCE: &str = "marlin_gemm_wgmma";
 
-/// More stages than these keep no more bytes in flight than the memory needs.
+/// More stages would not raise the memory throughput.
 const MOST_STAGES: u32 = 12;
 
 /// How the work of a product of many rows is divided, as parameters of `marlin_gemm_wgmma.cu`.
