@@ -129,7 +129,7 @@ fn tiles_that_thread_blocks_share_have_the_same_bits() {
         let wanted = expected(&x, &w, dtype);
         let x = device.upload(&x).unwrap();
         let there = MarlinWeight::new(&device, std::slice::from_ref(&w), dtype).unwrap();
-        // Again and again: what one product leaves behind is what the next one finds.
+        // Repeatedly, since each product reuses the memory of the one before.
         for run in 0..4 {
             let mut y = device.upload(&vec![0xabcd; wanted.len()]).unwrap();
             marlin_gemm_many_rows(&device, &x, &there, &mut y, plan).unwrap();
@@ -165,7 +165,7 @@ fn layers_equal_the_canonical_arithmetic_under_every_plan() {
             ..parts.layer()
         };
         let there = MarlinLayer::new(&device, &layer).unwrap();
-        // The other plan of as many rows, if there is one, for the second product.
+        // The other plan of the same rows, if it exists, for the second product.
         let same_rows = |other: &&ManyRows| other.rows == plan.rows && *other != plan;
         let second = all.iter().find(same_rows).unwrap_or(plan);
         for tokens in [3, 300] {

@@ -76,7 +76,7 @@ struct Counts {
 
     __device__ __forceinline__ unsigned *of_warp(unsigned warp) const { return rows + warp * (num_runs + 1); }
 
-    // Adds up the counts of all warps of the thread block.
+    // Entries of a run in the thread block.
     __device__ __forceinline__ unsigned sum(unsigned run) const {
         unsigned count = 0;
 #pragma unroll 4

@@ -8,13 +8,13 @@ use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
 
 use super::operations::Operations;
-use super::{BackendError, Computed, Work};
+use super::{BackendError, CaseRun, Computed};
 use crate::error::AccelError;
 use crate::ops::{activation::Activate, gemm::ExpertProduct, sum::SumSlots};
 
 const STAGES: [&str; 4] = ["gate_up", "activated", "down", "y"];
 
-impl<O: Operations> Work<'_, O> {
+impl<O: Operations> CaseRun<'_, O> {
     /// Alignment and stages of a layer.
     pub(super) fn stages(&mut self, c: &MoeConfig) -> Result<(), BackendError> {
         let names = ["sorted_token_ids", "expert_ids", "num_tokens_post_padded"];

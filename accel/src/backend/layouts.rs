@@ -11,7 +11,7 @@ use marlinspike::weight::{TableData, Weight};
 
 use super::compared::Compared;
 use super::operations::Operations;
-use super::{BackendError, Work};
+use super::{BackendError, CaseRun};
 use crate::error::AccelError;
 use crate::ops::{
     repack::Repack,
@@ -27,7 +27,7 @@ const ON_THE_HOST: [&str; 5] = [
     "sorted_g_idx",
 ];
 
-impl<O: Operations> Work<'_, O> {
+impl<O: Operations> CaseRun<'_, O> {
     /// The layouts of one matrix or stack of experts.
     pub(super) fn layouts(
         &mut self,

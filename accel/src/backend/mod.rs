@@ -74,49 +74,49 @@ pub fn check<O: Operations>(
         return Ok(Checked { report: CaseReport::new(case, outputs), counts });
     }
     let (compared, reports) = (Compared::new(operations), Vec::new());
-    let mut work = Work { case, declared, operations: compared, reports };
+    let mut run = CaseRun { case, declared, operations: compared, reports };
     match &case.config {
         CaseConfig::Linear(c) => {
-            work.layouts(&c.quant, "", Shape::new(c.size_k, c.size_n))?;
-            work.linear(c)?;
+            run.layouts(&c.quant, "", Shape::new(c.size_k, c.size_n))?;
+            run.linear(c)?;
         }
         CaseConfig::Moe(c) => {
-            work.layouts(&c.quant, "w13_", Shape::new(c.hidden_size, c.w13_size_n()))?;
-            work.layouts(&c.quant, "w2_", Shape::new(c.intermediate_size, c.hidden_size))?;
+            run.layouts(&c.quant, "w13_", Shape::new(c.hidden_size, c.w13_size_n()))?;
+            run.layouts(&c.quant, "w2_", Shape::new(c.intermediate_size, c.hidden_size))?;
             if case.inputs.contains_key("router_logits") {
-                work.route(&c.router())?;
+                run.route(&c.router())?;
             }
-            work.stages(c)?;
+            run.stages(c)?;
         }
         // No operation of the registry computes a family's rule.
         CaseConfig::Router(c) if c.rule.is_some() => {}
         CaseConfig::Router(c) => {
             let bias = case.inputs.get("e_score_correction_bias").map(|b| b.elements::<f32>());
             let ty = float_type(case.input("router_logits")?.dtype());
-            work.route(&c.router(ty, bias.as_deref()))?;
+            run.route(&c.router(ty, bias.as_deref()))?;
         }
         CaseConfig::Align(c) => {
             let ids = case.input("topk_ids")?.elements::<i32>();
-            work.align(&ids, c.num_experts, c.block_size)?;
+            run.align(&ids, c.num_experts, c.block_size)?;
         }
         CaseConfig::Preprocess(c) => {
             let qweight = case.input("qweight")?.elements::<u32>();
             let zeros = case.inputs.get("qzeros").map(|z| z.elements::<u32>());
             let words = zeros.as_ref().map_or(qweight.len(), |_| c.size_n / 8);
             let call = Int4Fp8 { qweight: &qweight, qzeros: zeros.as_deref(), words };
-            work.output("qweight", &[], |o| o.run(&call))?;
+            run.output("qweight", &[], |o| o.run(&call))?;
         }
         CaseConfig::DynQuant(_) => {}
         _ => {}
     }
     for (name, tensor) in &case.outputs {
-        if !work.reports.iter().any(|report| report.name == *name) {
+        if !run.reports.iter().any(|report| report.name == *name) {
             let note = format!("{NOT_ON_DEVICE}no operation of the registry computes it");
-            work.reports.push(OutputReport::unchecked(name, tensor.len(), &note));
+            run.reports.push(OutputReport::unchecked(name, tensor.len(), &note));
         }
     }
-    let report = CaseReport::new(case, work.reports);
-    Ok(Checked { report, counts: work.operations.into_counts() })
+    let report = CaseReport::new(case, run.reports);
+    Ok(Checked { report, counts: run.operations.into_counts() })
 }
 
 /// The type of a floating-point tensor's elements; float32 of any other.
@@ -128,14 +128,14 @@ fn float_type(dtype: DType) -> ScalarType {
 type Computed<T> = Result<T, String>;
 
 /// A case and its reports so far.
-struct Work<'c, O> {
+struct CaseRun<'c, O> {
     case: &'c Case<'c>,
     declared: &'c Declared,
     operations: Compared<'c, O>,
     reports: Vec<OutputReport>,
 }
 
-impl<O: Operations> Work<'_, O> {
+impl<O: Operations> CaseRun<'_, O> {
     /// Reports an output as unchecked, with the reason.
     fn absent(&mut self, name: &str, reason: &str) {
         if let Some(recorded) = self.case.output(name) {

@@ -115,10 +115,7 @@ pub fn activate_on_device(
         return Err(ROW.refuse("activated", found, format!("[{rows}, {size_i}]")));
     }
     let width = if size_i.is_multiple_of(8) { 8 } else { 1 };
-    // The second dimension of a grid, of blocks of 256 threads.
-    if columns / width > 65535 * 256 {
-        return Err(ROW.refuse("size_i", size_i, "fewer columns"));
-    }
+    check::columns(&ROW, "size_i", size_i, width as usize)?;
     if elements == 0 {
         return Ok(());
     }

@@ -50,7 +50,7 @@ pub(crate) enum RowSource<'a> {
     /// x `[entries / top_k, size_k]`: a row for each `top_k` entries, and each entry's router weight for the
     /// row's place.
     X { x: &'a Buffer<u16>, top_k: usize, weights: RouterWeights<'a> },
-    /// The activation of `gate_up` `[places, width]`, whose rows stand in the same order.
+    /// The activation of `gate_up` `[places, width]`, whose rows are in the same order.
     GateUp { gate_up: &'a Buffer<u16>, activation: &'a Definition },
 }
 
@@ -87,7 +87,7 @@ impl<'a> RowSource<'a> {
 pub(crate) struct RouterWeights<'a> {
     /// `[entries]`.
     pub(crate) of_entries: &'a Buffer<f32>,
-    /// `[places]`; of padding they stay as they are.
+    /// `[places]`; those of padding keep their contents.
     pub(crate) of_places: &'a mut Buffer<f32>,
 }
 
@@ -102,8 +102,8 @@ impl RouterWeights<'_> {
     }
 }
 
-/// Row `place_of[t]` of `gathered`, `size_k` numbers of `dtype`, is made for entry t of the blocks: copied, or by
-/// the bits of [`Definition::apply`]. Rows of padding stay as they are.
+/// Row `place_of[t]` of `gathered`, `size_k` numbers of `dtype`, is made for entry t of the blocks:
+/// copied, or by the bits of [`Definition::apply`]. Rows of padding keep their contents.
 ///
 /// Rows of x are read while the last kernel on the stream may still run: it must not write them, as
 /// [`align_on_device`](super::align::align_on_device) does not.
@@ -133,10 +133,7 @@ pub(crate) fn gather_on_device(
     if !size_k.is_multiple_of(8) {
         return Err(ROW.refuse("size_k", size_k, "a multiple of 8"));
     }
-    // The second dimension of a grid, of blocks of 256 threads.
-    if size_k / 8 > 65535 * 256 {
-        return Err(ROW.refuse("size_k", size_k, "fewer columns"));
-    }
+    check::columns(&ROW, "size_k", size_k, 8)?;
     if gathered.len() / size_k < places {
         let found = format!("{} elements", gathered.len());
         let expected = format!("at least {places} rows of {size_k}");

@@ -223,7 +223,7 @@ pub fn marlin_gemm_a8(
 }
 
 /// Row t of y `[M · top_k, N]` = row t / top_k of x `[M, K]` · W of the expert that t is routed to,
-/// plus bias, times router weight. Rows without an expert of this rank stay as they are.
+/// plus bias, times router weight. Rows without an expert of this rank keep their contents.
 ///
 /// # Errors
 /// As [`marlin_gemm_a8`]; [`AccelError::Argument`] also for blocks of other sizes than

@@ -1,6 +1,7 @@
-//! A whole expert layer in the device's memory: alignment, `gate_up` with the activation, `down` with
-//! router weights, the sum; with 8-bit activations, the rows of both products are quantized first. The bits of the
-//! reference's [`Layer::forward`] by its canonical arithmetic, whatever else is in the batch.
+//! A whole expert layer in the device's memory: alignment, `gate_up` with the activation, `down`
+//! with router weights, and the sum. With 8-bit activations, the rows of both products are
+//! quantized first. The result has the bits of the reference's [`Layer::forward`] by its canonical
+//! arithmetic, for any batch.
 
 mod many;
 
@@ -219,7 +220,7 @@ impl MarlinLayer {
         self.check_16_bit()?;
         if w13.m_tiles != w2.m_tiles {
             let found = format!("{} and {}", w13.rows(), w2.rows());
-            return Err(ROW.refuse("tiling", found, "blocks of as many rows"));
+            return Err(ROW.refuse("tiling", found, "blocks of equal size"));
         }
         let room = || self.runs.room(device, entries, w13.rows());
         // Every entry has its own thread blocks then; those of an entry that begins no block do nothing. Of no more
@@ -260,8 +261,8 @@ impl MarlinLayer {
         })
     }
 
-    /// y `[M, H]` of x `[M, H]` and the routing, `[M, top_k]` each. Ids that are no expert's of this
-    /// rank count for nothing.
+    /// y `[M, H]` of x `[M, H]` and the routing, `[M, top_k]` each. Ids of experts that are not on
+    /// this rank do not count.
     ///
     /// # Errors
     /// [`AccelError::Argument`] for buffers of other lengths than the workspace was made for, or of

@@ -70,7 +70,7 @@ arguments! {
 
 /// Row t of `out` `[entries, size_k]` is row t / `top_k` of `x` with its columns in the order
 /// `perm[expert]` of the expert of entry t; of `perm` `[experts, size_k]`, all entries are below
-/// `size_k`. Rows without an expert stay as they are.
+/// `size_k`. Rows without an expert keep their contents.
 ///
 /// # Errors
 /// [`AccelError::Argument`] for buffers that do not fit each other or of another device; those of

@@ -142,10 +142,7 @@ pub fn sum_on_device(
         return Err(ROW.refuse("y", found, format!("[{rows}, {size_n}]")));
     }
     let width = if size_n.is_multiple_of(8) { 8 } else { 1 };
-    // The second dimension of a grid, of blocks of 256 threads.
-    if size_n / width > 65535 * 256 {
-        return Err(ROW.refuse("size_n", size_n, "fewer columns"));
-    }
+    check::columns(&ROW, "size_n", size_n, width)?;
     let entries = slots.map(|slots| slots.count());
     if let Some(found) = entries.filter(|&entries| entries != rows as usize * top_k) {
         let found = format!("{found} entries");

@@ -48,8 +48,8 @@ pub(crate) static MOE: Row = Row {
     mutants: &[],
 };
 
-/// Rows of x that thread blocks work on side by side, so that they and the columns of W that go with
-/// them stay in the L2 cache.
+/// Rows of x that thread blocks work on concurrently, so that these rows and the columns of W that
+/// they need stay in the L2 cache.
 const RASTER_ROWS: usize = 1024;
 
 static KERNEL: Kernel<ManyRowsArguments> = Kernel::early(&ROW);
@@ -115,8 +115,8 @@ pub(crate) struct Gathered<'a> {
     pub(crate) row_weights: Option<&'a Buffer<f32>>,
 }
 
-/// Row `place_of[t]` of y = the row of x gathered there for entry t · W of the expert that t is routed to,
-/// plus bias, times router weight. Rows of padding hold anything then.
+/// Row `place_of[t]` of y = the row of x gathered there for entry t · W of the expert that t is
+/// routed to, plus bias, times router weight. Rows of padding are undefined afterwards.
 ///
 /// # Errors
 /// As [`marlin_gemm_many_rows`]; [`AccelError::Argument`] also for blocks of other sizes than the plan's,
@@ -155,7 +155,7 @@ pub(crate) fn moe_many_rows(
     launch(device, plan, weight, x, y, entries, Some((blocks, row_weights)))
 }
 
-/// Launches a checked product of `size_m` rows, with experts entries, which stand in their blocks.
+/// Launches a checked product of `size_m` rows; with experts, of entries in their blocks.
 fn launch(
     device: &Device,
     plan: ManyRows,

@@ -169,7 +169,7 @@ pub fn marlin_gemm(
     marlin_gemm_tiled(device, x, weight, y, tiling)
 }
 
-/// [`marlin_gemm`] with a division of work that the caller names: the same bits, at another speed.
+/// [`marlin_gemm`] with the caller's tiling: the same bits, at another speed.
 ///
 /// # Errors
 /// As [`marlin_gemm`]; [`AccelError::Argument`] for a tiling that the device does not take.
@@ -184,7 +184,7 @@ pub fn marlin_gemm_tiled(
 }
 
 /// Row t of y `[M · top_k, N]` = row t / top_k of x `[M, K]` · W of the expert that t is routed to,
-/// plus bias, times router weight. Rows without an expert of this rank stay as they are.
+/// plus bias, times router weight. Rows without an expert of this rank keep their contents.
 ///
 /// # Errors
 /// As [`marlin_gemm_tiled`]; [`AccelError::Argument`] also for blocks of other sizes than the
@@ -203,15 +203,15 @@ pub fn moe_marlin_gemm(
     launch(device, x, weight, y, tiling, Some(experts))
 }
 
-/// Whether a product's kernel has the activation: that of most models, a gate times its sigmoid, and
-/// an up. Others would make every layer's kernel long to load. Before 9.0 a thread block has no room
-/// for all chunks of gate and up.
+/// Whether a product's kernel can apply the activation. It has only the most common one, SiLU of
+/// gate times up, since others would make every layer's kernel slow to load. Before 9.0, a thread
+/// block has no room for all chunks of gate and up.
 pub(crate) fn is_fusible(arch: Arch, activation: &Definition) -> bool {
     let known = activation.function == Function::Silu && activation.columns != Columns::Gate;
     known && arch.has_clusters()
 }
 
-/// Returns an error unless the kernel has the activation and the tiling is one for it.
+/// Returns an error unless the kernel can apply the activation under the tiling.
 fn check_activation(
     device: &Device,
     activation: &Definition,

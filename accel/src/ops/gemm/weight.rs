@@ -358,5 +358,5 @@ impl MarlinWeight {
 /// The weights in Marlin's layout.
 fn prepared(weights: &[Weight<'_>], options: Options<'_>) -> Result<Prepared, AccelError> {
     prepare(weights, options)
-        .map_err(|error| ROW.refuse("weight", error, "a weight that Marlin takes"))
+        .map_err(|error| ROW.refuse("weight", error, "a weight that Marlin supports"))
 }

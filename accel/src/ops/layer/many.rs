@@ -1,5 +1,5 @@
-//! A layer whose experts have many rows each: tokens gathered in the order of their blocks, in which all stays
-//! until the sum; both products by [`ManyRows`].
+//! A layer whose experts have many rows each. Tokens are gathered in the order of their blocks, and
+//! stay in that order until the sum; both products use [`ManyRows`].
 
 use super::{MarlinLayer, ROW, Stages, Workspace};
 use crate::{
@@ -70,7 +70,7 @@ impl MarlinLayer {
         let [rows, rows_of_w2] = plans.map(|plan| plan.rows as usize);
         if rows != rows_of_w2 {
             let found = format!("{rows} and {rows_of_w2}");
-            return Err(ROW.refuse("tiling", found, "blocks of as many rows"));
+            return Err(ROW.refuse("tiling", found, "blocks of equal size"));
         }
         if self.has_act_order() {
             let expected = "experts without act-order";

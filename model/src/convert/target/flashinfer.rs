@@ -133,7 +133,7 @@ pub const FORMAT: Format = Format::new(&Descriptor {
     model_dtype: false,
     choice: Some(Choice {
         name: "nvfp4-backend",
-        about: "the kernel that NVFP4 is for, by upstream's name [default: FLASHINFER_TRTLLM]",
+        about: "the kernel for NVFP4 weights, by upstream's name [default: FLASHINFER_TRTLLM]",
         values: &Nvfp4Backend::NAMES,
     }),
 });

@@ -43,7 +43,7 @@ pub const FORMAT: Format = Format::new(&Descriptor {
     name: "kleidiai",
     title: "the int4 path of KleidiAI",
     about: "KleidiAI's blocks of int4 columns, for CPUs: activations are quantized to int8 \
-            as they come",
+            at run time",
     column: "CPU int4",
     tensors: "\
   --to kleidiai        dense rhs_packed; experts w13_packed, w2_packed (bytes; scales, sums and

@@ -40,7 +40,7 @@ use crate::model::{Model, ModelError};
 pub const FORMAT: Format = Format::new(&Descriptor {
     name: "marlin",
     title: "Marlin",
-    about: "Marlin's tiles, scales and orders",
+    about: "Marlin's weight tiles, with permuted scales and biases",
     column: "Marlin",
     tensors: "\
   GPTQ, AWQ            qweight, scales, qzeros, g_idx, g_idx_sort_indices, bias
@@ -60,7 +60,7 @@ pub const FORMAT: Format = Format::new(&Descriptor {
     choice: None,
 });
 
-/// Marlin's tiles, scales and orders.
+/// Marlin's weight tiles, with permuted scales and biases.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Marlin;
 

@@ -183,7 +183,7 @@ fn groups(
 fn check_types(weight: &Weight<'_>, first: &Weight<'_>, scales: Scales) -> Result<(), AccelError> {
     if let Some(global) = weight.global_scale.filter(|_| scales != Scales::Ue4m3) {
         let found = format!("{}: {global}", weight.name);
-        return Err(ROW.refuse("global_scale", found, "none but with e4m3 scales"));
+        return Err(ROW.refuse("global_scale", found, "none, except with e4m3 scales"));
     }
     // Of 16 bits and more there are several types, all converted to the activations'.
     let (ty, expected) = (weight.scales.ty(), first.scales.ty());
