@@ -13,8 +13,8 @@ use marlinspike_accel::{
     ops::permute_cols,
 };
 
-/// Rows that are tame, and among them one of any finite numbers, one of zeros, one with an infinity
-/// and one with a NaN.
+/// Rows of moderate values, among them one of any finite numbers, one of zeros, one with an
+/// infinity and one with a NaN.
 fn activations(random: &mut Random, dtype: ScalarType, size_m: usize, size_k: usize) -> Vec<u16> {
     let mut x = random.halves(dtype, size_m * size_k, 1.0);
     for (m, row) in x.chunks_exact_mut(size_k).enumerate() {

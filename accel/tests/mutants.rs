@@ -35,8 +35,8 @@ fn every_mutant_compiles() {
     });
 }
 
-/// The law that rejects the mutant, after how many inputs, and how. Inputs are not shrunk: each of the
-/// smaller ones might need a module of its own.
+/// The law that rejects the mutant, the number of inputs tried before, and the failure. Inputs are
+/// not shrunk, since each smaller one might need a module of its own.
 fn rejected<O: Operation>(
     row: &'static Row,
     mutant: &'static Mutant,

@@ -35,7 +35,7 @@ pub(crate) fn skip(reason: &str, test: &str) {
     say(&format!("SKIPPED ({reason}): {test}"));
 }
 
-/// The device, or a reported skip. A device that is there but fails, fails the test.
+/// The device, or a reported skip. A device that is present but fails, fails the test.
 pub(crate) fn device_or_skip(test: &str) -> Option<Device> {
     match Device::open() {
         Ok(device) => Some(device),
@@ -354,7 +354,7 @@ pub(crate) const fn some_to_none(place: usize, expert: i32) -> i32 {
     if place % 17 == 4 { -1 } else { expert }
 }
 
-/// y of a layer with `top_k` experts per token, in a workspace of its own that other tokens went through.
+/// y of a layer with `top_k` experts per token, in its own workspace, which other tokens have used.
 pub(crate) fn forward(
     device: &Device,
     layer: &MarlinLayer,
@@ -367,7 +367,7 @@ pub(crate) fn forward(
     forward_in(device, layer, &mut work, x, ids, weights)
 }
 
-/// y of a layer in `work`, which other tokens went through.
+/// y of a layer in `work`, which other tokens have used.
 pub(crate) fn forward_in(
     device: &Device,
     layer: &MarlinLayer,
