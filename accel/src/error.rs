@@ -20,7 +20,7 @@ pub enum AccelError {
         /// The driver's message.
         reason: String,
     },
-    /// A device ordinal beyond the devices present.
+    /// A device ordinal that is too large.
     #[error("CUDA device {ordinal} does not exist: found {count} device(s)")]
     Ordinal {
         /// Ordinal asked for.
@@ -33,7 +33,7 @@ pub enum AccelError {
     DriverTooOld {
         /// Version found, as 1000 · major + 10 · minor.
         found: i32,
-        /// Least version, likewise.
+        /// Lowest supported version, in the same form.
         expected: i32,
     },
     /// The run-time compiler cannot be loaded.

@@ -136,7 +136,7 @@ pub(crate) fn bytes(table: &Table) -> Vec<u8> {
     }
 }
 
-/// A table's 16-bit elements; none of another width.
+/// A table's 16-bit elements; an empty slice for another width.
 pub(crate) fn halves(table: &Table) -> &[u16] {
     match table.data() {
         TableData::B16(data) => data,

@@ -17,7 +17,8 @@ pub enum ConstantError {
         /// The name.
         name: String,
     },
-    /// Its expression cannot be evaluated: syntax beyond the above, a division by zero, or a value outside of `u32`.
+    /// Its expression cannot be evaluated: unsupported syntax, a division by zero, or a value
+    /// outside of `u32`.
     Expression {
         /// The source.
         source: String,

@@ -1,5 +1,5 @@
-//! Products with 8-bit activations and 4-bit weights in Marlin's layout for them, by the reference's
-//! canonical schedule: the same bits as [`Schedule::execute`], whatever M is.
+//! Products with 8-bit activations and 4-bit weights in Marlin's layout for them, by the
+//! reference's canonical schedule: the same bits as [`Schedule::execute`] for every M.
 
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::Schedule;

@@ -311,7 +311,7 @@ impl MarlinLayer {
             top_k: *top_k,
             topk_weights: on_input.then_some(topk_weights),
             activation: gate_up.is_none().then_some(&self.activation),
-            // Alignment, or the caller's router, comes just before.
+            // The previous kernel is the alignment, or the caller's router.
             is_early: false,
         };
         match gate_up {

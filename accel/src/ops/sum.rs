@@ -47,7 +47,7 @@ arguments! {
 }
 
 /// `y` `[rows, size_n]` of `down` `[rows, top_k, size_n]`, bits of `dtype`: the bits of
-/// [`sum`](marlinspike::moe::sum::sum) by the canonical chain.
+/// [`sum`] by the canonical chain.
 ///
 /// # Errors
 /// As [`sum_on_device`].
@@ -71,7 +71,7 @@ pub enum Slots<'a> {
     OfExperts {
         /// `[rows, top_k]`.
         topk_ids: &'a Buffer<i32>,
-        /// The experts that are here.
+        /// The experts of this rank.
         runs: &'a Runs,
     },
     /// `down` is `[places, size_n]`: a slot's row is at its place. A slot without a place is not added.
@@ -86,7 +86,7 @@ impl Slots<'_> {
         }
     }
 
-    /// How many slots there are.
+    /// Number of slots.
     fn count(&self) -> usize {
         match self {
             Self::OfExperts { topk_ids, .. } => topk_ids.len(),
@@ -103,7 +103,7 @@ impl Slots<'_> {
     }
 }
 
-/// [`moe_sum`] in the device's memory; with `slots`, of some alone.
+/// [`moe_sum`] in the device's memory; with `slots`, only of those slots.
 ///
 /// # Errors
 /// [`AccelError::Argument`] for another type, a `down` that is not whole tokens or not a row for each

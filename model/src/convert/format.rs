@@ -23,7 +23,7 @@ pub struct Descriptor {
     /// Whether scales and biases have the model's 16-bit type and activations may be quantized, as
     /// the options of a conversion say.
     pub model_dtype: bool,
-    /// The option that this format alone has.
+    /// The option that only this format has.
     pub choice: Option<Choice>,
 }
 

@@ -147,7 +147,7 @@ impl Options {
         };
         let device = match self.input {
             InputDtype::Model | InputDtype::Int8 => Capability::cuda(8, 0),
-            // FP8 activations exist for 8.9 and 12.0 alone.
+            // FP8 activations exist only for 8.9 and 12.0.
             InputDtype::Fp8 => Capability::cuda(8, 9),
         };
         Ok(Settings {

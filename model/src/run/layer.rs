@@ -135,7 +135,7 @@ impl Opened {
         }
     }
 
-    /// The packed files, or none of an original checkpoint.
+    /// The packed files; empty for an original checkpoint.
     fn containers(&self) -> Result<Vec<Container<'_>>, ModelError> {
         match self {
             Self::File(path, map) => {
@@ -156,7 +156,7 @@ impl Opened {
         }
     }
 
-    /// The files of an original checkpoint; none of packed ones.
+    /// The files of an original checkpoint; `None` for packed files.
     ///
     /// # Errors
     /// As [`Opened::modules`].

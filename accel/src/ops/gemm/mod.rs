@@ -1,6 +1,6 @@
 //! Products with weights in Marlin's layout, by the reference's canonical schedule
-//! ([`Schedule::canonical`]): the same bits as [`Schedule::execute`], whatever M is and however the
-//! work is divided.
+//! ([`Schedule::canonical`]): the same bits as [`Schedule::execute`] for every M and every division
+//! of the work.
 
 mod calls;
 pub(crate) mod checks;

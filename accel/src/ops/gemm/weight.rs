@@ -128,7 +128,7 @@ impl MarlinWeight {
         perms: Option<&[Vec<u32>]>,
     ) -> Result<Self, AccelError> {
         let refuse = |what, found: String, expected: &str| Err(ROW.refuse(what, found, expected));
-        // As the kernel reads them, whatever group size a slice's configuration says.
+        // The kernel's order, which does not depend on the configuration's group size for a slice.
         let scale_permutation = weights.first().map(|weight| match weight.scales.rows() {
             1 => ScalePermutation::Single,
             _ => ScalePermutation::Grouped,

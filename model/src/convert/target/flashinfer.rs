@@ -50,7 +50,9 @@ impl FlashinferLayout {
         let (projection, hidden, inner) = match role {
             Role::W13 => (Projection::W13, shape.size_k, shape.size_n / 2),
             Role::W2 => (Projection::W2, shape.size_n, shape.size_k),
-            Role::Dense => return Err(Error::unsupported("a linear layer", "experts alone")),
+            Role::Dense => {
+                return Err(Error::unsupported("a linear layer", "only experts are supported"));
+            }
         };
         match self {
             Self::Mxint4 => ExpertLayout::mxint4(projection, hidden, inner),

@@ -51,7 +51,7 @@ pub(crate) struct Context<'c> {
 
 /// One kernel format: everything of a conversion that depends on it.
 pub(crate) trait Target: Debug {
-    /// The options of the manifest that this format alone has.
+    /// The options of the manifest that only this format has.
     fn options(&self, settings: &Settings) -> Vec<(&'static str, Value)>;
 
     /// Keys that this format adds to the section of the converted config.
@@ -118,7 +118,8 @@ pub(crate) trait Target: Debug {
         false
     }
 
-    /// Whether the format's kernels keep activations in 16 bits, whatever the checkpoint's method does.
+    /// Whether the format's kernels keep activations in 16 bits, even if the checkpoint's method
+    /// quantizes them.
     fn keeps_activations(&self) -> bool {
         false
     }
