@@ -20,7 +20,7 @@ use marlinspike_accel::{
     Device, limits,
     ops::gemm::{ManyRows, Tiling},
     timing::REPLAYS,
-    workload::{COLD_BYTES, Dense, Plan, WEIGHT_TYPES, WeightType},
+    workload::{COLD_BYTES, Dense, ProductPlan, WEIGHT_TYPES, WeightType},
 };
 use marlinspike_bench::{Workload, workload::GPU_PRODUCTS};
 
@@ -50,8 +50,8 @@ fn tilings(size_m: usize, size_k: usize) -> Vec<Tiling> {
     all
 }
 
-/// Plans worth a try for so many rows.
-fn plans(size_m: usize, size_k: usize, only_many: bool) -> Vec<Plan> {
+/// Plans to try for `size_m` rows.
+fn plans(size_m: usize, size_k: usize, only_many: bool) -> Vec<ProductPlan> {
     let tiled =
         (size_m <= 256 && !only_many).then(|| tilings(size_m, size_k)).into_iter().flatten();
     // Rows that fill the last block by half at least, or one block.
@@ -59,22 +59,27 @@ fn plans(size_m: usize, size_k: usize, only_many: bool) -> Vec<Plan> {
         let rows = plan.rows as usize;
         rows <= size_m.next_multiple_of(16) && 2 * (size_m.next_multiple_of(rows) - size_m) <= rows
     };
-    tiled.map(Plan::Tiled).chain(ManyRows::all().filter(fits).map(Plan::Many)).collect()
+    tiled
+        .map(ProductPlan::Tiled)
+        .chain(ManyRows::all().filter(fits).map(ProductPlan::Many))
+        .collect()
 }
 
-/// The quickest plans, those that the device does not take left out.
-fn sweep(device: &Device, dense: &Dense, size_m: usize, plans: Vec<Plan>) {
+/// The fastest plans; those that the device does not take are skipped.
+fn sweep(device: &Device, dense: &Dense, size_m: usize, plans: Vec<ProductPlan>) {
     let time = |plan| dense.time(device, size_m, Some(plan), REPLAYS);
-    let mut all: Vec<(f32, Plan)> =
+    let mut all: Vec<(f32, ProductPlan)> =
         plans.into_iter().filter_map(|plan| Some((time(plan).ok()?.median, plan))).collect();
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
     for (time, plan) in all.iter().take(12) {
         match plan {
-            Plan::Tiled(Tiling { m_tiles, n_tile, columns, teams, ranks, stages }) => println!(
-                "    {time:.2} us: {m_tiles} x 8 rows, {n_tile} columns by {columns}, {teams} teams \
+            ProductPlan::Tiled(Tiling { m_tiles, n_tile, columns, teams, ranks, stages }) => {
+                println!(
+                    "    {time:.2} us: {m_tiles} x 8 rows, {n_tile} columns by {columns}, {teams} teams \
                  in {ranks}, {stages} stages"
-            ),
-            Plan::Many(plan) => println!("    {time:.2} us: many rows, {plan}"),
+                )
+            }
+            ProductPlan::Many(plan) => println!("    {time:.2} us: many rows, {plan}"),
         }
     }
 }

@@ -19,7 +19,7 @@ use marlinspike_accel::{
     AccelError, Device, limits,
     ops::gemm::{ManyRows, Tiling},
     timing::REPLAYS,
-    workload::{ExpertLayer, Plans, Sizes, WEIGHT_TYPES, WeightType},
+    workload::{ExpertLayer, LayerPlans, Sizes, WEIGHT_TYPES, WeightType},
 };
 use marlinspike_bench::workload::GPU_LAYERS;
 
@@ -27,7 +27,7 @@ type AnyError = Box<dyn std::error::Error>;
 
 const TOKENS: [usize; 7] = [1, 4, 16, 64, 256, 1024, 4096];
 
-/// Tilings of eights of rows for K of so many k; `paired`: of gate and up halves.
+/// Tilings of `m_tiles` eights of rows for K = `size_k`; `paired`: of gate and up halves.
 fn tilings(m_tiles: u32, size_k: usize, paired: bool) -> Vec<Tiling> {
     let chunks = size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32;
     let mut all = Vec::new();
@@ -65,7 +65,7 @@ fn sorted(
     all
 }
 
-/// The quickest tilings of the first product, then of the second beside the best of the first.
+/// The fastest tilings of the first product, then of the second with the best of the first.
 fn sweep(
     [firsts, seconds]: &[Vec<Tiling>; 2],
     time: impl Fn([Tiling; 2]) -> Result<f32, AccelError>,
@@ -86,7 +86,7 @@ fn sweep(
     Ok(())
 }
 
-/// Plans of many rows, for experts with so many on average: both products have as many in a block.
+/// Plans of many rows, by the average rows of an expert; both products have blocks of equal size.
 fn many(rows: usize) -> Vec<[ManyRows; 2]> {
     let near =
         |plan: &ManyRows| (rows.min(192) / 2..=2 * rows + 16).contains(&(plan.rows as usize));
@@ -96,11 +96,12 @@ fn many(rows: usize) -> Vec<[ManyRows; 2]> {
     pairs.filter(|[first, second]| first.rows == second.rows).collect()
 }
 
-/// The quickest plans of many rows.
-fn sweep_many(rows: usize, time: impl Fn(Plans) -> Result<f32, AccelError>) {
+/// The fastest plans of many rows.
+fn sweep_many(rows: usize, time: impl Fn(LayerPlans) -> Result<f32, AccelError>) {
     // What the device does not take is left out.
-    let timed =
-        many(rows).into_iter().filter_map(|plans| Some((time(Plans::Many(plans)).ok()?, plans)));
+    let timed = many(rows)
+        .into_iter()
+        .filter_map(|plans| Some((time(LayerPlans::Many(plans)).ok()?, plans)));
     let mut all: Vec<_> = timed.collect();
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
     for (us, [first, second]) in all.iter().take(12) {
@@ -147,11 +148,11 @@ fn main() -> Result<ExitCode, AnyError> {
         let layer = ExpertLayer::new(&device, ty, sizes)?;
         for &size_m in tokens {
             let planned = |plans| Ok(layer.time(&device, size_m, Some(plans), REPLAYS)?.0.median);
-            let time = |tilings| planned(Plans::Tiled(tilings));
+            let time = |tilings| planned(LayerPlans::Tiled(tilings));
             let both = of_layer(sizes, size_m);
             if let (Some((first, count)), true) = (part, only_many) {
                 for plan in ManyRows::all().skip(first).step_by(count) {
-                    let _: Result<f32, AccelError> = planned(Plans::Many([plan; 2]));
+                    let _: Result<f32, AccelError> = planned(LayerPlans::Many([plan; 2]));
                 }
                 continue;
             }
@@ -170,7 +171,7 @@ fn main() -> Result<ExitCode, AnyError> {
                 if !only_many {
                     sweep(&both, time)?;
                 }
-                // From so many rows of an expert on they may win.
+                // With fewer rows of an expert they are slower.
                 if only_many || size_m * top_k / num_experts >= 16 {
                     sweep_many(size_m * top_k / num_experts.min(size_m * top_k), planned);
                 }

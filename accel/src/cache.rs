@@ -1,10 +1,10 @@
 //! Compiled modules on disk, addressed by what they were compiled from.
 //!
-//! An entry's name is the SHA-256 of the source's text, its options and the architecture, followed by
-//! the compiler's version. So nothing is ever stale, and any number of processes may share a folder:
-//! an entry is written to another file and renamed, and a second process replaces it with
-//! the same bytes. An entry holds its own digest; one that is damaged is compiled again. When the
-//! entries exceed a size, those that were not used for longest go.
+//! An entry's name is the SHA-256 of the source's text, its options and the architecture, followed
+//! by the compiler's version. So no entry is ever stale, and any number of processes may share a
+//! folder: each writes an entry to a temporary file and renames it, and a second process replaces
+//! it with the same bytes. An entry holds its own digest; a damaged one is compiled again. When the
+//! entries exceed a size, the least recently used are removed.
 //!
 //! A machine without NVRTC takes the entry of the newest compiler that has one.
 
@@ -26,7 +26,7 @@ use crate::{
 /// Environment variable with the folder of the cache; `off` or empty: no cache.
 pub const FOLDER_VARIABLE: &str = "MARLINSPIKE_CACHE";
 
-/// Bytes that entries may take together before the oldest go: some thousand modules.
+/// Size limit of all entries in bytes: some thousand modules.
 pub const DEFAULT_LIMIT: u64 = 256 << 20;
 
 const EXTENSION: &str = "cubin";
@@ -46,7 +46,7 @@ pub struct ModuleCache {
 pub enum Origin {
     /// It was in the cache.
     Cached,
-    /// It was compiled, and is in the cache now.
+    /// It was compiled and written to the cache.
     Compiled,
     /// It was compiled, and could not be written to the cache.
     NotKept,
@@ -68,8 +68,8 @@ impl ModuleCache {
         Self { folder, limit: DEFAULT_LIMIT }
     }
 
-    /// A cache in `folder`, whose entries take at most `limit` bytes together. The folder is made
-    /// with the first entry.
+    /// A cache in `folder`, whose entries take at most `limit` bytes together. The first entry
+    /// creates the folder.
     pub fn at(folder: impl Into<PathBuf>, limit: u64) -> Self {
         Self { folder: Some(folder.into()), limit }
     }
@@ -86,11 +86,11 @@ impl ModuleCache {
 
     /// Machine code of `source` under these parameters for `arch`, from the cache or from `nvrtc`.
     ///
-    /// `nvrtc` is the compiler, or the reason why there is none.
+    /// `nvrtc` is the compiler, or the reason why it is missing.
     ///
     /// # Errors
-    /// [`AccelError::Compile`]; the error given as `nvrtc` where it is needed. A cache that cannot be
-    /// read or written is no error: see [`Origin::NotKept`].
+    /// [`AccelError::Compile`]; the error in `nvrtc` if the compiler is needed. A cache that cannot
+    /// be read or written is no error: see [`Origin::NotKept`].
     pub fn module(
         &self,
         nvrtc: &Result<Nvrtc, AccelError>,
@@ -122,7 +122,7 @@ impl ModuleCache {
         Ok((code, if kept { Origin::Compiled } else { Origin::NotKept }))
     }
 
-    /// The entry of the newest compiler, whichever that is.
+    /// The entry of the newest compiler that has one.
     fn newest(&self, digest: &str) -> Option<Vec<u8>> {
         let version = |path: &Path| {
             let name = path.file_name()?.to_str()?.strip_suffix(".cubin")?;
@@ -138,18 +138,18 @@ impl ModuleCache {
         found.iter().rev().find_map(|(_, path)| read(path))
     }
 
-    /// Removes entries, those first that were not used for longest, until the rest fits.
+    /// Removes the least recently used entries until the rest fit.
     fn evict(&self) {
         let Some(folder) = &self.folder else { return };
         let mut entries = entries(folder);
         let mut total: u64 = entries.iter().map(|entry| entry.1).sum();
         entries.sort_by_key(|entry| entry.0);
-        // The newest stays, however large it is: it was just asked for.
+        // The newest stays, however large: it is in use.
         for (_, size, path) in entries.iter().take(entries.len().saturating_sub(1)) {
             if total <= self.limit {
                 break;
             }
-            // One that another process removed is gone as well.
+            // Another process may have removed it already.
             let _ = fs::remove_file(path);
             total -= size;
         }
@@ -183,7 +183,7 @@ fn digest(source: &Source, arch: Arch, parameters: &[Parameter]) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The machine code of an entry that is whole, which counts as a use of it.
+/// The machine code of an intact entry; reading it counts as a use.
 fn read(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = fs::read(path).ok()?;
     let whole = bytes.len() > HEAD

@@ -12,20 +12,20 @@ use cudarc::{
     },
     nvrtc::Ptx,
 };
+use marlinspike_kernels::Source;
 
 use crate::{
     cache::ModuleCache,
     error::AccelError,
-    mutants::Mutant,
     nvrtc::{Arch, Nvrtc, Parameter},
-    operation::Row,
+    operation::{Mutant, Row},
     raw::{
         self,
         stream::{SplitTotals, Stream},
     },
 };
 
-/// The driver interface from which on programmatic dependent launches can be recorded: 12.3.
+/// The first driver version that can record programmatic dependent launches: 12.3.
 const RECORDS_EARLY_LAUNCHES: i32 = 12_030;
 
 type ModuleKey = (&'static str, Vec<Parameter>);
@@ -40,7 +40,8 @@ pub struct Device {
     shared_memory: u32,
     launches_early: bool,
     cache: ModuleCache,
-    mutant: Option<&'static Mutant>,
+    /// Replaces the source of its name.
+    wrong_source: Option<&'static Source>,
     nvrtc: OnceLock<Result<Nvrtc, AccelError>>,
     modules: Mutex<HashMap<ModuleKey, Arc<CudaModule>>>,
 }
@@ -105,7 +106,7 @@ impl Device {
             launches_early: (major, minor) >= (9, 0) && version >= RECORDS_EARLY_LAUNCHES,
             context,
             cache: ModuleCache::from_environment(),
-            mutant: None,
+            wrong_source: None,
             nvrtc: OnceLock::new(),
             modules: Mutex::default(),
         })
@@ -117,11 +118,21 @@ impl Device {
         self
     }
 
-    /// The same device with a wrong kernel in place of one of its sources. For tests of the laws.
-    pub fn with_mutant(mut self, mutant: &'static Mutant) -> Self {
-        self.mutant = Some(mutant);
+    /// The same device with a mutant of an operation's kernel, for tests of the laws. The mutant's
+    /// text is never freed.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] unless the operation's source holds the text to change exactly
+    /// once.
+    pub fn with_mutant(mut self, row: &'static Row, mutant: &Mutant) -> Result<Self, AccelError> {
+        let right = row.embedded_source(self.arch())?;
+        let Some(wrong) = mutant.text(right) else {
+            return Err(row.refuse("mutant", mutant.from, format!("a text of `{}`", right.name)));
+        };
+        let wrong = Source { name: right.name, text: Box::leak(wrong.into_boxed_str()) };
+        self.wrong_source = Some(Box::leak(Box::new(wrong)));
         self.modules = Mutex::default();
-        self
+        Ok(self)
     }
 
     /// The device's name, as the driver gives it.
@@ -149,7 +160,7 @@ impl Device {
         self.shared_memory
     }
 
-    /// Whether kernels may be launched so as to start before the one before them has ended.
+    /// Whether kernels may start before the previous one is complete.
     pub(crate) fn launches_early(&self) -> bool {
         self.launches_early
     }
@@ -167,13 +178,13 @@ impl Device {
         self.stream.cuda()
     }
 
-    /// Memory of the stream for products of many rows; absent where they have no kernel.
+    /// The stream's memory for products of many rows; `None` if the device has no kernel for them.
     pub(crate) fn split_totals(&self) -> Option<&SplitTotals> {
         self.stream.split_totals()
     }
 
     /// The entry point of the operation's source, compiled for this device under these parameters;
-    /// compiled once and kept.
+    /// each is compiled once.
     pub(crate) fn function(
         &self,
         row: &Row,
@@ -190,8 +201,7 @@ impl Device {
             });
         }
         let arch = self.arch();
-        let mutant = self.mutant.filter(|mutant| mutant.source == row.source);
-        let source = match mutant.and_then(Mutant::text) {
+        let source = match self.wrong_source.filter(|wrong| wrong.name == row.source) {
             Some(wrong) => wrong,
             None => row.embedded_source(arch)?,
         };
@@ -215,7 +225,7 @@ impl Device {
     }
 }
 
-/// `cuInit` tells a machine without a usable device from a driver that fails.
+/// Distinguishes a machine without a usable device from a driver that fails.
 fn init_error(error: DriverError) -> AccelError {
     match error.0 {
         CUresult::CUDA_ERROR_NO_DEVICE

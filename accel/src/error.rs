@@ -1,4 +1,4 @@
-//! What can be missing or go wrong on the CUDA side, one variant per failure.
+//! Errors of the CUDA side, one variant per failure.
 
 use marlinspike_kernels::ConstantError;
 
@@ -11,16 +11,16 @@ pub enum AccelError {
     NoDriver {
         /// Name of the library searched for.
         library: String,
-        /// The loader's words for the most telling candidate.
+        /// The loader's message for the most likely library name.
         reason: String,
     },
     /// The driver library loads, but it offers no usable device.
     #[error("no CUDA device: {reason}")]
     NoDevice {
-        /// The driver's words.
+        /// The driver's message.
         reason: String,
     },
-    /// A device ordinal beyond the devices present.
+    /// A device ordinal that is too large.
     #[error("CUDA device {ordinal} does not exist: found {count} device(s)")]
     Ordinal {
         /// Ordinal asked for.
@@ -33,7 +33,7 @@ pub enum AccelError {
     DriverTooOld {
         /// Version found, as 1000 · major + 10 · minor.
         found: i32,
-        /// Least version, likewise.
+        /// Lowest supported version, in the same form.
         expected: i32,
     },
     /// The run-time compiler cannot be loaded.
@@ -41,7 +41,7 @@ pub enum AccelError {
     NvrtcMissing {
         /// Library searched for: a path or a name.
         library: String,
-        /// The loader's words, or the symbol that is absent.
+        /// The loader's message, or the missing symbol.
         reason: String,
     },
     /// NVRTC refused a source.
@@ -56,7 +56,7 @@ pub enum AccelError {
         /// The compiler's log.
         log: String,
     },
-    /// A constant of a source has no value, so that a launch cannot be sized.
+    /// A constant of a source cannot be evaluated, so a launch cannot be sized.
     #[error(transparent)]
     Constant(#[from] ConstantError),
     /// The device lacks what the operation's registry row demands.
@@ -88,14 +88,14 @@ pub enum AccelError {
     Driver {
         /// The call.
         call: &'static str,
-        /// The driver's words.
+        /// The driver's message.
         reason: String,
     },
 }
 
 impl AccelError {
-    /// Whether the machine has no CUDA device, as opposed to having one that misbehaves: what a
-    /// test may report as skipped.
+    /// Whether the machine has no CUDA device, so that a test may report a skip. A device that
+    /// fails is another error.
     pub fn is_no_device(&self) -> bool {
         matches!(self, Self::NoDriver { .. } | Self::NoDevice { .. })
     }

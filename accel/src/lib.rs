@@ -14,31 +14,31 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`backend`] | cases through the operations, judged |
+//! | [`backend`] | runs cases on a device and checks the outputs |
 //! | [`device`] | [`Device`]: one GPU, and the modules loaded on it |
-//! | [`limits`] | what a device can read and multiply at most |
+//! | [`limits`] | measured bandwidth and matrix throughput of a device |
 //! | [`memory`] | [`Buffer`]: elements in a device's memory |
 //! | [`cache`] | compiled modules on disk |
-//! | [`mutants`] | kernels with one mistake each, for tests of the laws |
+//! | [`call`] | [`call::Call`]: an operation on host memory, run by a device or the reference |
 //! | [`nvrtc`] | [`nvrtc::Nvrtc`]: run-time compilation; needs no GPU |
-//! | [`operation`] | what an operation is: source, needs, law, arguments |
+//! | [`operation`] | what an operation is: source, needs, law, arguments, wrong kernels |
 //! | [`ops`] | one file per launched operation |
 //! | [`mod@registry`] | one row per operation: its source, needs and law |
 //! | [`mod@warm`] | filling the cache of compiled modules ahead of use |
-//! | [`workload`] | products and layers to be timed, on weights that have left the caches |
-//! | [`timing`] | recorded launches, and how long the device takes for them |
+//! | [`workload`] | products and layers for timing, on weights that are not in the caches |
+//! | [`timing`] | recorded launches, and their times on the device |
 //!
-//! A new kernel is one `.cu` file and row in `marlinspike-kernels`, one file in [`ops`], and one
-//! row in [`mod@registry`].
+//! A new kernel is one `.cu` file and its name in `marlinspike-kernels`, one file in [`ops`], and one line in
+//! [`mod@registry`].
 
 pub mod backend;
 pub mod cache;
+pub mod call;
 pub mod device;
 pub mod error;
 mod launch;
 pub mod limits;
 pub mod memory;
-pub mod mutants;
 pub mod nvrtc;
 pub mod operation;
 pub mod ops;

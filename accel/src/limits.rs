@@ -1,4 +1,5 @@
-//! What a device can do at most, measured: bytes read per second, and operations of the matrix unit.
+//! Measured limits of a device: bytes read per second, and operations of the matrix unit per
+//! second.
 
 use marlinspike_kernels::constant;
 
@@ -14,13 +15,13 @@ use crate::{
 /// The limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
-    /// Bytes read from memory per second, best of some readings of 2 GiB.
+    /// Bytes read from memory per second, the best of some readings of 2 GiB.
     pub read: f64,
     /// Floating-point operations per second (a multiply-add is two) of the matrix unit with bf16
-    /// operands that are not zeros: the median of some runs of about 10 ms, so that the clock is one
-    /// that the chip keeps.
+    /// operands that are not zeros: the median of some runs of about 10 ms, long enough for a
+    /// sustained clock.
     pub matrix: f64,
-    /// The instruction of it.
+    /// The instruction that was measured.
     pub instruction: &'static str,
 }
 
@@ -31,6 +32,7 @@ static READ: Row = Row {
     law: Law::EqualBits,
     variants: |_| Ok(lattice(&[("FILL", &[0, 1])])),
     arguments: ReadArguments::SIZES,
+    mutants: &[],
 };
 
 static MATRIX: Row = Row {
@@ -40,13 +42,14 @@ static MATRIX: Row = Row {
     law: Law::EqualBits,
     variants: |arch| Ok(lattice(&[("WGMMA", if arch.has_wgmma() { &[0, 1] } else { &[0] })])),
     arguments: MatrixArguments::SIZES,
+    mutants: &[],
 };
 
 static READ_KERNEL: Kernel<ReadArguments> = Kernel::new(&READ);
 static MATRIX_KERNEL: Kernel<MatrixArguments> = Kernel::new(&MATRIX);
 
 arguments! {
-    /// Of `read_limit.cu`.
+    /// Arguments of `read_limit.cu`.
     ReadArguments {
         words: Pointer,
         result: Pointer,
@@ -55,7 +58,7 @@ arguments! {
 }
 
 arguments! {
-    /// Of `matrix_limit.cu`.
+    /// Arguments of `matrix_limit.cu`.
     MatrixArguments {
         result: Pointer,
         rounds: u32,
@@ -65,7 +68,7 @@ arguments! {
 /// Threads of a block of both sources.
 const THREADS: u32 = 256;
 
-/// Memory to be read, in whole rounds of all threads.
+/// Memory for reading, in whole rounds of all threads.
 struct Reads {
     words: Buffer<u32>,
     result: Buffer<u32>,
@@ -82,7 +85,7 @@ impl Reads {
         Ok(Self { words, result, blocks })
     }
 
-    /// Reads all words, or writes what is to be read.
+    /// Reads all words, or fills them.
     fn run(&mut self, device: &Device, fill: u32) -> Result<(), AccelError> {
         // Whole rounds of eight vectors of 16 bytes for each thread, and a result for each thread.
         let count = self.words.len() as u64 / 4;
@@ -93,14 +96,14 @@ impl Reads {
     }
 }
 
-/// Bytes that are read: many times any cache.
+/// Bytes to read: much larger than any cache.
 const BYTES: usize = 2 << 30;
 
 /// Measures `device`, in about a second.
 ///
 /// # Errors
 /// [`AccelError::NvrtcMissing`] and [`AccelError::Compile`] from preparing the kernels;
-/// [`AccelError::Driver`], as where the device has not 2 GiB to spare.
+/// [`AccelError::Driver`], as where the device has less than 2 GiB free.
 pub fn measure(device: &Device) -> Result<Limits, AccelError> {
     let (matrix, instruction) = matrix(device)?;
     Ok(Limits { read: read(device, BYTES)?, matrix, instruction })
@@ -117,15 +120,15 @@ fn read(device: &Device, bytes: usize) -> Result<f64, AccelError> {
     Ok(bytes / f64::from(times.least) * 1e6)
 }
 
-/// Memory that holds a hash of each word's place: no zeros, which may be quicker to read.
+/// Memory that holds a hash of each word's place, since zeros may be faster to read.
 fn written(device: &Device, bytes: usize) -> Result<Reads, AccelError> {
     let mut reads = Reads::new(device, bytes)?;
     reads.run(device, 1)?;
     Ok(reads)
 }
 
-/// Exclusive or of all words that were read, after filling `bytes` of memory: what shows in a test
-/// that every word is read.
+/// The exclusive or of all words read from `bytes` of filled memory: a test checks with it that
+/// every word is read.
 ///
 /// # Errors
 /// As [`measure`].
@@ -139,7 +142,7 @@ pub fn checksum(device: &Device, bytes: usize) -> Result<(usize, u32), AccelErro
 
 /// Operations per second, and the instruction.
 fn matrix(device: &Device) -> Result<(f64, &'static str), AccelError> {
-    // The asynchronous instruction is this one architecture's.
+    // Only this architecture has the asynchronous instruction.
     let wgmma = device.compute_capability() == (9, 0);
     // A block's operations in a round of eight instructions in each chain.
     let (name, per_round) = match wgmma {

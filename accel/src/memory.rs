@@ -16,7 +16,7 @@ use crate::{
 pub trait Element: DeviceRepr + ValidAsZeroBits + Copy + private::Sealed {}
 
 mod private {
-    /// Elements are chosen here.
+    /// Only this module implements `Element`.
     pub trait Sealed {}
 }
 
@@ -50,7 +50,7 @@ impl<T: Element> Buffer<T> {
         self.len == 0
     }
 
-    /// Whether it is memory that this very [`Device`] gave: work on it is then in order.
+    /// Whether this very [`Device`] allocated it, so that its stream orders all work on it.
     pub(crate) fn is_on(&self, device: &Device) -> bool {
         Arc::ptr_eq(self.slice.stream(), device.stream())
     }
@@ -83,7 +83,7 @@ impl Device {
         Ok(Buffer { slice, len })
     }
 
-    /// The same elements in other memory of this device.
+    /// Copies a buffer to other memory of this device.
     ///
     /// # Errors
     /// [`AccelError::Argument`] for a buffer of another device; else as [`Device::upload`].
@@ -127,7 +127,7 @@ fn owned(
     })
 }
 
-/// A table's elements, little-endian, one after the other: as the device takes scales of any width.
+/// A table's elements in little-endian bytes, the device's form of scales of any width.
 pub(crate) fn bytes(table: &Table) -> Vec<u8> {
     match table.data() {
         TableData::B8(data) => data.clone(),
@@ -136,7 +136,7 @@ pub(crate) fn bytes(table: &Table) -> Vec<u8> {
     }
 }
 
-/// A table's 16-bit elements; none of another width.
+/// A table's 16-bit elements; an empty slice for another width.
 pub(crate) fn halves(table: &Table) -> &[u16] {
     match table.data() {
         TableData::B16(data) => data,

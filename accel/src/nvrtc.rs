@@ -26,13 +26,13 @@ const LIBRARY_NAMES: &[&str] = &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"];
 pub struct Arch {
     /// Compute capability (major, minor).
     pub compute_capability: (u32, u32),
-    /// With the features of this capability alone (the `a` of `sm_90a`).
+    /// With the features that only this capability has (the `a` of `sm_90a`).
     pub specific: bool,
 }
 
 impl Arch {
-    /// The architecture for code that runs on devices of this capability alone: from 9.0 on, with its specific
-    /// features.
+    /// The architecture for code that runs only on devices of this capability: from 9.0 on, with
+    /// its specific features.
     pub fn of_device(compute_capability: (u32, u32)) -> Self {
         Self { compute_capability, specific: compute_capability >= (9, 0) }
     }
@@ -42,7 +42,7 @@ impl Arch {
         self.compute_capability >= (9, 0)
     }
 
-    /// Whether there are warpgroup products: sm_90a has them, and no other.
+    /// Whether it has warpgroup products: only sm_90a does.
     pub(crate) fn has_wgmma(self) -> bool {
         self.compute_capability == (9, 0) && self.specific
     }

@@ -1,4 +1,4 @@
-//! What an operation is: its source, its demands on a device, its law, and its kernel's arguments.
+//! The definition of an operation: source, required device, law, kernel arguments and mutants.
 
 use marlinspike_kernels::Source;
 
@@ -7,7 +7,7 @@ use crate::{
     nvrtc::{Arch, Parameter},
 };
 
-/// What an operation's result must satisfy against the reference.
+/// The relation of an operation's result to the reference's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Law {
@@ -15,7 +15,7 @@ pub enum Law {
     EqualBits,
 }
 
-/// What an operation demands of the device.
+/// The device that an operation requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
     /// Least compute capability (major, minor).
@@ -29,15 +29,42 @@ pub struct Row {
     pub name: &'static str,
     /// Name of the source in [`marlinspike_kernels::SOURCES`].
     pub source: &'static str,
-    /// Demands on the device.
+    /// The required device.
     pub needs: Needs,
-    /// What the result must satisfy.
+    /// The relation of the result to the reference's.
     pub law: Law,
-    /// The parameters of every module that the operation may ask for on a device of that architecture; an
-    /// [`AccelError::Constant`] where they cannot be sized.
+    /// The parameters of every module that the operation may use on that architecture;
+    /// [`AccelError::Constant`] if a constant of the source cannot be evaluated.
     pub variants: fn(Arch) -> Result<Vec<Vec<Parameter>>, AccelError>,
     /// Bytes of each argument of the source's entry point.
     pub arguments: &'static [usize],
+    /// Wrong kernels, each rejected by a law. If operations share a source, the first row lists
+    /// them.
+    pub mutants: &'static [Mutant],
+}
+
+/// A wrong kernel for tests of the laws: one change of a source's text, made before it is compiled.
+/// Every index stays inside the buffers, so that a launch is safe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mutant {
+    /// What is wrong.
+    pub name: &'static str,
+    /// The correct text, which occurs once in the source.
+    pub from: &'static str,
+    /// Its wrong replacement.
+    pub to: &'static str,
+}
+
+impl Mutant {
+    pub(crate) const fn new(name: &'static str, from: &'static str, to: &'static str) -> Self {
+        Self { name, from, to }
+    }
+
+    /// The wrong text of `source`; `None` unless `source` holds the text to change exactly once.
+    pub fn text(&self, source: &Source) -> Option<String> {
+        let is_once = source.text.matches(self.from).count() == 1;
+        is_once.then(|| source.text.replacen(self.from, self.to, 1))
+    }
 }
 
 impl Row {
@@ -70,7 +97,7 @@ impl Row {
     }
 }
 
-/// Every combination of the values that parameters may have, the last parameter changing fastest.
+/// Every combination of the parameters' values; the last parameter changes fastest.
 pub(crate) fn lattice(axes: &[(&'static str, &[u32])]) -> Vec<Vec<Parameter>> {
     axes.iter().fold(vec![Vec::new()], |all, &(name, values)| {
         let with = |before: &Vec<Parameter>, value| {

@@ -1,11 +1,11 @@
-//! The operations that can be launched: one row each.
+//! The operations that can be launched, one row each.
 
-pub use crate::operation::{Law, Needs, Row};
+pub use crate::operation::{Law, Mutant, Needs, Row};
 use crate::ops;
 
 static ROWS: &[&Row] = &[
-    &ops::repack::ROW,
-    &ops::awq::ROW,
+    &ops::repack::ALONG_K,
+    &ops::repack::ALONG_N,
     &ops::scales::PERMUTE,
     &ops::scales::INT4_FP8,
     &ops::permute::ROW,
@@ -30,6 +30,11 @@ pub fn registry() -> &'static [&'static Row] {
     ROWS
 }
 
+/// Every wrong kernel, with its operation.
+pub fn mutants() -> impl Iterator<Item = (&'static Row, &'static Mutant)> {
+    ROWS.iter().flat_map(|&row| row.mutants.iter().map(move |mutant| (row, mutant)))
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -42,6 +47,24 @@ mod tests {
         let sources: BTreeSet<_> = marlinspike_kernels::SOURCES.iter().map(|s| s.name).collect();
         let used: BTreeSet<_> = registry().iter().map(|row| row.source).collect();
         assert_eq!(used, sources);
+    }
+
+    #[test]
+    fn every_mutant_differs_from_its_source() {
+        for (row, mutant) in mutants() {
+            let right = marlinspike_kernels::source(row.source).unwrap();
+            let wrong = mutant
+                .text(right)
+                .unwrap_or_else(|| panic!("{}: {:?} does not occur once", row.source, mutant.from));
+            assert_ne!(wrong, right.text, "{}", mutant.name);
+        }
+    }
+
+    #[test]
+    fn every_source_has_a_mutant() {
+        let mutated: BTreeSet<_> = mutants().map(|(row, _)| row.source).collect();
+        let sources: BTreeSet<_> = marlinspike_kernels::SOURCES.iter().map(|s| s.name).collect();
+        assert_eq!(mutated, sources);
     }
 
     #[test]

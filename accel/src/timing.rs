@@ -1,4 +1,4 @@
-//! Launches recorded once and replayed, and how long the device takes for them.
+//! Launches that are recorded once and replayed, and their times on the device.
 
 use cudarc::driver::{
     CudaGraph,
@@ -15,16 +15,16 @@ type Launches<'a> = Box<dyn FnMut() -> Result<(), AccelError> + 'a>;
 /// Recorded launches.
 pub struct Graph<'a> {
     graph: CudaGraph,
-    /// What was recorded: it borrows or owns the memory whose addresses the graph holds.
+    /// The recorded closure: it borrows or owns the memory whose addresses the graph holds.
     _launches: Launches<'a>,
 }
 
 /// Times of replays, in microseconds by the device's clock.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Times {
-    /// The middle one; of an even number the later of two.
+    /// The median; the larger middle value of an even number.
     pub median: f32,
-    /// The quickest.
+    /// The fastest.
     pub least: f32,
 }
 
@@ -36,7 +36,7 @@ impl Times {
         Self { median: at(times.len() / 2), least: at(0) }
     }
 
-    /// The times of each of `count` equal parts.
+    /// The times of one of `count` equal parts.
     pub fn each(self, count: usize) -> Self {
         Self { median: self.median / count as f32, least: self.least / count as f32 }
     }
@@ -64,11 +64,11 @@ impl Device {
         Ok(Times::of(times.collect::<Result<_, _>>()?))
     }
 
-    /// Records what `launches` launches instead of running it. What it launches must be on this
-    /// device, allocate nothing, and copy nothing to the host.
+    /// Records the launches of `launches` instead of running them. They must be on this device,
+    /// allocate nothing, and copy nothing to the host.
     ///
     /// # Errors
-    /// What `launches` returns; [`AccelError::Driver`] for what cannot be recorded.
+    /// The error of `launches`; [`AccelError::Driver`] for launches that cannot be recorded.
     pub fn record<'a>(
         &self,
         launches: impl FnMut() -> Result<(), AccelError> + 'a,
@@ -77,7 +77,7 @@ impl Device {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.stream().begin_capture(mode).map_err(failed("cuStreamBeginCapture"))?;
         let launched = launches();
-        // Ended in any case, so that the stream can be used again.
+        // Always end the capture, so that the stream is usable again.
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let graph = self.stream().end_capture(flags);
         launched?;
@@ -90,11 +90,11 @@ impl Device {
         }
     }
 
-    /// Microseconds that the device takes for what `launches` launches, the wait for the first of
-    /// them left out.
+    /// Microseconds that the device takes for the launches of `launches`, without the wait before
+    /// the first.
     ///
     /// # Errors
-    /// What `launches` returns; [`AccelError::Driver`].
+    /// The error of `launches`; [`AccelError::Driver`].
     pub fn microseconds(
         &self,
         launches: impl FnOnce() -> Result<(), AccelError>,

@@ -1,4 +1,4 @@
-//! Filling the cache of compiled modules ahead of use; needs NVRTC but no GPU.
+//! Fills the cache of compiled modules ahead of use; needs NVRTC but no GPU.
 
 use std::collections::HashSet;
 
@@ -11,7 +11,7 @@ use crate::{
     operation::Row,
 };
 
-/// One module to have.
+/// One module to compile.
 #[derive(Debug, Clone)]
 pub struct Job {
     /// The operation that may ask for it.
@@ -22,8 +22,8 @@ pub struct Job {
     pub parameters: Vec<Parameter>,
 }
 
-/// Every module that these operations may ask for on these architectures, each once; an operation
-/// that an architecture lacks has none there.
+/// Every module that these operations may ask for on these architectures, each once; architectures
+/// that lack an operation have none for it.
 ///
 /// # Errors
 /// [`AccelError::Constant`]
@@ -43,7 +43,8 @@ pub fn jobs(rows: &[&'static Row], archs: &[Arch]) -> Result<Vec<Job>, AccelErro
     Ok(jobs)
 }
 
-/// Compiles modules that the cache lacks, on all of rayon's threads. Returns where each came from, in the order of `jobs`.
+/// Compiles modules that the cache lacks, on rayon's threads. Returns the origin of each, in the
+/// order of `jobs`.
 ///
 /// # Errors
 /// As [`ModuleCache::module`]: the first failure ends the work.

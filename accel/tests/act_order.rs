@@ -19,8 +19,8 @@ use marlinspike_accel::{
     ops::permute_cols,
 };
 
-/// The first `size_k` rows of a weight that is three times as long, after a random order: its groups
-/// have any number of rows, some of them none.
+/// The first `size_k` rows, in random order, of a weight that is three times as long: its groups
+/// have any number of rows, some none.
 fn slice(
     random: &mut Random,
     ty: ScalarType,
@@ -38,7 +38,7 @@ fn slice(
     Weight { scales, groups, ..weight(random, ty, dtype, shape, group, bias) }
 }
 
-/// A whole weight after a random order.
+/// A whole weight in random order.
 fn whole(
     random: &mut Random,
     ty: ScalarType,

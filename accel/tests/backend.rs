@@ -1,5 +1,5 @@
-//! Cases through the operations of a backend: over the golden data by the reference everywhere and by
-//! the GPU where there is one; and what a wrong or a lacking operation does to the verdict.
+//! Cases on a backend: the golden data by the reference and, if present, by the GPU; and the
+//! verdicts for wrong or missing operations.
 
 mod common;
 
@@ -107,8 +107,8 @@ fn golden_cases_pass_on_the_device() {
     say(&golden(&device));
 }
 
-/// Checks generated cases, as users' case files are: how many outputs passed, and how many are not
-/// computed.
+/// Checks generated cases, which resemble users' case files. Returns the numbers of outputs that
+/// passed and that are not computed.
 fn generated<O: Operations + Sync>(operations: &O, cases: Range<u64>) -> [usize; 2] {
     let mut counts = [0; 2];
     for op in [Op::Linear, Op::Moe, Op::Preprocess] {

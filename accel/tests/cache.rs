@@ -49,7 +49,7 @@ fn a_module_is_compiled_once_and_its_address_is_its_content() {
         assert_eq!(module(source, arch, value).1, Origin::Compiled);
     }
     assert_eq!(files(&cache).len(), 5);
-    // Without a compiler: what is there, and else the reason why there is none.
+    // Without a compiler: the cached entry, or else the reason why the compiler is missing.
     let found = cache.module(&no_nvrtc(), &TINY, ARCH, &[("VALUE", 1)]).unwrap();
     assert_eq!(found, (code, Origin::Cached));
     let error = cache.module(&no_nvrtc(), &TINY, ARCH, &[("VALUE", 3)]).unwrap_err();

@@ -1,4 +1,4 @@
-//! Opening a device: works, or says what is missing.
+//! Opens a device, or reports what is missing.
 
 mod common;
 

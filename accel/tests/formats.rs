@@ -19,7 +19,7 @@ use marlinspike_accel::{
 
 const BF16: ScalarType = ScalarType::BFLOAT16;
 
-/// Rows that are tame, and among them one of any finite numbers and one of zeros.
+/// Rows of moderate values, among them one of any finite numbers and one of zeros.
 fn activations(random: &mut Random, dtype: ScalarType, size_m: usize, size_k: usize) -> Vec<u16> {
     let mut x = random.halves(dtype, size_m * size_k, 1.0);
     for row in x.chunks_exact_mut(size_k) {

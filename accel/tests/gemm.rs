@@ -14,8 +14,8 @@ use marlinspike_accel::{
     ops::permute_cols,
 };
 
-/// Rows that are tame, and among them one of any finite numbers, one of zeros, one with an infinity
-/// and one with a NaN.
+/// Rows of moderate values, among them one of any finite numbers, one of zeros, one with an
+/// infinity and one with a NaN.
 fn activations(random: &mut Random, dtype: ScalarType, size_m: usize, size_k: usize) -> Vec<u16> {
     let mut x = random.halves(dtype, size_m * size_k, 1.0);
     for (m, row) in x.chunks_exact_mut(size_k).enumerate() {
@@ -123,7 +123,7 @@ fn a_row_has_the_same_bits_alone_in_any_batch_and_under_any_tiling() {
                         let found = device.download(&y).unwrap();
                         law.equal(&format!("{tiling:?}"), &found, &wanted);
                     }
-                    // Clusters, or shared memory, that this device has not.
+                    // This device lacks clusters, or enough shared memory.
                     Err(AccelError::Argument { what: "tiling", .. }) => {}
                     Err(error) => panic!("{tiling:?}: {error}"),
                 }

@@ -49,7 +49,7 @@ fn forms(input: ScalarType) -> usize {
     if input == FP8 { 9 } else { 8 }
 }
 
-/// Any codes in some rows, tame ones (of e4m3: up to 2) in most; and a scale for each row, some of
+/// Any codes in some rows, moderate ones (e4m3: up to 2) in most; and a scale for each row, some of
 /// them NaN.
 fn rows(
     random: &mut Random,
@@ -61,7 +61,7 @@ fn rows(
     if input == FP8 {
         for row in codes.chunks_exact_mut(size_k) {
             match random.below(12) {
-                // A NaN among them, most likely.
+                // Most likely contains a NaN.
                 3 => {}
                 4 => row.iter_mut().for_each(|c| *c = if *c & 0x7f == 0x7f { 0x7e } else { *c }),
                 _ => row.iter_mut().for_each(|c| *c &= 0xbf),
@@ -76,7 +76,7 @@ fn rows(
     (codes, scales)
 }
 
-/// What the products of these rows with a stack's weights are by the canonical schedule.
+/// The products of these rows with a stack's weights, by the canonical schedule.
 fn times(scales: &[f32], weights: &[Weight<'_>], input: ScalarType) -> Vec<f32> {
     let factor = if input == INT8 { input_global_scale(weights) } else { 1.0 };
     scales.iter().map(|scale| scale * factor).collect()

@@ -1,8 +1,8 @@
 //! The laws of `marlinspike-proptests` with the GPU as the subject.
 //!
-//! Every line says the operation, the law, over how many random inputs and outputs it held, and the
-//! seed; `MARLINSPIKE_LAWS_SEED` sets another, `MARLINSPIKE_LAWS_CASES` how many times as many inputs
-//! are tried.
+//! Each line states the operation, the law, the numbers of random inputs and outputs for which it
+//! held, and the seed. `MARLINSPIKE_LAWS_SEED` sets the seed; `MARLINSPIKE_LAWS_CASES` multiplies
+//! the number of inputs.
 
 mod common;
 mod subject;
@@ -37,8 +37,8 @@ fn seed() -> u64 {
     variable("MARLINSPIKE_LAWS_SEED", 0x6c61_7773)
 }
 
-/// Tries every law of `O` on `cases` inputs each. Threads share them out, each with a stream of the
-/// device of its own, since the reference takes longer than the device. A skip without a device.
+/// Tries every law of `O` on `cases` inputs each. Threads share the inputs, each with its own
+/// stream, since the reference takes longer than the device. Without a device, reports a skip.
 fn hold<O: Operation>(test: &str, cases: u32)
 where
     Cuda: Subject<O>,
@@ -194,7 +194,8 @@ fn a_thousand_runs_give_the_same_bits() {
     common::say(&format!("LAW 1000 runs of the same launches: {cases} cases, {outputs} outputs"));
 }
 
-/// Calls a thousand times; panics where an output differs from the first time's. How many outputs.
+/// Runs the call a thousand times; panics if an output differs from the first run's. Returns the
+/// number of outputs.
 fn thousand(what: &str, mut call: impl FnMut() -> Vec<u16>) -> usize {
     let first = call();
     for turn in 1..1000 {

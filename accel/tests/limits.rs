@@ -1,5 +1,4 @@
-//! What a device can do at most: the kernels that measure it compile, read everything, and give rates
-//! that such a device can have.
+//! The kernels that measure a device's limits compile, read every word, and give plausible rates.
 
 mod common;
 

@@ -18,9 +18,9 @@ use marlinspike::products::schedule::{Extras, Schedule};
 use marlinspike::weight::{Groups, Weight};
 use marlinspike_accel::{
     AccelError, Device,
-    mutants::MUTANTS,
     ops::MarlinLayer,
     ops::gemm::{ManyRows, MarlinWeight, marlin_gemm_many_rows},
+    registry::mutants,
 };
 use rayon::prelude::*;
 
@@ -95,7 +95,7 @@ fn products_equal_the_canonical_schedule_under_every_plan() {
             let wanted = expected(&x, w, dtype);
             // Each weight under two plans; all of them over the shapes.
             for plan in [0, 5].map(|j| all[(i + j + size_n / 64) % all.len()]) {
-                // Not zeros: an output that nobody writes is then noticed.
+                // Not zeros, so that an output that is not written is noticed.
                 let mut y = device.upload(&vec![0xabcd; wanted.len()]).unwrap();
                 marlin_gemm_many_rows(&device, &from, &there, &mut y, plan).unwrap();
                 let context = format!("{dtype}, {}, {shape}, M {size_m}, {plan:?}", w.ty);
@@ -131,7 +131,7 @@ fn tiles_that_thread_blocks_share_have_the_same_bits() {
         let wanted = expected(&x, &w, dtype);
         let x = device.upload(&x).unwrap();
         let there = MarlinWeight::new(&device, std::slice::from_ref(&w), dtype).unwrap();
-        // Again and again: what one product leaves behind is what the next one finds.
+        // Repeatedly, since each product reuses the memory of the one before.
         for run in 0..4 {
             let mut y = device.upload(&vec![0xabcd; wanted.len()]).unwrap();
             marlin_gemm_many_rows(&device, &x, &there, &mut y, plan).unwrap();
@@ -167,7 +167,7 @@ fn layers_equal_the_canonical_arithmetic_under_every_plan() {
             ..parts.layer()
         };
         let there = MarlinLayer::new(&device, &layer).unwrap();
-        // The other plan of as many rows, if there is one, for the second product.
+        // The other plan of the same rows, if it exists, for the second product.
         let same_rows = |other: &&ManyRows| other.rows == plan.rows && *other != plan;
         let second = all.iter().find(same_rows).unwrap_or(plan);
         for tokens in [3, 300] {
@@ -218,13 +218,12 @@ fn wrong_kernels_are_noticed() {
         device.download(&y).unwrap()
     };
     assert_eq!(found(Device::open().unwrap()), wanted);
-    let wrong: Vec<_> = MUTANTS
-        .iter()
-        .filter(|mutant| ["marlin_gemm_wgmma", "moe_gather"].contains(&mutant.source))
+    let wrong: Vec<_> = mutants()
+        .filter(|(row, _)| ["marlin_gemm_wgmma", "moe_gather"].contains(&row.source))
         .collect();
-    for mutant in &wrong {
-        let found = found(Device::open().unwrap().with_mutant(mutant));
-        assert_ne!(found, wanted, "{}: {} passed", mutant.source, mutant.name);
+    for (row, mutant) in &wrong {
+        let device = Device::open().unwrap().with_mutant(row, mutant).unwrap();
+        assert_ne!(found(device), wanted, "{}: {} passed", row.source, mutant.name);
     }
     common::say(&format!("LAW wrong kernels of many rows rejected: {0} of {0}", wrong.len()));
 }

@@ -5,7 +5,13 @@ mod subject;
 
 use std::thread;
 
-use marlinspike_accel::{Device, mutants::MUTANTS, mutants::Mutant, nvrtc::Arch, registry};
+use marlinspike_accel::{
+    Device,
+    nvrtc::Arch,
+    operation::{Mutant, Row},
+    registry::mutants,
+};
+use marlinspike_kernels::{Source, source};
 use marlinspike_proptests::{Failure, Operation, Subject, laws, ops};
 use proptest::{
     strategy::{Strategy, ValueTree},
@@ -15,28 +21,31 @@ use rayon::prelude::*;
 
 use subject::Cuda;
 
-/// A mutant that does not compile would prove nothing. Needs NVRTC but no GPU.
+/// A mutant that does not compile proves nothing. Needs NVRTC but no GPU.
 #[test]
 fn every_mutant_compiles() {
     let Some(nvrtc) = common::nvrtc_or_skip("every_mutant_compiles") else { return };
     let arch = Arch::of_device((9, 0));
-    MUTANTS.par_iter().for_each(|mutant| {
-        let source = mutant.text().unwrap();
-        let row = registry().iter().find(|row| row.source == source.name).unwrap();
+    mutants().collect::<Vec<_>>().into_par_iter().for_each(|(row, mutant)| {
+        let text = mutant.text(source(row.source).unwrap()).unwrap();
+        let wrong = Source { name: row.source, text: text.leak() };
         // The last variant has every part of the source that only some have.
         let parameters = (row.variants)(arch).unwrap().pop().unwrap();
-        nvrtc.compile(source, arch, &parameters).unwrap_or_else(|e| panic!("{}: {e}", mutant.name));
+        nvrtc.compile(&wrong, arch, &parameters).unwrap_or_else(|e| panic!("{}: {e}", mutant.name));
     });
 }
 
-/// The law that rejects the mutant, after how many inputs, and how. Inputs are not shrunk: each of the
-/// smaller ones might need a module of its own.
-fn rejected<O: Operation>(mutant: &'static Mutant) -> Option<(&'static str, usize, Failure)>
+/// The law that rejects the mutant, the number of inputs tried before, and the failure. Inputs are
+/// not shrunk, since each smaller one might need a module of its own.
+fn rejected<O: Operation>(
+    row: &'static Row,
+    mutant: &'static Mutant,
+) -> Option<(&'static str, usize, Failure)>
 where
     Cuda: Subject<O>,
 {
-    let (cuda, mut runner) =
-        (Cuda(Device::open().unwrap().with_mutant(mutant)), TestRunner::deterministic());
+    let device = Device::open().unwrap().with_mutant(row, mutant).unwrap();
+    let (cuda, mut runner) = (Cuda(device), TestRunner::deterministic());
     let drawn = (0..2000).map(|_| O::inputs().new_tree(&mut runner).unwrap().current());
     drawn.filter(|input| Subject::<O>::takes(&cuda, input)).take(200).enumerate().find_map(
         |(after, input)| {
@@ -48,11 +57,11 @@ where
     )
 }
 
-type Rejected = fn(&'static Mutant) -> Option<(&'static str, usize, Failure)>;
+type Rejected = fn(&'static Row, &'static Mutant) -> Option<(&'static str, usize, Failure)>;
 
 /// The operations whose laws are tried on a mutant of each source.
-fn operations(mutant: &'static Mutant) -> &'static [Rejected] {
-    match mutant.source {
+fn operations(row: &Row) -> &'static [Rejected] {
+    match row.source {
         "awq_marlin_repack" => &[rejected::<ops::AwqRepack>],
         "gptq_marlin_repack" => &[rejected::<ops::Repack>],
         "marlin_gemm" => &[rejected::<ops::DenseProduct>, rejected::<ops::ExpertProduct>],
@@ -78,20 +87,20 @@ fn every_mutant_is_rejected() {
     if common::device_or_skip("every_mutant_is_rejected").is_none() {
         return;
     }
-    let reject = |mutant: &'static Mutant| {
-        let Mutant { name, source, .. } = mutant;
-        let found = operations(mutant).iter().find_map(|rejected| rejected(mutant));
+    let reject = |row: &'static Row, mutant: &'static Mutant| {
+        let (name, source) = (mutant.name, row.source);
+        let found = operations(row).iter().find_map(|rejected| rejected(row, mutant));
         let Some((law, after, failure)) = found else {
             panic!("{source}: {name} passed every law")
         };
         let how = failure.mismatch.map_or(failure.what, |mismatch| mismatch.to_string());
         common::say(&format!("MUTANT {source}, {name}: {law}, after {after} inputs: {how}"));
     };
-    let mutants = MUTANTS.iter().filter(|mutant| !operations(mutant).is_empty());
+    let tried: Vec<_> = mutants().filter(|(row, _)| !operations(row).is_empty()).collect();
     thread::scope(|scope| {
         let started: Vec<_> =
-            mutants.clone().map(|mutant| scope.spawn(move || reject(mutant))).collect();
+            tried.iter().map(|&(row, mutant)| scope.spawn(move || reject(row, mutant))).collect();
         started.into_iter().for_each(|thread| thread.join().unwrap());
     });
-    common::say(&format!("LAW wrong kernels rejected: {0} of {0}", mutants.count()));
+    common::say(&format!("LAW wrong kernels rejected: {0} of {0}", tried.len()));
 }

@@ -1,4 +1,4 @@
-//! Every operation's source compiles for every architecture that matters; needs NVRTC but no GPU.
+//! Every operation's source compiles for every supported architecture; needs NVRTC but no GPU.
 
 mod common;
 
@@ -13,8 +13,8 @@ use marlinspike_accel::{
 use marlinspike_kernels::Source;
 use rayon::prelude::*;
 
-/// An architecture, and whether its modules take every pair of values of any two parameters, or every
-/// value alone: neighbours get the same tilings.
+/// An architecture, and whether its modules cover every pair of values of any two parameters or
+/// only every value: neighbouring architectures have the same tilings.
 const ARCHS: [(Arch, bool); 4] = [
     (Arch { compute_capability: (8, 0), specific: false }, true),
     (Arch { compute_capability: (8, 9), specific: false }, false),
@@ -22,8 +22,8 @@ const ARCHS: [(Arch, bool); 4] = [
     (Arch { compute_capability: (10, 0), specific: true }, false),
 ];
 
-/// Variants in which every value of any parameter occurs that does in `variants`; with `pairs`, every
-/// pair of values of any two parameters.
+/// A subset of `variants` that covers every value of each parameter; with `pairs`, every pair of
+/// values of any two parameters.
 fn covering(variants: &[Vec<Parameter>], pairs: bool) -> Vec<&Vec<Parameter>> {
     let parts = |variant: &Vec<Parameter>| -> BTreeSet<(Parameter, Parameter)> {
         let all = variant.iter().enumerate();

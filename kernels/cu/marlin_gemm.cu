@@ -31,8 +31,8 @@
 //             groups of 16
 //   HAS_G_IDX 1: groups of any k, of integers without zero points; GROUPS is 0 then, and group_size
 //             the number of groups
-//   PRODUCT   dense or with experts, with or without the activation (gemm_sizes.cuh). Of activations function
-//             SILU alone: others would make the module long to load.
+//   PRODUCT   dense or with experts, with or without the activation (gemm_sizes.cuh). The only
+//             activation is SILU: others would make the module slow to load.
 //   M_TILES   1, 2, 4, 8: eights of rows that a thread block computes
 //   N_TILE    64, 128 or 256: columns that a thread block computes; N is a multiple of it
 //   COLUMNS   32 or 64: columns that a warp computes
@@ -118,7 +118,7 @@ struct Epilogue {
     const float *topk_weights;
     size_t expert;
 
-    // The product in f32 of a row and two neighbouring columns: `n` counts in the tile.
+    // The f32 product of a row and two neighbouring columns; `n` is the first one's place in the tile.
     __device__ __forceinline__ float2 total(unsigned row, [[maybe_unused]] unsigned entry, unsigned n) const {
         float2 sum = sums.total(row, n);
         if (p.global_scale) {
@@ -146,9 +146,10 @@ struct Epilogue {
     template <class Rows>
     __device__ __forceinline__ void write(const Thread &thread, const Rows &rows_of_block, unsigned rows,
                                           const Activation &activation) const {
-        // Two neighbouring columns at a time, of this rank's part of each 64; of gate and up halves those of gate.
+        // A lane takes two neighbouring columns of this rank's part of each 64; where gate and up are halves, columns
+        // of gate.
         constexpr unsigned PAIRS = N_TILE / RANKS / (PRODUCT == EXPERTS_GATE_UP_HALVES ? 4 : 2);
-        // Warps stay together, so that lanes can ask each other for entries.
+        // Warps do not diverge here, since lanes read entries from each other.
 #pragma unroll 1
         for (unsigned before = threadIdx.x - thread.lane; before < rows * PAIRS; before += THREADS) {
             const unsigned row = (before + thread.lane) / PAIRS, at = (before + thread.lane) % PAIRS * 2;
@@ -189,7 +190,7 @@ __device__ __forceinline__ void compute_tile(const Operands &p, const Thread &th
     const unsigned stages = (min(begin + p.chunk_k, p.size_k) - begin) / STAGE_K;
     const unsigned ring = shared_address(memory) + thread.team * RING_BYTES;
 
-    // Weights are no kernel's output, but x may be the last one's.
+    // No kernel writes weights, but x may be the previous kernel's output.
     WeightStream weights(p, thread, columns, ring, begin);
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; ++stage) {
@@ -236,7 +237,7 @@ __device__ __forceinline__ void compute_tile(const Operands &p, const Thread &th
     unsigned slot = 0, free_slot = (STAGES - 1) * STAGE_BYTES;
     for (unsigned left = stages; left != 0; --left) {
         copy_wait<STAGES - 2>();
-        team_sync(thread.team);  // all copies have landed, and the stage refilled next is read
+        team_sync(thread.team);  // all copies have arrived, and the stage refilled next has been read
         if (left >= STAGES) {
             weights.copy(free_slot);
             copy_rows(ring + free_slot + X_AT, x_to, x_from, x_exists);
@@ -288,7 +289,7 @@ __device__ __forceinline__ void compute_tile(const Operands &p, const Thread &th
     if constexpr (PUSHES_SUMS) {
         sums.push(sum, own_chunk);
     } else {
-        copy_wait<0>();  // every ring is read
+        copy_wait<0>();  // all rings have been read
         __syncthreads();
         sums.store(sum, memory);
     }
@@ -296,7 +297,7 @@ __device__ __forceinline__ void compute_tile(const Operands &p, const Thread &th
     const Epilogue epilogue = {p, columns, sums, topk_weights, expert};
     epilogue.write(thread, rows_of_block, rows, activation);
     if constexpr (RANKS > 1 && !PUSHES_SUMS) {
-        // No block leaves while its sums are being read.
+        // No block exits while another block reads its sums.
         cluster_arrive_relaxed();
         cluster_wait();
     }

@@ -62,7 +62,7 @@ constexpr unsigned ZEROS_AT = SCALES_AT + SCALE_BYTES;
 constexpr unsigned X_AT = ZEROS_AT + ZERO_BYTES;
 constexpr unsigned STAGE_BYTES = X_AT + X_BYTES;
 constexpr unsigned RING_BYTES = STAGES * STAGE_BYTES;
-// A row of partial sums in shared memory: 4 more than it holds, which spreads a fragment over all banks.
+// Floats from one row of partial sums to the next: 4 of padding spread a fragment over all banks.
 constexpr unsigned PITCH = COLUMNS + 4;
 constexpr unsigned SUM_BYTES = ROWS * PITCH * 4;
 // Shared memory of a warp: its ring, which its partial sums replace.
@@ -74,8 +74,8 @@ constexpr int X_COPIES = ROWS / 4;
 
 // Partial sums of a group: exact integers, or f32.
 using GroupSum = Choose<IS_FP8, float, int>::Type;
-// Integer sums of a group stay below 2^22, so that the integer added to the bits of 1.5 * 2^23 is that f32 plus the
-// integer.
+// Integer sums of a group stay below 2^22: added to the bits of 1.5 * 2^23, they give the f32 1.5 * 2^23 plus the
+// sum.
 constexpr int INTEGER_ZERO_BITS = 0x4B400000;
 constexpr float INTEGER_ZERO = 12582912.0f;
 constexpr GroupSum NO_SUM = IS_FP8 || GROUPS == 0 ? 0 : INTEGER_ZERO_BITS;
@@ -169,7 +169,7 @@ struct Operands {
     __device__ __forceinline__ unsigned x_row(unsigned entry) const { return IS_MOE ? entry / top_k : entry; }
 };
 
-// What a lane copies of each stage's weights, scales and zero points.
+// A lane's copies of each stage's weights, scales and zero points.
 struct WeightStream {
     unsigned lane, size_n;
     const uint4 *weight_from;
@@ -211,8 +211,8 @@ struct WeightStream {
     }
 };
 
-// What a lane copies of each stage's rows of x. Rows that do not exist are not copied: what the stage holds in their
-// place only reaches sums that nothing reads.
+// A lane's copies of each stage's rows of x. Rows that do not exist are not copied: the old contents of the stage
+// reach only sums that are never read.
 struct RowStream {
     unsigned lane;
     const unsigned char *from[X_COPIES];
@@ -364,7 +364,7 @@ __device__ __forceinline__ void add_chunk(Sums &sums, const Operands &p, const u
     }
     for (unsigned stage = 0; stage < stages; ++stage) {
         copy_wait<STAGES - 2>();
-        // All copies of the warp have landed, and its lanes are done with the stage refilled next.
+        // All copies of the warp have arrived, and its lanes have read the stage refilled next.
         __syncwarp();
         issue(stage + STAGES - 1);
         const unsigned slot = stage % STAGES * STAGE_BYTES;
@@ -441,7 +441,7 @@ extern "C" __global__ void __launch_bounds__(256)
     Sums sums;
     add_chunk(sums, p, memory + warp * RING_BYTES, warp * chunk_k, n0, lane);
 
-    // Every ring is read: the sums replace them.
+    // All rings have been read; the sums replace them.
     copy_wait<0>();
     __syncthreads();
     float *sums_of_chunks = reinterpret_cast<float *>(memory);

@@ -37,11 +37,11 @@
 #include "wgmma.cuh"
 #include "wgmma_ring.cuh"
 
-// Products that a warpgroup issues at once; while they run the next ones' weights are dequantized, to the
-// other of two places: a stage has an even number of batches.
+// Products that a warpgroup issues at once. While they run, the weights of the next batch are dequantized to the
+// other of two buffers: a stage has an even number of batches.
 constexpr int BATCH = ROWS <= 80 ? 2 * FRAGMENTS : 2;
 constexpr int BATCHES = 4 * FRAGMENTS / BATCH;  // of a stage
-// Registers of a thread; what producers release, consumers claim.
+// Registers of a thread: consumers claim those that producers release.
 constexpr int PRODUCER_REGISTERS = WARPS == 8 ? 40 : 24;
 constexpr int CONSUMER_REGISTERS = WARPS == 8 ? 232 : 160;
 
@@ -71,7 +71,7 @@ __device__ __forceinline__ void load_group(Group &group, const WarpColumns &warp
     }
 }
 
-// A warp's totals of a piece in global memory, for the thread block that continues the tile.
+// A warp's totals of a piece, in global memory, for the thread block that continues the tile.
 struct SharedTotals {
     float4 *totals;
     unsigned *ready;  // 1 while the totals wait to be read, else 0
@@ -103,13 +103,13 @@ __device__ __forceinline__ void store_totals(const SharedTotals &to,
 
 __device__ __forceinline__ void load_totals(const SharedTotals &from,
                                             float (&total)[FRAGMENTS][ROWS / 2]) {
-    // The whole warp waits. If one lane did, the compiler would assume that lanes leave later loops one by one, and
-    // would keep matrix addresses in registers of each lane.
+    // The whole warp waits. If only one lane did, the compiler would assume that lanes leave later loops one by one,
+    // and would keep matrix addresses in per-lane registers.
     while (__any_sync(~0u, load_acquire(from.ready) == 0)) {
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-        // For the next product.
+        // Restored for the next product.
         *from.ready = 0;
     }
 #pragma unroll
@@ -169,7 +169,7 @@ __device__ __forceinline__ void add_chunks(const Product &p, const WarpColumns &
                     wgmma<ROWS>(sum[j], a[i], x + 2 * step, stage + step);
                 }
                 wgmma_commit();
-                // The batch before is done, and its fragments are free.
+                // The previous batch is complete, so its fragments are free.
                 wgmma_wait<1>();
                 if (batch == 0 && stage > 0) {
                     release(memory, (slot == 0 ? STAGES : slot) - 1, warp.lane);
@@ -209,8 +209,8 @@ struct RowWeights {
     }
 };
 
-// Finishes a tile's totals and has the copy engine write them to y, each warpgroup its own columns. The warpgroup
-// continues meanwhile: the tile stays in shared memory until the next one is finished.
+// Finishes a tile's totals; each warpgroup then has the copy engine write its columns to y. The warpgroup continues
+// meanwhile, since the tile stays in shared memory until the next one is finished.
 __device__ __forceinline__ void write_tile(const Product &p, const TensorMap &y_map, const WarpColumns &warp,
                                            const Piece &piece,
                                            [[maybe_unused]] const RowWeights &row_weights, unsigned memory,
@@ -295,7 +295,7 @@ __device__ __forceinline__ void write_tile(const Product &p, const TensorMap &y_
     }
 }
 
-// Computes the tiles of this thread block from what the ring holds, and writes them.
+// Computes the tiles of this thread block from the ring's stages, and writes them.
 __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map, unsigned memory,
                                         unsigned char *pointer) {
     const unsigned warp_n = (threadIdx.x - PRODUCERS) / 32 * COLUMNS;
@@ -382,7 +382,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         release_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x % 32 == 0) {
             const unsigned part = threadIdx.x / 32;
-            // Weights are no kernel's output: producers that copy nothing else start at once.
+            // No kernel writes weights: producers that copy nothing else start at once.
             if (IS_MOE || part == 0) {
                 wait_for_last_kernel();
             }

@@ -1,16 +1,16 @@
 // Tokens cut into blocks of one expert. Upstream operator: vLLM `moe_align_block_size`.
 //
 //   topk_ids          int32 [numel]: the global expert of each entry; others are left out
-//   run_of            int32 [num_experts]: in the lower half which run an expert's entries form, num_runs or
-//                     more where they are left out; in the upper half, signed, what marks its blocks
+//   run_of            int32 [num_experts]: in the lower half the run of an expert's entries, num_runs or more
+//                     where they are left out; in the upper half, signed, the mark of its blocks
 //   sorted_token_ids  int32 [room]: the entries of each run, ascending, padded to whole blocks with
 //                     numel; behind them numel
 //   expert_ids        int32 [room / block_size]: the marks
 //   num_tokens_post_padded  int32 [1]
-//   place_of          int32 [numel]: where an entry stands in sorted_token_ids; -1: left out
+//   place_of          int32 [numel]: the place of an entry in sorted_token_ids; -1: left out
 //
-// Warps take equal parts of the entries, in order. Each counts how many of its own are of each run; from all
-// counts follows where each warp's entries of each run begin; then every entry takes its place.
+// Warps take equal parts of the entries, in order. Each counts its entries of each run. The counts of all warps give
+// the place where each warp's entries of a run begin; then each entry is written to its place.
 //
 // Parameter: RANKS: thread blocks, which form one cluster; more than 1 from sm_90 on.
 // Launch: RANKS blocks of whole warps, at most 1024 threads; as dynamic shared memory num_runs + 1 ints for
@@ -22,7 +22,7 @@
 // Entries that a lane holds at once.
 constexpr unsigned ITEMS = 4;
 
-// Into the L2 cache, for later.
+// Prefetches to the L2 cache.
 __device__ __forceinline__ void prefetch(const int *from, unsigned count) {
     for (unsigned i = threadIdx.x * 32; i < count; i += blockDim.x * 32) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
@@ -36,7 +36,7 @@ struct WarpEntries {
 
     __device__ __forceinline__ unsigned chunks() const { return (last - first + 32 * ITEMS - 1) / (32 * ITEMS); }
 
-    // What run_of says of the entries of a chunk; beyond `last` no run.
+    // Values of run_of for the entries of a chunk; beyond `last`: no run.
     __device__ __forceinline__ void load(unsigned chunk, int (&runs)[ITEMS]) const {
         const unsigned begin = first + chunk * (32 * ITEMS);
 #pragma unroll
@@ -76,7 +76,7 @@ struct Counts {
 
     __device__ __forceinline__ unsigned *of_warp(unsigned warp) const { return rows + warp * (num_runs + 1); }
 
-    // Of all warps of the thread block.
+    // Entries of a run in the thread block.
     __device__ __forceinline__ unsigned sum(unsigned run) const {
         unsigned count = 0;
 #pragma unroll 4
@@ -206,8 +206,8 @@ extern "C" __global__ void __launch_bounds__(1024) CLUSTER
     wait_for_last_kernel();
     let_next_kernel_start();
 
-    // Entries overwrite what is no padding, after a barrier. The number of places is not known yet, so all of the room
-    // is filled, as upstream does it.
+    // Everything is filled with padding, as upstream does, since the number of places is not known yet. Entries
+    // overwrite it after a barrier.
     for (unsigned i = rank * blockDim.x + threadIdx.x; i < room; i += RANKS * blockDim.x) {
         sorted_token_ids[i] = static_cast<int>(numel);
     }
@@ -226,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(1024) CLUSTER
         *num_tokens_post_padded = static_cast<int>(places);
     }
     if constexpr (RANKS > 1) {
-        // This block has read the others' counts; nothing else needs ordering.
+        // The other blocks' counts have been read; nothing else needs ordering.
         cluster_arrive_relaxed();
     }
 

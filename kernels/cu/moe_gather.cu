@@ -26,7 +26,7 @@ __device__ __forceinline__ void copy_rows(const uint4 *x, uint4 *gathered, const
     const unsigned pieces = size_k / 8, lane = threadIdx.x % 32;
     const unsigned first = blockIdx.y * blockDim.x * PIECES + threadIdx.x;
     const size_t row = blockIdx.x;
-    // Before it waits: the last kernel is the alignment, which writes no x.
+    // Reads x before waiting: the previous kernel is the alignment, which does not write x.
     uint4 piece[PIECES];
 #pragma unroll
     for (unsigned i = 0; i < PIECES; ++i) {

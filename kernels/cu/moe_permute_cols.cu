@@ -4,9 +4,9 @@
 //   x           16-bit [entries / top_k, size_k]
 //   perm        uint32 [experts, size_k]
 //   topk_ids    int32 [entries]
-//   expert_of   int32 [num_experts]: whose row of perm it is; -1: not here; null: all are here
+//   expert_of   int32 [num_experts]: the expert's row of perm; -1: not here; null: all are here
 //   out         16-bit [entries, size_k]: out[t, k] = x[t / top_k, perm[expert, k]] for the expert of entry t;
-//               rows without an expert stay as they are
+//               rows without an expert keep their contents
 //
 // One thread writes two elements. Launch with a 1-D grid of as many threads; size_k is even.
 

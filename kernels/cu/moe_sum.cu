@@ -45,8 +45,8 @@ extern "C" __global__ void moe_sum(const Piece *__restrict__ down,
     }
     const size_t first = static_cast<size_t>(row) * top_k;
     float sum[WIDTH] = {};
-    // Absent slots add +0, which changes no sum that began with it; their values are read all the same,
-    // so that no read waits for another.
+    // Absent slots add +0, which does not change a sum that starts at +0. Their values are still read, so that no
+    // read depends on another.
 #pragma unroll 8
     for (unsigned j = 0; j < top_k; ++j) {
         size_t of = first + j;

@@ -13,7 +13,7 @@
 //
 // Parameters:
 //   IS_SIGMOID  0 softmax, 1 sigmoid
-//   SCORES      what scores are stored as: 0 f32, 1 f16, 2 bf16
+//   SCORES      type of the scores: 0 f32, 1 f16, 2 bf16
 //
 // One block of whole warps works on one row, with 2 * experts + num_groups floats of dynamic shared
 // memory (num_groups: 1 without groups). Launch with a grid of `rows` blocks.
@@ -102,7 +102,7 @@ extern "C" __global__ void topk_router(const float *__restrict__ logits,
             scores[i] = exp_f32(__fsub_rn(row[i], max));
         }
         __syncthreads();
-        // Every thread adds up by itself, in the stated order.
+        // Each thread computes the sum itself, in the stated order.
         float sum = 0.0f;
         for (unsigned i = 0; i < experts; ++i) {
             sum = __fadd_rn(sum, scores[i]);
@@ -134,7 +134,7 @@ extern "C" __global__ void topk_router(const float *__restrict__ logits,
             group_scores[g] = bias ? stored(__fadd_rn(first, second)) : first;
         }
         __syncthreads();
-        // The groups taken are marked; the experts of the others leave the choice.
+        // The selected groups are marked; experts of other groups are excluded.
         for (unsigned j = 0; j < topk_group; ++j) {
             const int best = block_best(group_scores, num_groups);
             __syncthreads();

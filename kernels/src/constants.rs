@@ -17,7 +17,8 @@ pub enum ConstantError {
         /// The name.
         name: String,
     },
-    /// Its expression cannot be evaluated: syntax beyond the above, a division by zero, or a value outside of `u32`.
+    /// Its expression cannot be evaluated: unsupported syntax, a division by zero, or a value
+    /// outside of `u32`.
     Expression {
         /// The source.
         source: String,
@@ -69,7 +70,7 @@ const OPERATORS: [&str; 18] = [
     "==", "!=", "<=", ">=", "&&", "||", "<", ">", "+", "-", "*", "/", "%", "!", "(", ")", "?", ":",
 ];
 
-/// Constants of a source, as the tokens of their expressions; none where they cannot be split.
+/// Constants of a source, as the tokens of their expressions; `None` if they cannot be split.
 #[derive(Debug)]
 struct Table(HashMap<String, Option<Vec<Token>>>);
 
@@ -135,7 +136,7 @@ fn tokens(text: &str) -> Option<Vec<Token>> {
 const LEVELS: [&[&str]; 6] =
     [&["||"], &["&&"], &["==", "!="], &["<", "<=", ">", ">="], &["+", "-"], &["*", "/", "%"]];
 
-/// One evaluation: what is known under its parameters.
+/// One evaluation: the values known under its parameters.
 struct Scope<'t> {
     table: &'t Table,
     source: &'t str,

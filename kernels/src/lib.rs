@@ -5,10 +5,11 @@
 //! assert!(repack.text.contains("extern \"C\""));
 //! ```
 //!
-//! The sources know no Rust type and include nothing but each other, so that NVRTC compiles them on any machine. Their
-//! parameters are constants that the compiler's caller puts before the text ([`prelude`]); each file's head lists
-//! them. Sizes that the host needs, of shared memory for instance, are constants of the sources too: [`constant`]
-//! evaluates them, so that no formula is written twice.
+//! The sources depend on no Rust type and include only each other, so NVRTC compiles them on any
+//! machine. Their parameters are constants that the caller of the compiler puts before the text
+//! ([`prelude`]); the head of each file lists them. Sizes that the host needs, such as those of
+//! shared memory, are constants of the sources too: [`constant`] evaluates them, so no formula is
+//! written twice.
 //!
 //! A new kernel is one `.cu` file in `cu/` and its name in the list here. What several kernels share is in `cu/parts/`.
 
@@ -57,7 +58,7 @@ const KERNELS: &[(&str, &str)] = files!("", ".cu":
     "topk_router"
 );
 
-/// Kernels that measure what a device can do at most.
+/// Kernels that measure a device's limits.
 const LIMITS: &[(&str, &str)] = files!("probes/", ".cu": "matrix_limit" "read_limit");
 
 /// Included files, sorted by name.
@@ -96,7 +97,7 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
 /// Every CUDA source, sorted by name.
 pub static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(|| sources(KERNELS));
 
-/// Sources that compute nothing of a layer: they measure what a device can do at most. Sorted by name.
+/// Kernels that measure a device's limits, and are no part of a layer. Sorted by name.
 pub static PROBES: LazyLock<Vec<Source>> = LazyLock::new(|| sources(LIMITS));
 
 fn sources(files: &[(&'static str, &'static str)]) -> Vec<Source> {
@@ -184,6 +185,36 @@ mod tests {
                 assert!(line.starts_with("#if __CUDA_ARCH__"), "{name}: {line}");
             }
         }
+    }
+
+    /// The most lines of a function or type of a file, with its first line.
+    fn longest(text: &'static str) -> (usize, &'static str) {
+        let (mut start, mut is_open, mut longest) = (None, false, (0, ""));
+        for (i, line) in text.lines().enumerate() {
+            if line.starts_with('}') {
+                longest = start.map_or(longest, |(at, first)| longest.max((i + 1 - at, first)));
+                start = None;
+            } else if start.is_none() && line.starts_with(char::is_alphabetic) {
+                (start, is_open) = (Some((i, line)), false);
+            }
+            is_open |= line.ends_with('{');
+            if line.ends_with(';') && !is_open {
+                start = None;
+            }
+        }
+        longest
+    }
+
+    #[test]
+    fn functions_are_shorter_than_150_lines() {
+        let text = "constexpr unsigned A =\n    1;\ntemplate <int N>\nvoid f(int a,\n       int b) {\n    \
+                    g();\n\n    h();\n}\n";
+        assert_eq!(longest(text), (7, "template <int N>"));
+        for (name, text) in KERNELS.iter().chain(LIMITS).chain(PARTS) {
+            let (lines, first) = longest(text);
+            assert!(lines < 150, "{name}: {lines} lines from `{first}` on");
+        }
+        assert!(KERNELS.iter().any(|(_, text)| longest(text).0 > 100), "nothing was measured");
     }
 
     #[test]

@@ -24,7 +24,7 @@ use marlinspike::w4a8::{Values, fastest};
 use crate::convert::error::ConvertError;
 use crate::convert::io::Disk;
 use crate::convert::parallel::Ranks;
-use crate::convert::plan::Plan;
+use crate::convert::plan::ConversionPlan;
 use crate::convert::settings::{Execution, Format, Settings};
 use crate::convert::target::int4;
 use crate::convert::{Output, Summary, convert_model};
@@ -170,7 +170,7 @@ pub fn model(data: &[u8], temp: &Path) -> Result<(), RunError> {
     for format in Format::ALL {
         for ranks in [1, 2] {
             let settings = settings(format, ranks);
-            let plan = Plan::new(&model, &layers, &settings)?;
+            let plan = ConversionPlan::new(&model, &layers, &settings)?;
             let items = plan.shards.iter().flat_map(|s| &s.items);
             assert!(items.clone().all(|i| i.spec.byte_len().is_some()));
         }

@@ -16,7 +16,7 @@ use marlinspike::layouts::marlin::InputDtype;
 use marlinspike_model::convert::error::ConvertError;
 use marlinspike_model::convert::execute::Execution;
 use marlinspike_model::convert::parallel::Ranks;
-use marlinspike_model::convert::plan::{Plan, Settings};
+use marlinspike_model::convert::plan::{ConversionPlan, Settings};
 use marlinspike_model::model::layers::Layers;
 use marlinspike_model::model::{Model, ModelFiles};
 
@@ -102,8 +102,9 @@ fn memory_and_threads_change_no_byte() {
 
         let opened = ModelFiles::open(&model).unwrap();
         let opened = Model::new(&opened).unwrap();
-        let plan = Plan::new(&opened, &Layers::group(&opened).unwrap(), &settings).unwrap();
-        let w13 = plan.stacks.iter().find(|s| s.shape.size_n == 1024).unwrap();
+        let plan =
+            ConversionPlan::new(&opened, &Layers::group(&opened).unwrap(), &settings).unwrap();
+        let w13 = plan.stacks.iter().find(|s| s.slice.shape.size_n == 1024).unwrap();
         let parts = w13.parts(LITTLE / 3);
         assert!(parts.len() > 1, "{context} {parts:?}");
         assert_eq!(parts.iter().any(|p| p.columns.start > 0), format.act_order(), "{context}");

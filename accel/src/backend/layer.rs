@@ -1,5 +1,5 @@
-//! The stages of an expert layer, each from the one before it: the device's own where it has
-//! computed it, else the recorded one.
+//! The stages of an expert layer. Each takes the previous stage's output: the device's if it
+//! computed one, else the recorded one.
 
 use marlinspike::case::{CaseConfig, MoeConfig, ScheduleChoice};
 use marlinspike::check::LayerSource;
@@ -7,13 +7,14 @@ use marlinspike::moe::layer::{Layer, Routed};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
 
-use super::operations::{Experts, Operations};
-use super::{BackendError, Made, Work};
+use super::operations::Operations;
+use super::{BackendError, CaseRun, Computed};
 use crate::error::AccelError;
+use crate::ops::{activation::Activate, gemm::ExpertProduct, sum::SumSlots};
 
 const STAGES: [&str; 4] = ["gate_up", "activated", "down", "y"];
 
-impl<O: Operations> Work<'_, O> {
+impl<O: Operations> CaseRun<'_, O> {
     /// Alignment and stages of a layer.
     pub(super) fn stages(&mut self, c: &MoeConfig) -> Result<(), BackendError> {
         let names = ["sorted_token_ids", "expert_ids", "num_tokens_post_padded"];
@@ -34,7 +35,7 @@ impl<O: Operations> Work<'_, O> {
             Tensor::from_vec("topk_ids", DType::I32, shape.clone(), routed.ids().to_vec())?,
             Tensor::from_vec("topk_weights", DType::F32, shape, routed.weights().to_vec())?,
         ];
-        let mut before: Made<Vec<u16>> = match self.case.inputs.get("x") {
+        let mut before: Computed<Vec<u16>> = match self.case.inputs.get("x") {
             Some(x) => Ok(x.elements::<u16>().into_owned()),
             None => Err("the case has no x".to_owned()),
         };
@@ -66,7 +67,7 @@ impl<O: Operations> Work<'_, O> {
                 (Err(reason), Some(_)) => self.absent(name, reason),
                 (_, None) => {}
             }
-            // A stage that the device has not gets the recorded values, for the next.
+            // If the device cannot compute a stage, the next one takes the recorded values.
             let recorded = self.case.output(name).map(|t| t.elements::<u16>().into_owned());
             before = made.or_else(|reason| recorded.ok_or(reason));
         }
@@ -92,7 +93,7 @@ impl<O: Operations> Work<'_, O> {
     }
 }
 
-/// One stage of the values before it.
+/// One stage, computed from the previous stage's values.
 fn stage_of<O: Operations>(
     o: &O,
     stage: usize,
@@ -102,7 +103,7 @@ fn stage_of<O: Operations>(
     before: &[u16],
 ) -> Result<Vec<u16>, AccelError> {
     let experts = |weights, top_k, weighted: bool| {
-        let experts = Experts {
+        o.run(&ExpertProduct {
             weights,
             quant: &c.quant,
             num_experts: c.num_experts,
@@ -110,15 +111,19 @@ fn stage_of<O: Operations>(
             top_k,
             topk_ids: routed.ids(),
             topk_weights: weighted.then(|| routed.weights()),
-        };
-        o.expert_product(experts, before)
+            x: before,
+        })
     };
     let on_input = layer.router_weight_on_input;
+    let dtype = layer.dtype;
     match stage {
         0 => experts(layer.w13, c.top_k, on_input),
-        1 => o.activate(&layer.activation, before, layer.dtype, c.intermediate_size),
+        1 => {
+            let (definition, size_i) = (&layer.activation, c.intermediate_size);
+            o.run(&Activate { definition, gate_up: before, dtype, size_i })
+        }
         2 => experts(layer.w2, 1, !on_input),
-        _ => o.sum(before, layer.dtype, c.top_k, c.hidden_size),
+        _ => o.run(&SumSlots { down: before, dtype, top_k: c.top_k, size_n: c.hidden_size }),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Packed weights, scales and biases of a case.
+//! Repack weights, scales and biases of a case.
 
 use marlinspike::case::{CheckpointFormat, QuantConfig};
 use marlinspike::check::MatrixSource;
@@ -10,11 +10,15 @@ use marlinspike::num::tensor::Tensor;
 use marlinspike::weight::{TableData, Weight};
 
 use super::compared::Compared;
-use super::operations::{Operations, Packed};
-use super::{BackendError, Work};
+use super::operations::Operations;
+use super::{BackendError, CaseRun};
 use crate::error::AccelError;
+use crate::ops::{
+    repack::Repack,
+    scales::{Int4Fp8, PermuteScales},
+};
 
-/// Outputs that are made on the host, from the checkpoint alone.
+/// Outputs that the host makes from the checkpoint alone.
 const ON_THE_HOST: [&str; 5] = [
     "marlin_zeros",
     "marlin_global_scale",
@@ -23,7 +27,7 @@ const ON_THE_HOST: [&str; 5] = [
     "sorted_g_idx",
 ];
 
-impl<O: Operations> Work<'_, O> {
+impl<O: Operations> CaseRun<'_, O> {
     /// The layouts of one matrix or stack of experts.
     pub(super) fn layouts(
         &mut self,
@@ -47,7 +51,7 @@ impl<O: Operations> Work<'_, O> {
         // The case's own order of rows is followed where it sorts.
         let stated = case.output(&full("g_idx_sort_indices")).cloned();
         let context: Vec<Tensor<'_>> = stated.into_iter().collect();
-        let packed = |qweight, format| Packed {
+        let packed = |qweight, format| Repack {
             format,
             qweight,
             perm: perm.as_deref(),
@@ -63,7 +67,7 @@ impl<O: Operations> Work<'_, O> {
                 let packed = packed(&words, format);
                 self.output(&qweight, &context, |o| along_n(o, packed, &zeros, quant))?;
             }
-            // Codes of every other format are words along K by now.
+            // Loaded codes of every other format are words along K.
             _ => {
                 let words: Vec<u32> =
                     weights.iter().flat_map(|w| w.codes.words().iter().copied()).collect();
@@ -77,14 +81,17 @@ impl<O: Operations> Work<'_, O> {
         };
         match moved_scales(quant, &weights) {
             Ok(values) => {
-                let order = ScalePermutation::choose(quant.group_size, shape.k(), activations);
-                self.output(&scales, &context, |o| o.permute_scales(&values, shape.size_n, order))?;
+                let permutation =
+                    ScalePermutation::choose(quant.group_size, shape.k(), activations);
+                let call = PermuteScales { scales: &values, size_n: shape.size_n, permutation };
+                self.output(&scales, &context, |o| o.run(&call))?;
             }
             Err(reason) => self.absent(&scales, reason),
         }
         if let Some(values) = bits16(weights.iter().map(|w| w.bias.as_ref())) {
-            let order = ScalePermutation::Single;
-            self.output(&bias, &context, |o| o.permute_scales(&values, shape.size_n, order))?;
+            let permutation = ScalePermutation::Single;
+            let call = PermuteScales { scales: &values, size_n: shape.size_n, permutation };
+            self.output(&bias, &context, |o| o.run(&call))?;
         }
         Ok(())
     }
@@ -99,39 +106,40 @@ fn is_rewritten(quant: &QuantConfig) -> bool {
 /// Codes in words along K.
 fn along_k<O: Operations>(
     o: &Compared<'_, O>,
-    packed: Packed<'_>,
+    packed: Repack<'_>,
     quant: &QuantConfig,
 ) -> Result<Vec<u32>, AccelError> {
     if !is_rewritten(quant) {
-        return o.repack(packed);
+        return o.run(&packed);
     }
-    let words = o.int4_fp8(packed.qweight, None, packed.qweight.len())?;
-    o.repack(Packed { qweight: &words, ..packed })
+    let qweight = packed.qweight;
+    let words = o.run(&Int4Fp8 { qweight, qzeros: None, words: qweight.len() })?;
+    o.run(&Repack { qweight: &words, ..packed })
 }
 
 /// Codes in words along N, one matrix after the other: the operator takes no stack.
 fn along_n<O: Operations>(
     o: &Compared<'_, O>,
-    packed: Packed<'_>,
+    packed: Repack<'_>,
     zeros: &[u32],
     quant: &QuantConfig,
 ) -> Result<Vec<u32>, AccelError> {
-    let Packed { qweight, experts, shape, .. } = packed;
+    let Repack { qweight, experts, shape, .. } = packed;
     let (words, of_zeros) = (qweight.len() / experts, zeros.len() / experts);
     let mut out = Vec::with_capacity(qweight.len());
     for e in 0..experts {
         let mut words = qweight[e * words..][..words].to_vec();
         if is_rewritten(quant) {
             let zeros = &zeros[e * of_zeros..][..of_zeros];
-            words = o.int4_fp8(&words, Some(zeros), shape.size_n / 8)?;
+            let per_row = shape.size_n / 8;
+            words = o.run(&Int4Fp8 { qweight: &words, qzeros: Some(zeros), words: per_row })?;
         }
-        out.extend(o.repack(Packed { qweight: &words, experts: 1, ..packed })?);
+        out.extend(o.run(&Repack { qweight: &words, experts: 1, ..packed })?);
     }
     Ok(out)
 }
 
-/// The scales of all matrices, where the kernel's form is another order of their columns and nothing
-/// more.
+/// The scales of all matrices, if the kernel's form only permutes their columns.
 fn moved_scales(quant: &QuantConfig, weights: &[Weight<'_>]) -> Result<Vec<u16>, &'static str> {
     let several = weights.iter().any(|w| w.scales.rows() > 1);
     if !matches!(quant.checkpoint_format, CheckpointFormat::Int(_)) {
@@ -148,8 +156,7 @@ fn moved_scales(quant: &QuantConfig, weights: &[Weight<'_>]) -> Result<Vec<u16>,
     }
 }
 
-/// The elements of tables of 16-bit values, one after the other; `None` where one is absent or of
-/// another width.
+/// The elements of all tables of 16-bit values; `None` if one is absent or of another width.
 fn bits16<'w>(
     tables: impl Iterator<Item = Option<&'w marlinspike::weight::Table>>,
 ) -> Option<Vec<u16>> {

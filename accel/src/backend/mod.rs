@@ -1,20 +1,18 @@
-//! Cases through the registry's operations: what a device makes of a case's inputs, judged as the
-//! case's own outputs are.
+//! Runs cases with the registry's operations and judges the device's outputs like the case's own.
 //!
-//! Two things must hold of each output that a device can compute. Every bit of every operation on
-//! the way equals the reference's (the law of its registry row). And the output, put in the place of
-//! the recorded one, passes the case's judge: bits of layouts and integers, bounds of router weights,
-//! activations and sums; of a product both the canonical schedule's bits and the bound of its
-//! convention. What no operation computes is left unchecked, with the reason.
+//! An output that a device computes must pass two checks. First, every bit of every operation on
+//! the way equals the reference's (the law of its registry row). Second, the output passes the
+//! case's judge: bits for layouts and integers, bounds for router weights, activations and sums,
+//! and for products both the canonical schedule's bits and the bound of its convention. Outputs
+//! that no operation computes are unchecked, with the reason.
 //!
-//! [`Operations`] is what the cases are computed by: [`Device`](crate::Device), or [`Reference`], with
-//! which everything here runs without a GPU.
+//! [`Operations`] computes the cases: a [`Device`](crate::Device), or the [`Reference`], which
+//! needs no GPU.
 
 mod compared;
 mod layer;
 mod layouts;
 mod operations;
-mod reference;
 
 use marlinspike::case::{Case, CaseConfig, Limits, LinearConfig, ScheduleChoice};
 use marlinspike::check::{
@@ -29,10 +27,10 @@ use marlinspike::num::tensor::{DType, Element, Tensor};
 use marlinspike::products::Convention;
 
 pub use compared::{Count, Counts};
-pub use operations::{Experts, Operations, Packed};
-pub use reference::Reference;
+pub use operations::{Operations, Reference};
 
 use crate::error::AccelError;
+use crate::ops::{align::AlignTokens, gemm::DenseProduct, router::Route, scales::Int4Fp8};
 use compared::Compared;
 
 /// Why a case could not be checked.
@@ -46,12 +44,12 @@ pub enum BackendError {
     Case(#[from] marlinspike::Error),
 }
 
-/// What the device made of a case.
+/// The device's outputs for a case, judged.
 #[derive(Debug, Clone)]
 pub struct Checked {
     /// The verdict on what it computed; other outputs are unchecked, and their note says why.
     pub report: CaseReport,
-    /// What each operation was held to.
+    /// Comparisons with the reference, by operation.
     pub counts: Counts,
 }
 
@@ -61,63 +59,64 @@ pub const NOT_ON_DEVICE: &str = "not on cuda: ";
 /// Computes what `case` records by `operations`, and judges it.
 ///
 /// # Errors
-/// [`BackendError::Accel`] for a device that fails; [`BackendError::Case`] for inputs that cannot be
-/// used. Operations that refuse their arguments leave an output unchecked, which is no error.
+/// [`BackendError::Accel`] for a device that fails; [`BackendError::Case`] for inputs that cannot
+/// be used. An operation that refuses its arguments leaves its output unchecked; that is no error.
 pub fn check<O: Operations>(
     operations: &O,
     case: &Case<'_>,
     declared: &Declared,
 ) -> Result<Checked, BackendError> {
     Limits::default().check(case)?;
-    // The recorded outputs' shapes are those of what is computed in their place.
+    // Recorded outputs determine the shapes of the computed ones.
     if let Some((fitting, misfits)) = without_misfits(case)? {
         let Checked { report, counts } = check(operations, &fitting, declared)?;
         let outputs = beside_misfits(&fitting, misfits, report.outputs);
         return Ok(Checked { report: CaseReport::new(case, outputs), counts });
     }
     let (compared, reports) = (Compared::new(operations), Vec::new());
-    let mut work = Work { case, declared, operations: compared, reports };
+    let mut run = CaseRun { case, declared, operations: compared, reports };
     match &case.config {
         CaseConfig::Linear(c) => {
-            work.layouts(&c.quant, "", Shape::new(c.size_k, c.size_n))?;
-            work.linear(c)?;
+            run.layouts(&c.quant, "", Shape::new(c.size_k, c.size_n))?;
+            run.linear(c)?;
         }
         CaseConfig::Moe(c) => {
-            work.layouts(&c.quant, "w13_", Shape::new(c.hidden_size, c.w13_size_n()))?;
-            work.layouts(&c.quant, "w2_", Shape::new(c.intermediate_size, c.hidden_size))?;
+            run.layouts(&c.quant, "w13_", Shape::new(c.hidden_size, c.w13_size_n()))?;
+            run.layouts(&c.quant, "w2_", Shape::new(c.intermediate_size, c.hidden_size))?;
             if case.inputs.contains_key("router_logits") {
-                work.route(&c.router())?;
+                run.route(&c.router())?;
             }
-            work.stages(c)?;
+            run.stages(c)?;
         }
         // No operation of the registry computes a family's rule.
         CaseConfig::Router(c) if c.rule.is_some() => {}
         CaseConfig::Router(c) => {
             let bias = case.inputs.get("e_score_correction_bias").map(|b| b.elements::<f32>());
             let ty = float_type(case.input("router_logits")?.dtype());
-            work.route(&c.router(ty, bias.as_deref()))?;
+            run.route(&c.router(ty, bias.as_deref()))?;
         }
         CaseConfig::Align(c) => {
             let ids = case.input("topk_ids")?.elements::<i32>();
-            work.align(&ids, c.num_experts, c.block_size)?;
+            run.align(&ids, c.num_experts, c.block_size)?;
         }
         CaseConfig::Preprocess(c) => {
             let qweight = case.input("qweight")?.elements::<u32>();
             let zeros = case.inputs.get("qzeros").map(|z| z.elements::<u32>());
             let words = zeros.as_ref().map_or(qweight.len(), |_| c.size_n / 8);
-            work.output("qweight", &[], |o| o.int4_fp8(&qweight, zeros.as_deref(), words))?;
+            let call = Int4Fp8 { qweight: &qweight, qzeros: zeros.as_deref(), words };
+            run.output("qweight", &[], |o| o.run(&call))?;
         }
         CaseConfig::DynQuant(_) => {}
         _ => {}
     }
     for (name, tensor) in &case.outputs {
-        if !work.reports.iter().any(|report| report.name == *name) {
+        if !run.reports.iter().any(|report| report.name == *name) {
             let note = format!("{NOT_ON_DEVICE}no operation of the registry computes it");
-            work.reports.push(OutputReport::unchecked(name, tensor.len(), &note));
+            run.reports.push(OutputReport::unchecked(name, tensor.len(), &note));
         }
     }
-    let report = CaseReport::new(case, work.reports);
-    Ok(Checked { report, counts: work.operations.into_counts() })
+    let report = CaseReport::new(case, run.reports);
+    Ok(Checked { report, counts: run.operations.into_counts() })
 }
 
 /// The type of a floating-point tensor's elements; float32 of any other.
@@ -125,19 +124,19 @@ fn float_type(dtype: DType) -> ScalarType {
     marlinspike::formats::float_type(dtype).unwrap_or(ScalarType::FLOAT32)
 }
 
-/// What an operation made, or why it has no kernel for its arguments.
-type Made<T> = Result<T, String>;
+/// What an operation computed, or why it has no kernel for its arguments.
+type Computed<T> = Result<T, String>;
 
-/// A case on its way.
-struct Work<'c, O> {
+/// A case and its reports so far.
+struct CaseRun<'c, O> {
     case: &'c Case<'c>,
     declared: &'c Declared,
     operations: Compared<'c, O>,
     reports: Vec<OutputReport>,
 }
 
-impl<O: Operations> Work<'_, O> {
-    /// Says that an output is not computed.
+impl<O: Operations> CaseRun<'_, O> {
+    /// Reports an output as unchecked, with the reason.
     fn absent(&mut self, name: &str, reason: &str) {
         if let Some(recorded) = self.case.output(name) {
             let note = format!("{NOT_ON_DEVICE}{reason}");
@@ -145,12 +144,12 @@ impl<O: Operations> Work<'_, O> {
         }
     }
 
-    /// What an operation makes, and how many elements of it differ from the reference's. A device that
-    /// fails is an error, a refusal of the arguments is none.
+    /// An operation's result, and how many of its elements differ from the reference's. A failure of the device is an
+    /// error; a refusal of the arguments is not.
     fn attempt<T>(
         &self,
         make: impl FnOnce(&Compared<'_, O>) -> Result<T, AccelError>,
-    ) -> Result<(Made<T>, usize), BackendError> {
+    ) -> Result<(Computed<T>, usize), BackendError> {
         let before = self.operations.differing();
         let made = match make(&self.operations) {
             Ok(made) => Ok(made),
@@ -162,8 +161,8 @@ impl<O: Operations> Work<'_, O> {
         Ok((made, self.operations.differing() - before))
     }
 
-    /// Computes an output that the case records, of the recorded type and shape, and judges it beside
-    /// the outputs of `context`.
+    /// Computes an output that the case records, of the recorded type and shape, and judges it together
+    /// with the outputs of `context`.
     fn output<T: Element>(
         &mut self,
         name: &str,
@@ -179,7 +178,7 @@ impl<O: Operations> Work<'_, O> {
                 return Ok(());
             }
         };
-        // Lists are as long as the values make them.
+        // The length of a list depends on its values.
         let shape = match recorded.shape() {
             [_] => vec![made.len()],
             shape => shape.to_vec(),
@@ -245,7 +244,7 @@ impl<O: Operations> Work<'_, O> {
         Ok(found.unwrap_or_else(|| OutputReport::unchecked(bare(made), made.len(), "not judged")))
     }
 
-    /// Adds the report of what was made, and what else there is to say of it.
+    /// Adds the report on `made`, with notes.
     fn push(&mut self, mut report: OutputReport, made: &Tensor<'static>, wrong: usize) {
         let mut notes: Vec<String> = report.note.take().into_iter().collect();
         if wrong > 0 {
@@ -270,12 +269,13 @@ impl<O: Operations> Work<'_, O> {
         let Some(recorded) = self.case.output("y") else { return Ok(()) };
         let source = MatrixSource::new(self.case, &c.quant, "", Shape::new(c.size_k, c.size_n));
         let weights = source.weights()?;
-        // 8-bit activations are a refusal of the operation's, for which nobody looks at x.
+        // The operation refuses 8-bit activations before it reads x.
         let x = match self.case.inputs.get("x") {
             Some(x) => x.elements::<u16>().into_owned(),
             None => Vec::new(),
         };
-        let (made, wrong) = self.attempt(|o| o.product(&weights[0], &c.quant, &x))?;
+        let (made, wrong) =
+            self.attempt(|o| o.run(&DenseProduct { weight: &weights[0], quant: &c.quant, x: &x }))?;
         let y = match made {
             Ok(y) => Tensor::from_vec("y", recorded.dtype(), recorded.shape().to_vec(), y)?,
             Err(reason) => {
@@ -303,7 +303,7 @@ impl<O: Operations> Work<'_, O> {
             2 => logits.elements::<u16>().iter().map(|&b| ty.to_f64(b.into()) as f32).collect(),
             _ => logits.elements::<f32>().into_owned(),
         };
-        let (made, wrong) = self.attempt(|o| o.route(router, &values, experts))?;
+        let (made, wrong) = self.attempt(|o| o.run(&Route { router, logits: &values, experts }))?;
         let routing = match made {
             Ok(routing) => routing,
             Err(reason) => {
@@ -339,7 +339,8 @@ impl<O: Operations> Work<'_, O> {
         let marked = labels.is_some_and(|l| l.elements::<i32>().contains(&-1));
         let absent = if marked { Absent::Mark } else { Absent::Ignore };
         let align = Align { block_size, num_experts, expert_map: map.as_deref(), absent };
-        let (made, wrong) = self.attempt(|o| o.align(&align, ids))?;
+        let (made, wrong) =
+            self.attempt(|o| o.run(&AlignTokens { align: &align, topk_ids: ids }))?;
         let blocks = match made {
             Ok(blocks) => blocks,
             Err(reason) => {
@@ -359,7 +360,7 @@ impl<O: Operations> Work<'_, O> {
             if self.case.output(bare(tensor)).is_some() {
                 let mut context: Vec<_> =
                     made.iter().filter(|t| bare(t) != bare(tensor)).cloned().collect();
-                // A layer's judge asks the case where its tokens go.
+                // A layer's judge reads the tokens' experts from the case.
                 context.extend(self.case.output("topk_ids").cloned().map(Tensor::into_owned));
                 self.judge(tensor.clone(), &context, wrong)?;
             }

@@ -1,15 +1,17 @@
 //! The activation between an expert's two products.
 
+use marlinspike::moe::Chain;
 use marlinspike::moe::activation::{Columns, Definition, Function};
 use marlinspike::num::scalar::ScalarType;
 
 use super::check;
 use crate::{
+    call::Call,
     device::Device,
     error::AccelError,
     launch::{Activation, Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
-    operation::{Law, Needs, Row, lattice},
+    operation::{Law, Mutant, Needs, Row, lattice},
 };
 
 /// Upstream: `silu_and_mul`, `gelu_and_mul`, `gelu_tanh_and_mul`, `swigluoai_and_mul` and the kinds
@@ -21,12 +23,17 @@ pub(crate) static ROW: Row = Row {
     law: Law::EqualBits,
     variants: |_| Ok(lattice(&[("IS_BF16", &[0, 1]), ("WIDTH", &[1, 8])])),
     arguments: ActivationArguments::SIZES,
+    mutants: &[Mutant::new(
+        "a limit that swallows a NaN",
+        "return x > limit ? limit : x;",
+        "return fminf(x, limit);",
+    )],
 };
 
 static KERNEL: Kernel<ActivationArguments> = Kernel::early(&ROW);
 
 arguments! {
-    /// Of `moe_activation.cu`.
+    /// Arguments of `moe_activation.cu`.
     ActivationArguments {
         gate_up: Pointer,
         activated: Pointer,
@@ -84,7 +91,7 @@ pub fn moe_activation(
 ///
 /// # Errors
 /// [`AccelError::Argument`] for what [`Definition::validate`] refuses, another type, a `gate_up`
-/// that is not whole rows, and an `activated` that has not as many; those of preparing and running a
+/// that is not whole rows, and an `activated` of another number of rows; those of preparing and running a
 /// kernel.
 pub fn activate_on_device(
     device: &Device,
@@ -108,10 +115,7 @@ pub fn activate_on_device(
         return Err(ROW.refuse("activated", found, format!("[{rows}, {size_i}]")));
     }
     let width = if size_i.is_multiple_of(8) { 8 } else { 1 };
-    // The second dimension of a grid, of blocks of 256 threads.
-    if columns / width > 65535 * 256 {
-        return Err(ROW.refuse("size_i", size_i, "fewer columns"));
-    }
+    check::columns(&ROW, "size_i", size_i, width as usize)?;
     if elements == 0 {
         return Ok(());
     }
@@ -125,4 +129,33 @@ pub fn activate_on_device(
     };
     let grid = Grid::one_thread_each_piece(rows, columns / width);
     KERNEL.launch(device, &[is_bf16, ("WIDTH", width)], grid, arguments)
+}
+
+/// [`moe_activation`].
+#[derive(Debug, Clone, Copy)]
+pub struct Activate<'a> {
+    /// The activation.
+    pub definition: &'a Definition,
+    /// Whole rows of its width, bits of `dtype`.
+    pub gate_up: &'a [u16],
+    /// float16 or bfloat16.
+    pub dtype: ScalarType,
+    /// Columns of the result.
+    pub size_i: usize,
+}
+
+impl Call for Activate<'_> {
+    type Output = Vec<u16>;
+
+    fn row(&self) -> &'static Row {
+        &ROW
+    }
+
+    fn on_device(&self, device: &Device) -> Result<Vec<u16>, AccelError> {
+        moe_activation(device, self.definition, self.gate_up, self.dtype, self.size_i)
+    }
+
+    fn by_reference(&self) -> marlinspike::Result<Vec<u16>> {
+        self.definition.apply(self.gate_up, self.dtype, self.size_i, Chain::Canonical)
+    }
 }

@@ -1,16 +1,17 @@
-//! Tokens cut into blocks of one expert.
+//! Sorts tokens into blocks of one expert.
 
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::layer::Layer;
 
 use super::check;
 use crate::{
+    call::{Call, Outputs},
     device::Device,
     error::AccelError,
     launch::{Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
     nvrtc::Arch,
-    operation::{Law, Needs, Row, lattice},
+    operation::{Law, Mutant, Needs, Row, lattice},
 };
 
 /// Upstream: `moe_align_block_size`.
@@ -23,12 +24,17 @@ pub(crate) static ROW: Row = Row {
         Ok(lattice(&[("RANKS", if arch.has_clusters() { &[1, CLUSTER] } else { &[1] })]))
     },
     arguments: AlignArguments::SIZES,
+    mutants: &[Mutant::new(
+        "padding that names a token",
+        "sorted_token_ids[i] = static_cast<int>(numel);",
+        "sorted_token_ids[i] = 0;",
+    )],
 };
 
 static KERNEL: Kernel<AlignArguments> = Kernel::early(&ROW);
 
 arguments! {
-    /// Of `moe_align_block_size.cu`.
+    /// Arguments of `moe_align_block_size.cu`.
     AlignArguments {
         topk_ids: Pointer,
         run_of: Pointer,
@@ -46,7 +52,7 @@ arguments! {
 
 /// Thread blocks of a cluster that shares many entries.
 const CLUSTER: u32 = 8;
-/// As many entries one thread block aligns as soon as a cluster: measured on an H200.
+/// Up to this number of entries, one thread block is as fast as a cluster (measured on an H200).
 const ALONE: usize = 512;
 
 /// The aligned tokens, trimmed to the valid length.
@@ -60,16 +66,16 @@ pub struct Blocks {
     pub num_tokens_post_padded: i32,
 }
 
-/// Which experts there are, in a device's memory: what alignment needs beside the tokens.
+/// The experts of an alignment, in a device's memory.
 #[derive(Debug)]
 pub struct Runs {
-    /// For each expert of all ranks the run of its entries, and in the upper 16 bits what the run's
-    /// blocks are marked with; −1: left out.
+    /// For each expert of all ranks the run of its entries, and in the upper 16 bits the mark of
+    /// the run's blocks; −1: left out.
     pub(crate) run_of: Buffer<i32>,
     /// Number of runs.
     pub(crate) runs: usize,
-    /// For each expert of all ranks what its blocks are marked with, or −1; absent where that is
-    /// its own number for each.
+    /// For each expert of all ranks the mark of its blocks, or −1; absent if each is marked with
+    /// its own number.
     pub(crate) expert_of: Option<Buffer<i32>>,
     /// One more than the largest label: experts of this rank.
     experts: usize,
@@ -80,7 +86,7 @@ pub struct DeviceBlocks {
     pub(crate) sorted_token_ids: Buffer<i32>,
     pub(crate) expert_ids: Buffer<i32>,
     pub(crate) num_tokens_post_padded: Buffer<i32>,
-    /// Where each entry stands in `sorted_token_ids`; −1: left out.
+    /// Position of each entry in `sorted_token_ids`; −1: left out.
     place_of: Buffer<i32>,
     block_size: usize,
     entries: usize,
@@ -101,7 +107,7 @@ impl Runs {
     /// [`AccelError::Argument`] for what [`Align::run`] refuses of it, and for more than 8192
     /// experts; [`AccelError::Driver`].
     pub fn new(device: &Device, align: &Align<'_>) -> Result<Self, AccelError> {
-        // Without tokens, the reference checks sizes and map alone.
+        // Without tokens, the reference checks only sizes and the map.
         if let Err(error) = align.run(&[]) {
             return Err(ROW.refuse("align", error, "sizes and a map that fit"));
         }
@@ -122,7 +128,7 @@ impl Runs {
         Ok(Self { run_of: device.upload(&run_of)?, runs: order.len(), expert_of, experts })
     }
 
-    /// Of the experts of a layer that are here.
+    /// The experts of a layer that are on this rank.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -142,7 +148,8 @@ impl Runs {
         self.run_of.is_on(device)
     }
 
-    /// Room for `entries` tokens times experts in blocks of `block_size`: no block yet.
+    /// Room for `entries` (tokens times experts per token) in blocks of `block_size`, without a
+    /// block yet.
     ///
     /// # Errors
     /// [`AccelError::Argument`] for a block size of zero, and for a result that may exceed 2^31
@@ -154,7 +161,8 @@ impl Runs {
         block_size: usize,
     ) -> Result<DeviceBlocks, AccelError> {
         check::positive(&ROW, "block_size", block_size)?;
-        // Every run ends with a part of a block at most; and no more runs than entries have any.
+        // Each run ends with at most one partial block, and there are no more nonempty runs than
+        // entries.
         let runs = self.runs.min(entries);
         let most = runs
             .checked_mul(block_size - 1)
@@ -188,8 +196,8 @@ impl DeviceBlocks {
         self.entries
     }
 
-    /// Where each entry stands among the sorted ones, int32 `[entries]`; −1 where its expert is not
-    /// here. Of what was aligned last.
+    /// Position of each entry among the sorted ones, int32 `[entries]`, by the last alignment; −1 where its expert is
+    /// not on this rank.
     pub fn place_of(&self) -> &Buffer<i32> {
         &self.place_of
     }
@@ -214,11 +222,11 @@ impl DeviceBlocks {
     }
 }
 
-/// Aligns flattened `topk_ids` in the device's memory: the bits of [`Align::run`]. Ids that are no
-/// expert's, negative ones too, are left out.
+/// Aligns flattened `topk_ids` in the device's memory: the bits of [`Align::run`]. Ids of no
+/// expert, including negative ones, are left out.
 ///
 /// # Errors
-/// [`AccelError::Argument`] where `blocks` is not room for them, or of another device; those of
+/// [`AccelError::Argument`] if `blocks` has too little room or is of another device; those of
 /// preparing and running a kernel.
 pub fn align_on_device(
     device: &Device,
@@ -237,12 +245,12 @@ pub fn align_on_device(
         return Err(ROW.refuse("blocks", format!("{blocks:?}"), expected));
     }
     if runs.runs == 0 || topk_ids.is_empty() {
-        // Room for nothing has no block from the start.
+        // Without room for entries, there is no block to fill.
         return Ok(());
     }
     let Shape { ranks, warps, shared_bytes } = Shape::new(device.arch(), topk_ids.len(), runs.runs);
-    // run_of has a run below num_runs for each expert, or -1; ids beyond the experts are not looked up. `blocks` was made
-    // as room for so many entries, whatever their ids.
+    // run_of has a run below num_runs for each expert, or -1; ids beyond the experts are not looked
+    // up. `blocks` has room for the entries, for any ids.
     let arguments = AlignArguments {
         topk_ids: topk_ids.into(),
         run_of: (&runs.run_of).into(),
@@ -275,15 +283,15 @@ pub(crate) struct Shape {
 impl Shape {
     fn new(arch: Arch, entries: usize, runs: usize) -> Self {
         let is_alone = entries <= ALONE || !arch.has_clusters();
-        // What every device gives unasked, less what the kernel takes itself; or what every device with
-        // clusters gives when asked.
+        // The default limit of every device, less the kernel's static shared memory; or the opt-in
+        // limit of every device with clusters.
         let (ranks, room) = if is_alone { (1, 47 << 10) } else { (CLUSTER, 96 << 10) };
         // A row of counts for each warp, in a cluster one for all; runs are at most 8192.
         let row_bytes = (runs as u32 + 1) * 4;
         let others = u32::from(!is_alone);
         let most = (room / row_bytes).saturating_sub(others).clamp(1, 32);
-        // Two entries for each thread and a thread for each run, as far as a block reaches. In a cluster more
-        // than 16 warps only lengthen the sums over warps.
+        // Two entries for each thread and a thread for each run, up to the size of a block. In a
+        // cluster, more than 16 warps only lengthen the sums over warps.
         let reach = if is_alone { 32 } else { 16 };
         let wanted = (entries.div_ceil(ranks as usize) / 2).max(runs).div_ceil(32);
         let warps = wanted.clamp(1, reach) as u32;
@@ -292,7 +300,7 @@ impl Shape {
     }
 }
 
-/// Experts in the order of their runs, each with its label, as the reference parameters it.
+/// Experts in the order of their runs, each with the reference's label.
 fn order(align: &Align<'_>) -> Vec<(usize, i32)> {
     let Some(map) = align.expert_map else {
         return (0..align.num_experts).map(|e| (e, e as i32)).collect();
@@ -331,13 +339,51 @@ pub fn moe_align_block_size(
     Ok(Blocks { sorted_token_ids, expert_ids, num_tokens_post_padded: total })
 }
 
+impl Outputs for Blocks {
+    fn bits(&self) -> Vec<u32> {
+        let total = std::iter::once(&self.num_tokens_post_padded);
+        let all = total.chain(&self.sorted_token_ids).chain(&self.expert_ids);
+        all.map(|value| value.cast_unsigned()).collect()
+    }
+}
+
+/// [`moe_align_block_size`].
+#[derive(Debug, Clone, Copy)]
+pub struct AlignTokens<'a> {
+    /// How tokens are aligned.
+    pub align: &'a Align<'a>,
+    /// Flattened.
+    pub topk_ids: &'a [i32],
+}
+
+impl Call for AlignTokens<'_> {
+    type Output = Blocks;
+
+    fn row(&self) -> &'static Row {
+        &ROW
+    }
+
+    fn on_device(&self, device: &Device) -> Result<Blocks, AccelError> {
+        moe_align_block_size(device, self.align, self.topk_ids)
+    }
+
+    fn by_reference(&self) -> marlinspike::Result<Blocks> {
+        let aligned = self.align.run(self.topk_ids)?;
+        Ok(Blocks {
+            sorted_token_ids: aligned.sorted_token_ids,
+            expert_ids: aligned.expert_ids,
+            num_tokens_post_padded: aligned.num_tokens_post_padded,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn counts_fit_the_shared_memory_of_every_device() {
-        // What the kernel has beside them: a number for each warp.
+        // The kernel's static memory: a number for each warp.
         let own = 32 * 4;
         for arch in [(7, 5), (9, 0), (12, 0)].map(Arch::of_device) {
             for runs in [1, 8, 31, 256, 384, 512, 2000, 8192] {
@@ -350,7 +396,7 @@ mod tests {
                     assert_eq!(shared_bytes, rows * (runs as u32 + 1) * 4, "{context}");
                     let room = arch.shared_memory();
                     assert!(shared_bytes + own <= room, "{context}");
-                    // More than this is given where it is asked for alone.
+                    // More than this needs an opt-in.
                     assert!(ranks > 1 || shared_bytes + own <= 48 << 10, "{context}");
                 }
             }

@@ -1,4 +1,4 @@
-//! Rules that several operations' arguments share.
+//! Checks of arguments that several operations share.
 
 use marlinspike::moe::layer::Layer;
 use marlinspike::num::scalar::ScalarType;
@@ -48,7 +48,7 @@ pub(crate) fn entries(row: &Row, tokens: usize, top_k: usize) -> Result<usize, A
 
 /// Returns an error for what [`Layer::validate`] refuses.
 pub(crate) fn layer(row: &Row, layer: &Layer<'_>) -> Result<(), AccelError> {
-    let refuse = |error| row.refuse("layer", error, "parts that fit each other");
+    let refuse = |error| row.refuse("layer", error, "consistent parts");
     layer.validate().map_err(refuse)
 }
 
@@ -75,6 +75,21 @@ pub(crate) fn threads(row: &Row, what: &'static str, len: usize) -> Result<u64, 
         Ok(elements) if len > 0 && len <= most => Ok(elements),
         _ => Err(row.refuse(what, format!("{len} elements"), "1 to 2^38")),
     }
+}
+
+/// Returns an error unless the second dimension of a grid of blocks of 256 threads covers `size` columns, `width` for each
+/// thread.
+pub(crate) fn columns(
+    row: &Row,
+    what: &'static str,
+    size: usize,
+    width: usize,
+) -> Result<(), AccelError> {
+    let most = 65535 * 256;
+    if size / width > most {
+        return Err(row.refuse(what, size, format!("at most {}", most * width)));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::{
     error::AccelError,
     launch::{Activation, Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
-    operation::{Law, Needs, Row, lattice},
+    operation::{Law, Mutant, Needs, Row, lattice},
 };
 
 /// Part of upstream's `moe_wna16_marlin_gemm`, and of its activations.
@@ -20,12 +20,17 @@ pub(crate) static ROW: Row = Row {
     law: Law::EqualBits,
     variants: |_| Ok(lattice(&[("IS_BF16", &[0, 1]), ("ACTIVATES", &[0, 1])])),
     arguments: GatherArguments::SIZES,
+    mutants: &[Mutant::new(
+        "the row of another token",
+        "__ldcg(x + row * pieces + at)",
+        "__ldcg(x + (row ^ row % 2) * pieces + at)",
+    )],
 };
 
 static KERNEL: Kernel<GatherArguments> = Kernel::early(&ROW);
 
 arguments! {
-    /// Of `moe_gather.cu`.
+    /// Arguments of `moe_gather.cu`.
     GatherArguments {
         rows: Pointer,
         gathered: Pointer,
@@ -41,12 +46,40 @@ arguments! {
 
 /// What rows are gathered from.
 #[derive(Debug)]
-pub(crate) enum Rows<'a> {
+pub(crate) enum RowSource<'a> {
     /// x `[entries / top_k, size_k]`: a row for each `top_k` entries, and each entry's router weight for the
     /// row's place.
     X { x: &'a Buffer<u16>, top_k: usize, weights: RouterWeights<'a> },
-    /// The activation of `gate_up` `[places, width]`, whose rows stand in the same order.
+    /// The activation of `gate_up` `[places, width]`, whose rows are in the same order.
     GateUp { gate_up: &'a Buffer<u16>, activation: &'a Definition },
+}
+
+impl<'a> RowSource<'a> {
+    /// The buffer of the rows, and the number of gathered rows that each is read for.
+    fn check(
+        &self,
+        device: &Device,
+        blocks: &DeviceBlocks,
+        size_k: usize,
+    ) -> Result<(&'a Buffer<u16>, u32), AccelError> {
+        let (buffer, width, top_k, count) = match self {
+            Self::X { x, top_k, weights } => {
+                weights.check(device, blocks)?;
+                (*x, size_k, *top_k, blocks.entries())
+            }
+            Self::GateUp { gate_up, activation } => {
+                (*gate_up, activation.width_in(size_k), 1, blocks.places())
+            }
+        };
+        let top_k_32 = check::positive(&ROW, "top_k", top_k)?;
+        let is_whole = buffer.len().checked_rem(width) == Some(0);
+        if !is_whole || (buffer.len() / width).checked_mul(top_k) != Some(count) {
+            let found = format!("{} elements", buffer.len());
+            let expected = format!("rows of {width}, each for {top_k} of {count}");
+            return Err(ROW.refuse("rows", found, expected));
+        }
+        Ok((buffer, top_k_32))
+    }
 }
 
 /// The router weights of entries, and room for those of places.
@@ -54,7 +87,7 @@ pub(crate) enum Rows<'a> {
 pub(crate) struct RouterWeights<'a> {
     /// `[entries]`.
     pub(crate) of_entries: &'a Buffer<f32>,
-    /// `[places]`; of padding they stay as they are.
+    /// `[places]`; those of padding keep their contents.
     pub(crate) of_places: &'a mut Buffer<f32>,
 }
 
@@ -69,8 +102,8 @@ impl RouterWeights<'_> {
     }
 }
 
-/// Row `place_of[t]` of `gathered`, `size_k` numbers of `dtype`, is made for entry t of the blocks: copied, or by
-/// the bits of [`Definition::apply`]. Rows of padding stay as they are.
+/// Row `place_of[t]` of `gathered`, `size_k` numbers of `dtype`, is made for entry t of the blocks:
+/// copied, or by the bits of [`Definition::apply`]. Rows of padding keep their contents.
 ///
 /// Rows of x are read while the last kernel on the stream may still run: it must not write them, as
 /// [`align_on_device`](super::align::align_on_device) does not.
@@ -81,22 +114,14 @@ impl RouterWeights<'_> {
 /// preparing and launching the kernel.
 pub(crate) fn gather_on_device(
     device: &Device,
-    rows: Rows<'_>,
+    rows: RowSource<'_>,
     dtype: ScalarType,
     size_k: usize,
     blocks: &DeviceBlocks,
     gathered: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
     let (entries, places) = (blocks.entries(), blocks.places());
-    // Each row of `width` stands for top_k of `count` rows.
-    let (buffer, width, top_k, count) = match &rows {
-        Rows::X { x, top_k, weights } => {
-            weights.check(device, blocks)?;
-            (*x, size_k, *top_k, entries)
-        }
-        Rows::GateUp { gate_up, activation } => (*gate_up, activation.width_in(size_k), 1, places),
-    };
-    let top_k_32 = check::positive(&ROW, "top_k", top_k)?;
+    let (buffer, top_k) = rows.check(device, blocks, size_k)?;
     let parts = [
         ("rows", buffer.is_on(device)),
         ("blocks", blocks.is_on(device)),
@@ -108,17 +133,7 @@ pub(crate) fn gather_on_device(
     if !size_k.is_multiple_of(8) {
         return Err(ROW.refuse("size_k", size_k, "a multiple of 8"));
     }
-    if !buffer.len().is_multiple_of(width)
-        || (buffer.len() / width).checked_mul(top_k) != Some(count)
-    {
-        let found = format!("{} elements", buffer.len());
-        let expected = format!("rows of {width}, each for {top_k} of {count}");
-        return Err(ROW.refuse("rows", found, expected));
-    }
-    // The second dimension of a grid, of blocks of 256 threads.
-    if size_k / 8 > 65535 * 256 {
-        return Err(ROW.refuse("size_k", size_k, "fewer columns"));
-    }
+    check::columns(&ROW, "size_k", size_k, 8)?;
     if gathered.len() / size_k < places {
         let found = format!("{} elements", gathered.len());
         let expected = format!("at least {places} rows of {size_k}");
@@ -140,19 +155,19 @@ pub(crate) fn gather_on_device(
         activation: Activation::default(),
         topk_weights: Pointer::NULL,
         row_weights: Pointer::NULL,
-        top_k: top_k_32,
+        top_k,
     };
     let pieces = size_k_32 / 8;
     let (activates, grid, arguments) = match rows {
-        Rows::X { weights, .. } => {
+        RowSource::X { weights, .. } => {
             // Four pieces to a thread, as evenly as whole warps allow.
             let blocks = pieces.div_ceil(4 * 256);
             let threads = pieces.div_ceil(4 * blocks).next_multiple_of(32);
-            let grid = Grid::new((copied.entries / top_k_32, blocks, 1), (threads, 1, 1));
+            let grid = Grid::new((copied.entries / top_k, blocks, 1), (threads, 1, 1));
             let (topk_weights, row_weights) = (weights.of_entries.into(), weights.of_places.into());
             (0, grid, GatherArguments { topk_weights, row_weights, ..copied })
         }
-        Rows::GateUp { activation, .. } => {
+        RowSource::GateUp { activation, .. } => {
             let grid = Grid::one_thread_each_piece(copied.entries, pieces);
             (1, grid, GatherArguments { activation: activation.into(), ..copied })
         }

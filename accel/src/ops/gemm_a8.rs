@@ -1,5 +1,5 @@
-//! Products with 8-bit activations and 4-bit weights in Marlin's layout for them, by the reference's
-//! canonical schedule: the same bits as [`Schedule::execute`], whatever M is.
+//! Products with 8-bit activations and 4-bit weights in Marlin's layout for them, by the
+//! reference's canonical schedule: the same bits as [`Schedule::execute`] for every M.
 
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::Schedule;
@@ -16,7 +16,7 @@ use crate::{
     launch::{Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
     nvrtc::{Arch, Parameter},
-    operation::{Law, Needs, Row},
+    operation::{Law, Mutant, Needs, Row},
     parameters::{Codes, Memo},
 };
 
@@ -30,6 +30,18 @@ pub(crate) static INT8: Row = Row {
     law: Law::EqualBits,
     variants: |arch| variants(arch, ScalarType::INT8),
     arguments: GemmA8Arguments::SIZES,
+    mutants: &[
+        Mutant::new(
+            "the scale of the first row for all",
+            "__fmul_rn(p.x_scales[p.x_row(entry)], p.x_factor)",
+            "__fmul_rn(p.x_scales[0], p.x_factor)",
+        ),
+        Mutant::new(
+            "a column's scale is its neighbour's, 8-bit activations",
+            "scale[2 * j + i / 2], chunk[j][m][i]",
+            "scale[2 * j], chunk[j][m][i]",
+        ),
+    ],
 };
 
 /// Upstream: `marlin_gemm`, `moe_wna16_marlin_gemm` with e4m3 activations.
@@ -40,6 +52,7 @@ pub(crate) static FP8: Row = Row {
     law: Law::EqualBits,
     variants: |arch| variants(arch, ScalarType::FLOAT8_E4M3FN),
     arguments: GemmA8Arguments::SIZES,
+    mutants: &[],
 };
 
 fn row_of(input: ScalarType) -> &'static Row {
@@ -103,7 +116,7 @@ impl TilingA8 {
         Self::with_rows(arch, m_tiles, form)
     }
 
-    /// For so many eights of rows, or fewer where they do not fit the device's shared memory. On an H200,
+    /// `m_tiles` eights of rows, or fewer where they do not fit the device's shared memory. On an H200,
     /// over K x N of 4096 x 4096, 14336 x 4096 and 4096 x 28672, these stages were the fastest of 2, 3, 4
     /// and 6 or within a twentieth of it.
     fn with_rows(arch: Arch, m_tiles: u32, form: Form) -> Result<Self, AccelError> {
@@ -172,7 +185,7 @@ static INT8_KERNEL: Kernel<GemmA8Arguments> = Kernel::new(&INT8);
 static FP8_KERNEL: Kernel<GemmA8Arguments> = Kernel::new(&FP8);
 
 arguments! {
-    /// Of `marlin_gemm_a8.cu`.
+    /// Arguments of `marlin_gemm_a8.cu`.
     GemmA8Arguments {
         qweight: Pointer,
         scales: Pointer,
@@ -210,7 +223,7 @@ pub fn marlin_gemm_a8(
 }
 
 /// Row t of y `[M · top_k, N]` = row t / top_k of x `[M, K]` · W of the expert that t is routed to,
-/// plus bias, times router weight. Rows without an expert of this rank stay as they are.
+/// plus bias, times router weight. Rows without an expert of this rank keep their contents.
 ///
 /// # Errors
 /// As [`marlin_gemm_a8`]; [`AccelError::Argument`] also for blocks of other sizes than

@@ -1,6 +1,7 @@
-//! A whole expert layer in the device's memory: alignment, `gate_up` with the activation, `down` with
-//! router weights, the sum; with 8-bit activations, the rows of both products are quantized first. The bits of the
-//! reference's [`Layer::forward`] by its canonical arithmetic, whatever else is in the batch.
+//! A whole expert layer in the device's memory: alignment, `gate_up` with the activation, `down`
+//! with router weights, and the sum. With 8-bit activations, the rows of both products are
+//! quantized first. The result has the bits of the reference's [`Layer::forward`] by its canonical
+//! arithmetic, for any batch.
 
 mod many;
 
@@ -80,7 +81,7 @@ impl Product {
         entries: usize,
     ) -> Result<Self, AccelError> {
         let room = |_| device.zeroed(entries * weight.shape().size_k);
-        let in_order = weight.device_perm.as_ref().map(room).transpose()?;
+        let in_order = weight.device_perm().map(room).transpose()?;
         Ok(Self::Bits16 { tiling, in_order })
     }
 
@@ -101,7 +102,7 @@ impl Product {
         out: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
         match self {
-            Self::Bits16 { tiling, in_order } => match (&weight.device_perm, in_order) {
+            Self::Bits16 { tiling, in_order } => match (weight.device_perm(), in_order) {
                 (Some(perm), Some(ordered)) => {
                     permute_on_device(device, x, perm, routing, experts.top_k, ordered)?;
                     let experts = Experts { top_k: 1, ..experts };
@@ -125,7 +126,7 @@ impl Product {
     }
 }
 
-/// Experts that some of `tokens` go to, on average, where each goes to `top_k` of them at random.
+/// Average number of experts that receive a token, if each token selects `top_k` experts at random.
 fn expected_hit(experts: usize, tokens: usize, top_k: usize) -> usize {
     let missed = (1.0 - top_k as f64 / experts as f64).max(0.0);
     let hit = experts as f64 * (1.0 - missed.powf(tokens as f64));
@@ -178,7 +179,7 @@ impl MarlinLayer {
         top_k: usize,
     ) -> Result<Workspace, AccelError> {
         let entries = check::entries(&ROW, tokens, top_k)?;
-        // As if tokens were spread evenly.
+        // Assumes that tokens are spread evenly.
         let experts = self.w13.experts().min(entries);
         let rows = entries.div_ceil(experts);
         if self.input_dtype.is_some() {
@@ -219,7 +220,7 @@ impl MarlinLayer {
         self.check_16_bit()?;
         if w13.m_tiles != w2.m_tiles {
             let found = format!("{} and {}", w13.rows(), w2.rows());
-            return Err(ROW.refuse("tiling", found, "blocks of as many rows"));
+            return Err(ROW.refuse("tiling", found, "blocks of equal size"));
         }
         let room = || self.runs.room(device, entries, w13.rows());
         // Every entry has its own thread blocks then; those of an entry that begins no block do nothing. Of no more
@@ -260,8 +261,8 @@ impl MarlinLayer {
         })
     }
 
-    /// y `[M, H]` of x `[M, H]` and the routing, `[M, top_k]` each. Ids that are no expert's of this
-    /// rank count for nothing.
+    /// y `[M, H]` of x `[M, H]` and the routing, `[M, top_k]` each. Ids of experts that are not on
+    /// this rank do not count.
     ///
     /// # Errors
     /// [`AccelError::Argument`] for buffers of other lengths than the workspace was made for, or of
@@ -310,7 +311,7 @@ impl MarlinLayer {
             top_k: *top_k,
             topk_weights: on_input.then_some(topk_weights),
             activation: gate_up.is_none().then_some(&self.activation),
-            // Alignment, or the caller's router, comes just before.
+            // The previous kernel is the alignment, or the caller's router.
             is_early: false,
         };
         match gate_up {

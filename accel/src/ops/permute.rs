@@ -6,7 +6,7 @@ use crate::{
     error::AccelError,
     launch::{Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
-    operation::{Law, Needs, Row},
+    operation::{Law, Mutant, Needs, Row},
 };
 
 /// Upstream: `permute_cols`.
@@ -17,6 +17,11 @@ pub(crate) static ROW: Row = Row {
     law: Law::EqualBits,
     variants: |_| Ok(vec![Vec::new()]),
     arguments: PermuteArguments::SIZES,
+    mutants: &[Mutant::new(
+        "columns in reverse",
+        "at - k + perm[k]",
+        "at - k + perm[size_k - 1 - k]",
+    )],
 };
 
 /// Upstream: a part of `moe_wna16_marlin_gemm`.
@@ -27,13 +32,18 @@ pub(crate) static EXPERTS: Row = Row {
     law: Law::EqualBits,
     variants: |_| Ok(vec![Vec::new()]),
     arguments: ExpertArguments::SIZES,
+    mutants: &[Mutant::new(
+        "neighbouring columns exchanged",
+        "<< 16 | row[from.x]",
+        "<< 16 | row[from.y]",
+    )],
 };
 
 static KERNEL: Kernel<PermuteArguments> = Kernel::new(&ROW);
 static EXPERTS_KERNEL: Kernel<ExpertArguments> = Kernel::new(&EXPERTS);
 
 arguments! {
-    /// Of `permute_cols.cu`.
+    /// Arguments of `permute_cols.cu`.
     PermuteArguments {
         x: Pointer,
         perm: Pointer,
@@ -44,7 +54,7 @@ arguments! {
 }
 
 arguments! {
-    /// Of `moe_permute_cols.cu`.
+    /// Arguments of `moe_permute_cols.cu`.
     ExpertArguments {
         x: Pointer,
         perm: Pointer,
@@ -60,7 +70,7 @@ arguments! {
 
 /// Row t of `out` `[entries, size_k]` is row t / `top_k` of `x` with its columns in the order
 /// `perm[expert]` of the expert of entry t; of `perm` `[experts, size_k]`, all entries are below
-/// `size_k`. Rows without an expert stay as they are.
+/// `size_k`. Rows without an expert keep their contents.
 ///
 /// # Errors
 /// [`AccelError::Argument`] for buffers that do not fit each other or of another device; those of

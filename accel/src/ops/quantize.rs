@@ -10,7 +10,7 @@ use crate::{
     error::AccelError,
     launch::{Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
-    operation::{Law, Needs, Row, lattice},
+    operation::{Law, Mutant, Needs, Row, lattice},
 };
 
 /// Upstream: the function `per_token_quant_int8`.
@@ -21,6 +21,11 @@ pub(crate) static INT8: Row = Row {
     law: Law::EqualBits,
     variants: |_| Ok(lattice(&[("IS_BF16", &[0, 1]), ("IS_PRODUCT", &[0, 1])])),
     arguments: Int8Arguments::SIZES,
+    mutants: &[Mutant::new(
+        "a scale by division",
+        "__fmul_rn(max, 1.0f / 127.0f)",
+        "__fdiv_rn(max, 127.0f)",
+    )],
 };
 
 /// Upstream: `dynamic_per_token_scaled_fp8_quant`.
@@ -31,13 +36,14 @@ pub(crate) static FP8: Row = Row {
     law: Law::EqualBits,
     variants: |_| Ok(lattice(&[("IS_BF16", &[0, 1])])),
     arguments: Fp8Arguments::SIZES,
+    mutants: &[Mutant::new("saturation to NaN", ", 0x7eu);", ", 0x7fu);")],
 };
 
 static INT8_KERNEL: Kernel<Int8Arguments> = Kernel::new(&INT8);
 static FP8_KERNEL: Kernel<Fp8Arguments> = Kernel::new(&FP8);
 
 arguments! {
-    /// Of `per_token_quant_int8.cu`.
+    /// Arguments of `per_token_quant_int8.cu`.
     Int8Arguments {
         x: Pointer,
         codes: Pointer,
@@ -47,7 +53,7 @@ arguments! {
 }
 
 arguments! {
-    /// Of `per_token_quant_fp8.cu`.
+    /// Arguments of `per_token_quant_fp8.cu`.
     Fp8Arguments {
         x: Pointer,
         codes: Pointer,
@@ -136,7 +142,7 @@ fn int8_on_device(
     INT8_KERNEL.launch(device, &[is_bf16, ("IS_PRODUCT", is_product)], grid, arguments)
 }
 
-/// Fails at a number that is not finite.
+/// Returns an error for a number that is not finite.
 fn finite(row: &Row, x: &[u16], dtype: ScalarType, size_k: usize) -> Result<(), AccelError> {
     let exponent = if dtype == ScalarType::FLOAT16 { 0x7c00 } else { 0x7f80 };
     let broken = x.iter().position(|bits| bits & exponent == exponent);

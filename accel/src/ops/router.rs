@@ -7,11 +7,12 @@ use marlinspike::num::scalar::ScalarType;
 
 use super::check;
 use crate::{
+    call::Call,
     device::Device,
     error::AccelError,
     launch::{Arguments, Grid, Kernel, Pointer, arguments},
     nvrtc::Parameter,
-    operation::{Law, Needs, Row, lattice},
+    operation::{Law, Mutant, Needs, Row, lattice},
 };
 
 /// Upstream: `topk_softmax`, `topk_sigmoid`, `grouped_topk`.
@@ -22,12 +23,13 @@ pub(crate) static ROW: Row = Row {
     law: Law::EqualBits,
     variants: |_| Ok(lattice(&[("IS_SIGMOID", &[0, 1]), ("SCORES", &[0, 1, 2])])),
     arguments: RouterArguments::SIZES,
+    mutants: &[Mutant::new("of equal experts the higher id", "other_id < id", "other_id > id")],
 };
 
 static KERNEL: Kernel<RouterArguments> = Kernel::new(&ROW);
 
 arguments! {
-    /// Of `topk_router.cu`.
+    /// Arguments of `topk_router.cu`.
     RouterArguments {
         logits: Pointer,
         bias: Pointer,
@@ -59,7 +61,7 @@ pub fn topk_router(
     }
     let (num_groups, topk_group) =
         router.groups.map_or((1, 1), |groups| (groups.num_expert_group, groups.topk_group));
-    // Without more than a kernel gets unasked.
+    // Limited to the shared memory that a kernel has by default.
     let floats = 2 * experts + num_groups;
     if floats > 10 * 1024 {
         return Err(ROW.refuse("experts", experts, "at most 3413"));
@@ -99,4 +101,31 @@ pub fn topk_router(
     let (topk_weights, topk_ids) = (device.download(&topk_weights)?, device.download(&topk_ids)?);
     Routing::from_rows(router.top_k, topk_weights, topk_ids)
         .map_err(|error| ROW.refuse("router", error, "whole rows"))
+}
+
+/// [`topk_router`].
+#[derive(Debug, Clone, Copy)]
+pub struct Route<'a> {
+    /// The router.
+    pub router: &'a Router<'a>,
+    /// `[rows, experts]`.
+    pub logits: &'a [f32],
+    /// Columns of the logits.
+    pub experts: usize,
+}
+
+impl Call for Route<'_> {
+    type Output = Routing;
+
+    fn row(&self) -> &'static Row {
+        &ROW
+    }
+
+    fn on_device(&self, device: &Device) -> Result<Routing, AccelError> {
+        topk_router(device, self.router, self.logits, self.experts)
+    }
+
+    fn by_reference(&self) -> marlinspike::Result<Routing> {
+        self.router.route(self.logits, self.experts)
+    }
 }

@@ -1,13 +1,16 @@
 //! Scales and int4 codes in the forms that Marlin's kernels take.
 
-use marlinspike::layouts::marlin::ScalePermutation;
+use marlinspike::layouts::marlin::{
+    ScalePermutation, int4_to_fp8_asymmetric, int4_to_fp8_symmetric,
+};
 
 use super::check;
 use crate::{
+    call::Call,
     device::Device,
     error::AccelError,
     launch::{Arguments, Grid, Kernel, Pointer, arguments},
-    operation::{Law, Needs, Row, lattice},
+    operation::{Law, Mutant, Needs, Row, lattice},
 };
 
 /// Upstream: the function `marlin_permute_scales`.
@@ -18,6 +21,11 @@ pub(crate) static PERMUTE: Row = Row {
     law: Law::EqualBits,
     variants: |_| Ok(lattice(&[("IS_SINGLE", &[0, 1])])),
     arguments: PermuteArguments::SIZES,
+    mutants: &[Mutant::new(
+        "two columns of a run exchanged",
+        "p % 8 * 8 + p / 8",
+        "p % 8 * 8 + (p / 8 ^ 1u)",
+    )],
 };
 
 /// Upstream: `marlin_int4_fp8_preprocess`.
@@ -28,13 +36,14 @@ pub(crate) static INT4_FP8: Row = Row {
     law: Law::EqualBits,
     variants: |_| Ok(lattice(&[("HAS_ZERO", &[0, 1])])),
     arguments: Int4Fp8Arguments::SIZES,
+    mutants: &[Mutant::new("a code that equals its zero point", "v >= z ?", "v > z ?")],
 };
 
 static PERMUTE_KERNEL: Kernel<PermuteArguments> = Kernel::new(&PERMUTE);
 static INT4_FP8_KERNEL: Kernel<Int4Fp8Arguments> = Kernel::new(&INT4_FP8);
 
 arguments! {
-    /// Of `marlin_permute_scales.cu`.
+    /// Arguments of `marlin_permute_scales.cu`.
     PermuteArguments {
         scales: Pointer,
         out: Pointer,
@@ -43,7 +52,7 @@ arguments! {
 }
 
 arguments! {
-    /// Of `marlin_int4_fp8_preprocess.cu`.
+    /// Arguments of `marlin_int4_fp8_preprocess.cu`.
     Int4Fp8Arguments {
         qweight: Pointer,
         qzeros: Pointer,
@@ -121,4 +130,63 @@ pub fn marlin_int4_fp8_preprocess(
     let grid = Grid::one_thread_each(elements);
     INT4_FP8_KERNEL.launch(device, &[("HAS_ZERO", has_zero)], grid, arguments)?;
     device.download(&out)
+}
+
+/// [`marlin_permute_scales`].
+#[derive(Debug, Clone, Copy)]
+pub struct PermuteScales<'a> {
+    /// `[rows, size_n]`, 16-bit elements.
+    pub scales: &'a [u16],
+    /// Columns.
+    pub size_n: usize,
+    /// Their order in the result.
+    pub permutation: ScalePermutation,
+}
+
+impl Call for PermuteScales<'_> {
+    type Output = Vec<u16>;
+
+    fn row(&self) -> &'static Row {
+        &PERMUTE
+    }
+
+    fn on_device(&self, device: &Device) -> Result<Vec<u16>, AccelError> {
+        marlin_permute_scales(device, self.scales, self.size_n, self.permutation)
+    }
+
+    fn by_reference(&self) -> marlinspike::Result<Vec<u16>> {
+        let (scales, columns) = (self.scales, self.permutation.columns());
+        let run = columns.len();
+        Ok((0..scales.len()).map(|i| scales[i / run * run + columns[i % run]]).collect())
+    }
+}
+
+/// [`marlin_int4_fp8_preprocess`].
+#[derive(Debug, Clone, Copy)]
+pub struct Int4Fp8<'a> {
+    /// Packed int4 codes `[rows, words]`.
+    pub qweight: &'a [u32],
+    /// `[groups, words]` in the same order, or none for `uint4b8`.
+    pub qzeros: Option<&'a [u32]>,
+    /// Words of a row.
+    pub words: usize,
+}
+
+impl Call for Int4Fp8<'_> {
+    type Output = Vec<u32>;
+
+    fn row(&self) -> &'static Row {
+        &INT4_FP8
+    }
+
+    fn on_device(&self, device: &Device) -> Result<Vec<u32>, AccelError> {
+        marlin_int4_fp8_preprocess(device, self.qweight, self.qzeros, self.words)
+    }
+
+    fn by_reference(&self) -> marlinspike::Result<Vec<u32>> {
+        match self.qzeros {
+            None => Ok(int4_to_fp8_symmetric(self.qweight)),
+            Some(zeros) => int4_to_fp8_asymmetric(self.qweight, zeros, self.words),
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! The sum over a token's experts.
 
+use marlinspike::moe::{Chain, sum::sum};
 use marlinspike::num::scalar::ScalarType;
 
 use super::{
@@ -7,11 +8,12 @@ use super::{
     check,
 };
 use crate::{
+    call::Call,
     device::Device,
     error::AccelError,
     launch::{Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
-    operation::{Law, Needs, Row, lattice},
+    operation::{Law, Mutant, Needs, Row, lattice},
 };
 
 /// Upstream: `moe_sum`.
@@ -22,12 +24,17 @@ pub(crate) static ROW: Row = Row {
     law: Law::EqualBits,
     variants: |_| Ok(lattice(&[("IS_BF16", &[0, 1]), ("SLOTS", &[0, 1, 2]), ("WIDTH", &[1, 8])])),
     arguments: SumArguments::SIZES,
+    mutants: &[Mutant::new(
+        "slots added from the last",
+        "size_t of = first + j;",
+        "size_t of = first + top_k - 1 - j;",
+    )],
 };
 
 static KERNEL: Kernel<SumArguments> = Kernel::early(&ROW);
 
 arguments! {
-    /// Of `moe_sum.cu`.
+    /// Arguments of `moe_sum.cu`.
     SumArguments {
         down: Pointer,
         y: Pointer,
@@ -40,7 +47,7 @@ arguments! {
 }
 
 /// `y` `[rows, size_n]` of `down` `[rows, top_k, size_n]`, bits of `dtype`: the bits of
-/// [`sum`](marlinspike::moe::sum::sum) by the canonical chain.
+/// [`sum`] by the canonical chain.
 ///
 /// # Errors
 /// As [`sum_on_device`].
@@ -57,17 +64,17 @@ pub fn moe_sum(
     device.download(&y)
 }
 
-/// Which slots of a token count: those whose expert is here, as if the others were zero.
+/// The slots of a token that are added: those whose expert is on this rank.
 #[derive(Debug, Clone, Copy)]
 pub enum Slots<'a> {
-    /// Of `down` in the slots' order.
+    /// `down` is in the slots' order.
     OfExperts {
         /// `[rows, top_k]`.
         topk_ids: &'a Buffer<i32>,
-        /// The experts that are here.
+        /// The experts of this rank.
         runs: &'a Runs,
     },
-    /// Of `down` `[places, size_n]`: a slot's row is at its place, and one without a place is not here.
+    /// `down` is `[places, size_n]`: a slot's row is at its place. A slot without a place is not added.
     InBlocks(&'a DeviceBlocks),
 }
 
@@ -79,7 +86,7 @@ impl Slots<'_> {
         }
     }
 
-    /// How many slots there are.
+    /// Number of slots.
     fn count(&self) -> usize {
         match self {
             Self::OfExperts { topk_ids, .. } => topk_ids.len(),
@@ -96,11 +103,11 @@ impl Slots<'_> {
     }
 }
 
-/// [`moe_sum`] in the device's memory; with `slots`, of some alone.
+/// [`moe_sum`] in the device's memory; with `slots`, only of those slots.
 ///
 /// # Errors
 /// [`AccelError::Argument`] for another type, a `down` that is not whole tokens or not a row for each
-/// place, a `y` that has not as many rows, and ids or places that are not one for each slot; those of
+/// place, a `y` of another number of rows, and ids or places that are not one for each slot; those of
 /// preparing and running a kernel.
 pub fn sum_on_device(
     device: &Device,
@@ -135,10 +142,7 @@ pub fn sum_on_device(
         return Err(ROW.refuse("y", found, format!("[{rows}, {size_n}]")));
     }
     let width = if size_n.is_multiple_of(8) { 8 } else { 1 };
-    // The second dimension of a grid, of blocks of 256 threads.
-    if size_n / width > 65535 * 256 {
-        return Err(ROW.refuse("size_n", size_n, "fewer columns"));
-    }
+    check::columns(&ROW, "size_n", size_n, width)?;
     let entries = slots.map(|slots| slots.count());
     if let Some(found) = entries.filter(|&entries| entries != rows as usize * top_k) {
         let found = format!("{found} entries");
@@ -160,4 +164,33 @@ pub fn sum_on_device(
     let width = width as u32;
     let grid = Grid::new((rows, (n / width).div_ceil(256), 1), (256, 1, 1));
     KERNEL.launch(device, &[is_bf16, ("SLOTS", kind), ("WIDTH", width)], grid, arguments)
+}
+
+/// [`moe_sum`].
+#[derive(Debug, Clone, Copy)]
+pub struct SumSlots<'a> {
+    /// `[rows, top_k, size_n]`, bits of `dtype`.
+    pub down: &'a [u16],
+    /// float16 or bfloat16.
+    pub dtype: ScalarType,
+    /// Slots of a row.
+    pub top_k: usize,
+    /// Columns.
+    pub size_n: usize,
+}
+
+impl Call for SumSlots<'_> {
+    type Output = Vec<u16>;
+
+    fn row(&self) -> &'static Row {
+        &ROW
+    }
+
+    fn on_device(&self, device: &Device) -> Result<Vec<u16>, AccelError> {
+        moe_sum(device, self.down, self.dtype, self.top_k, self.size_n)
+    }
+
+    fn by_reference(&self) -> marlinspike::Result<Vec<u16>> {
+        sum(self.down, self.dtype, self.top_k, self.size_n, Chain::Canonical)
+    }
 }

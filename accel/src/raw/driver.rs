@@ -1,5 +1,4 @@
-//! Is there a driver? Asked of the system's loader before cudarc, which panics where the library
-//! is absent.
+//! Checks for a driver before cudarc is used, which panics if the library is absent.
 
 use std::ffi::c_int;
 
@@ -28,7 +27,7 @@ fn probe_names(names: &[String]) -> Result<i32, AccelError> {
             Err(error) => refusals.push((name, words(&error))),
         }
     }
-    // `libcuda.so.1` is the name that drivers install; its refusal tells most.
+    // `libcuda.so.1` is the name that drivers install, so its error is the most useful.
     let refusal = refusals
         .iter()
         .find(|(name, _)| name.ends_with("cuda.so.1"))

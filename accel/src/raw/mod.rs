@@ -1,4 +1,4 @@
-//! Unsafe code: foreign libraries. The other is [`launch`](crate::launch).
+//! Unsafe code for foreign libraries. The only other unsafe code is in [`launch`](crate::launch).
 #![allow(unsafe_code)]
 
 use std::error::Error as _;
@@ -7,7 +7,7 @@ pub(crate) mod driver;
 pub(crate) mod nvrtc;
 pub(crate) mod stream;
 
-/// The loader's own words, which libloading keeps as the error's source.
+/// The loader's message, which libloading keeps as the error's source.
 fn words(error: &libloading::Error) -> String {
     match error.source() {
         Some(source) => format!("{error}: {source}"),

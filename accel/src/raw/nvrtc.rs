@@ -54,7 +54,7 @@ struct Guard<'a> {
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
-        // SAFETY: `program` came from `create` and is destroyed here alone.
+        // SAFETY: `program` came from `create` and is destroyed only here.
         let _ = unsafe { (self.library.destroy)(&mut self.program) };
     }
 }

@@ -17,14 +17,14 @@ use crate::{
 
 /// How the work of a product is divided among thread blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Plan {
-    /// Weights are what costs.
+pub enum ProductPlan {
+    /// For few rows: reading the weights bounds the time.
     Tiled(Tiling),
-    /// Rows are.
+    /// For many rows.
     Many(ManyRows),
 }
 
-/// One matrix in so many places that calls in turn find none of them in the caches.
+/// Copies of one matrix: enough to keep the next call's copy out of the caches.
 #[derive(Debug)]
 pub struct Dense {
     copies: Vec<MarlinWeight>,
@@ -32,12 +32,12 @@ pub struct Dense {
 }
 
 impl Dense {
-    /// A random matrix for bf16 activations, or for int8 or e4m3 ones (`input`), and so many copies
-    /// that they take `cold_bytes` together, two at least.
+    /// A random matrix for bf16 activations, or for int8 or e4m3 ones (`input`), and as many copies
+    /// as take `cold_bytes` together, two at least.
     ///
     /// # Errors
     /// [`AccelError::Argument`] for a shape or type that the kernel does not take;
-    /// [`AccelError::Driver`] where the device has not so much memory.
+    /// [`AccelError::Driver`] where the device has too little memory.
     pub fn new(
         device: &Device,
         ty: WeightType,
@@ -59,7 +59,7 @@ impl Dense {
         Ok(Self { copies, shape })
     }
 
-    /// Bytes of codes, scales and zero points: what a product must read at least, beside x.
+    /// Bytes of codes, scales and zero points: what a product must read at least, apart from x.
     pub fn bytes(&self) -> usize {
         self.copies[0].bytes()
     }
@@ -73,7 +73,7 @@ impl Dense {
         &self,
         device: &Device,
         size_m: usize,
-        plan: Option<Plan>,
+        plan: Option<ProductPlan>,
         replays: usize,
     ) -> Result<Times, AccelError> {
         let Shape { size_k, size_n } = self.shape;
@@ -85,10 +85,10 @@ impl Dense {
         let mut y = device.zeroed(size_m * size_n)?;
         let mut product = |weight: &MarlinWeight| match (weight.input_dtype(), plan) {
             (None, None) => marlin_gemm(device, &x, weight, &mut y),
-            (None, Some(Plan::Tiled(tiling))) => {
+            (None, Some(ProductPlan::Tiled(tiling))) => {
                 marlin_gemm_tiled(device, &x, weight, &mut y, tiling)
             }
-            (None, Some(Plan::Many(plan))) => {
+            (None, Some(ProductPlan::Many(plan))) => {
                 marlin_gemm_many_rows(device, &x, weight, &mut y, plan)
             }
             (Some(_), _) => {

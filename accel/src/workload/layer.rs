@@ -36,14 +36,14 @@ pub struct Sizes {
 
 /// How the work of a layer's two products is divided among thread blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Plans {
-    /// Weights are what costs.
+pub enum LayerPlans {
+    /// For few rows: reading the weights bounds the time.
     Tiled([Tiling; 2]),
-    /// Rows are.
+    /// For many rows.
     Many([ManyRows; 2]),
 }
 
-/// A layer with SiLU whose experts' matrices are all somewhere else.
+/// A layer with SiLU, each of whose experts has matrices of its own in memory.
 #[derive(Debug)]
 pub struct ExpertLayer {
     layer: MarlinLayer,
@@ -101,7 +101,7 @@ impl ExpertLayer {
         &self,
         device: &Device,
         size_m: usize,
-        plans: Option<Plans>,
+        plans: Option<LayerPlans>,
         replays: usize,
     ) -> Result<(Times, f64), AccelError> {
         let Sizes { num_experts, top_k, hidden_size: h, .. } = self.sizes;
@@ -118,8 +118,12 @@ impl ExpertLayer {
             .collect::<Result<Vec<Buffer<i32>>, AccelError>>()?;
         let mut work = match plans {
             None => layer.workspace(device, size_m, top_k)?,
-            Some(Plans::Tiled(tilings)) => layer.workspace_tiled(device, size_m, top_k, tilings)?,
-            Some(Plans::Many(plans)) => layer.workspace_many_rows(device, size_m, top_k, plans)?,
+            Some(LayerPlans::Tiled(tilings)) => {
+                layer.workspace_tiled(device, size_m, top_k, tilings)?
+            }
+            Some(LayerPlans::Many(plans)) => {
+                layer.workspace_many_rows(device, size_m, top_k, plans)?
+            }
         };
         let mut y = device.zeroed(size_m * h)?;
         // Modules are loaded before anything is recorded.

@@ -1,5 +1,5 @@
-//! Products and expert layers to be timed: weights of every type that products take, of which there
-//! are so many that a call finds none of its own in the caches.
+//! Products and expert layers for timing, with weights of every type that products take. Copies of
+//! the weights keep each call's weight out of the caches.
 
 mod dense;
 mod layer;
@@ -13,8 +13,8 @@ use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
 use crate::error::AccelError;
 
-pub use dense::{Dense, Plan};
-pub use layer::{ExpertLayer, Plans, Sizes};
+pub use dense::{Dense, ProductPlan};
+pub use layer::{ExpertLayer, LayerPlans, Sizes};
 
 /// Bytes that the weights of successive calls take together: four times the L2 cache of an H200,
 /// the largest there is.
@@ -33,7 +33,7 @@ pub struct WeightType {
     group_size: GroupSize,
 }
 
-/// All of them; the first is what checkpoints mostly hold.
+/// All types; the first is the most common in checkpoints.
 pub static WEIGHT_TYPES: [WeightType; 7] = {
     use ScalarType as T;
     const fn of(

@@ -1,4 +1,4 @@
-//! What a compiled module (an ELF file) says of its entry point.
+//! Reads the attributes of a compiled module's (an ELF file's) entry point.
 
 /// The little-endian number of `size` bytes at `at`.
 fn number(bytes: &[u8], at: usize, size: usize) -> usize {

@@ -1,6 +1,6 @@
-//! What the tests that need hardware or NVIDIA's libraries share: a test that cannot run says so
-//! on a line that `scripts/test` counts, and never passes in silence; a law that held says over how
-//! many cases and outputs.
+//! Shared by the tests that need hardware or NVIDIA's libraries. A test that cannot run prints a
+//! line that `scripts/test` counts; it never passes silently. A law that held prints the numbers of
+//! cases and outputs.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub(crate) mod cubin;
@@ -36,7 +36,7 @@ pub(crate) fn skip(reason: &str, test: &str) {
     say(&format!("SKIPPED ({reason}): {test}"));
 }
 
-/// The device, or a reported skip. A device that is there but fails, fails the test.
+/// The device, or a reported skip. A device that is present but fails, fails the test.
 pub(crate) fn device_or_skip(test: &str) -> Option<Device> {
     match Device::open() {
         Ok(device) => Some(device),
@@ -61,7 +61,7 @@ pub(crate) fn nvrtc_or_skip(test: &str) -> Option<Nvrtc> {
     }
 }
 
-/// Counts what a law was held to; says so when the test ends well.
+/// Counts the cases of a law, and prints the count if the test passes.
 pub(crate) struct Law {
     name: &'static str,
     cases: usize,
@@ -356,7 +356,7 @@ pub(crate) const fn some_to_none(place: usize, expert: i32) -> i32 {
     if place % 17 == 4 { -1 } else { expert }
 }
 
-/// y of a layer with `top_k` experts per token, in a workspace of its own that other tokens went through.
+/// y of a layer with `top_k` experts per token, in its own workspace, which other tokens have used.
 pub(crate) fn forward(
     device: &Device,
     layer: &MarlinLayer,
@@ -369,7 +369,7 @@ pub(crate) fn forward(
     forward_in(device, layer, &mut work, x, ids, weights)
 }
 
-/// y of a layer in `work`, which other tokens went through.
+/// y of a layer in `work`, which other tokens have used.
 pub(crate) fn forward_in(
     device: &Device,
     layer: &MarlinLayer,

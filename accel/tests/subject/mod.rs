@@ -20,12 +20,12 @@ use marlinspike_proptests::{Operation, Subject, SubjectError, ops as laws};
 /// The GPU.
 pub(crate) struct Cuda(pub(crate) Device);
 
-/// What a subject returns when an operation failed.
+/// A subject's return value if an operation failed.
 fn failed(error: AccelError) -> SubjectError {
     SubjectError(error.to_string())
 }
 
-/// Copies an operation's result to where it belongs.
+/// Copies an operation's result to its output.
 fn fill<T: Copy>(out: &mut [T], made: &[T]) -> Result<(), SubjectError> {
     if out.len() != made.len() {
         let what = format!("{} elements where {} belong", made.len(), out.len());

@@ -1,4 +1,4 @@
-//! The options that one format alone has, from the table of formats.
+//! The options of single formats, from the table of formats.
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command};

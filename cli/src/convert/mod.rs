@@ -65,8 +65,8 @@ fn as_json(summary: &Summary, seconds: f64) -> String {
         "files": summary.files,
         "kept_files": summary.kept,
         "rewritten_files": summary.rewritten,
-        "side_files": summary.side_files,
-        "left_out": summary.left_out.iter().map(left_out).collect::<Vec<_>>(),
+        "side_files": summary.side.copied,
+        "left_out": summary.side.left_out.iter().map(left_out).collect::<Vec<_>>(),
         "bytes": summary.bytes,
         "seconds": seconds,
         "already_complete": summary.already_complete,
@@ -92,7 +92,7 @@ fn as_text(summary: &Summary, format: Format, seconds: f64) -> String {
         text.push_str(&printable(&line));
         text.push('\n');
     }
-    for l in &summary.left_out {
+    for l in &summary.side.left_out {
         text.push_str(&printable(&format!("not copied: {}: {}", l.name, l.reason)));
         text.push('\n');
     }

@@ -100,6 +100,49 @@ impl DtypeArg {
     }
 }
 
+/// The activations that the layer runs on.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ActivationArgs {
+    /// Safetensors file with the activations.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "seed", "dtype"])]
+    pub input: Option<PathBuf>,
+    /// Rows of seeded activations.
+    #[arg(long, value_name = "M", default_value_t = 16, value_parser = args::tokens)]
+    pub tokens: usize,
+    /// Seed of the activations.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Type of seeded activations and of the output.
+    #[arg(long, value_enum, default_value_t)]
+    pub dtype: DtypeArg,
+}
+
+impl ActivationArgs {
+    fn source(&self) -> Source {
+        match &self.input {
+            Some(path) => Source::File(path.clone()),
+            None => {
+                let (seed, tokens, dtype) = (self.seed, self.tokens, self.dtype.scalar());
+                Source::Seeded { seed, tokens, dtype }
+            }
+        }
+    }
+}
+
+/// What the layer runs with, and how often.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ExecutionArgs {
+    /// Kernel: scalar, portable, or one for this CPU [default: the fastest].
+    #[arg(long, value_name = "NAME")]
+    pub kernel: Option<String>,
+    /// Worker threads [default: one per core].
+    #[arg(long, value_name = "N", value_parser = args::threads)]
+    pub threads: Option<NonZero<usize>>,
+    /// Runs; the shortest time is shown.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::repeats)]
+    pub repeat: NonZero<usize>,
+}
+
 /// Run one layer on the CPU.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_long_help = DETAILS)]
@@ -116,33 +159,18 @@ pub struct Args {
     /// Print the names of the layers and run none.
     #[arg(long)]
     pub list: bool,
-    /// Safetensors file with the activations.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "seed", "dtype"])]
-    pub input: Option<PathBuf>,
-    /// Rows of seeded activations.
-    #[arg(long, value_name = "M", default_value_t = 16, value_parser = args::tokens)]
-    pub tokens: usize,
-    /// Seed of the activations.
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// Type of seeded activations and of the output.
-    #[arg(long, value_enum, default_value_t)]
-    pub dtype: DtypeArg,
+    /// The activations.
+    #[command(flatten)]
+    pub activations: ActivationArgs,
     /// How ties are rounded when activations are quantized.
     #[arg(long, value_enum, default_value_t)]
     pub rounding: RoundingArg,
     /// Write `y` to a safetensors file.
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Kernel: scalar, portable, or one for this CPU [default: the fastest].
-    #[arg(long, value_name = "NAME")]
-    pub kernel: Option<String>,
-    /// Worker threads [default: one per core].
-    #[arg(long, value_name = "N", value_parser = args::threads)]
-    pub threads: Option<NonZero<usize>>,
-    /// Runs; the shortest time is shown.
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::repeats)]
-    pub repeat: NonZero<usize>,
+    /// Kernel, threads and repetitions.
+    #[command(flatten)]
+    pub execution: ExecutionArgs,
     /// Compute the layer again by its definition and compare bit for bit.
     #[arg(long)]
     pub check: bool,
@@ -179,20 +207,14 @@ fn options(args: &Args) -> Options {
     let mut options = Options::default();
     options.layer = args.layer.clone();
     options.routing = args.routing.clone();
-    options.input = match &args.input {
-        Some(path) => Source::File(path.clone()),
-        None => {
-            let (seed, tokens, dtype) = (args.seed, args.tokens, args.dtype.scalar());
-            Source::Seeded { seed, tokens, dtype }
-        }
-    };
+    options.input = args.activations.source();
     options.rounding = match args.rounding {
         RoundingArg::HalfAway => ActivationRounding::HalfAway,
         RoundingArg::HalfEven => ActivationRounding::HalfEven,
     };
-    options.kernel = args.kernel.clone();
-    options.threads = args.threads;
-    options.repeat = args.repeat;
+    options.kernel = args.execution.kernel.clone();
+    options.threads = args.execution.threads;
+    options.repeat = args.execution.repeat;
     options.check = args.check;
     options.arithmetic = args.method.arithmetic();
     options.method = args.method.options();

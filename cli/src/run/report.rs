@@ -1,7 +1,7 @@
 //! The output of `run`.
 
 use marlinspike_model::model::routing::summary as routing_summary;
-use marlinspike_model::run::origin::{Part, Partial, Rank};
+use marlinspike_model::run::origin::{Partial, PartialOutput, Rank};
 use marlinspike_model::run::output::{Check, LayerKind, Run};
 use marlinspike_model::run::routing::RoutingReport;
 use serde_json::{Value, json};
@@ -28,9 +28,9 @@ pub(super) fn json(run: &Run) -> String {
         "dtype": y.ty.name(),
         "shape": y.shape(),
         "sha256": y.digest(),
-        "kernel": run.kernel,
-        "threads": run.threads,
-        "seconds": run.seconds,
+        "kernel": run.timing.kernel,
+        "threads": run.timing.threads,
+        "seconds": run.timing.seconds,
         "check": check,
         "arithmetic": run.arithmetic,
         "routing": run.routing.as_ref().map(routing_json),
@@ -46,7 +46,7 @@ pub(super) fn json(run: &Run) -> String {
 pub(super) fn text(run: &Run) -> String {
     let y = run.y();
     let [tokens, size_n] = y.shape();
-    let threads = if run.threads == 1 { "thread" } else { "threads" };
+    let threads = if run.timing.threads == 1 { "thread" } else { "threads" };
     let mut text =
         format!("{}: {}{}\n", printable(&run.module), printable(&summary(run)), source(run));
     if let Some(partial) = &run.partial {
@@ -66,9 +66,9 @@ pub(super) fn text(run: &Run) -> String {
         "y [{tokens}, {size_n}] {}, sha256 {}\n{:.3} ms with {} on {} {threads}\n",
         y.ty,
         y.digest(),
-        run.seconds * 1e3,
-        run.kernel,
-        run.threads,
+        run.timing.seconds * 1e3,
+        run.timing.kernel,
+        run.timing.threads,
     ));
     if let Some(line) = run.routing.as_ref().and_then(routing_line) {
         text.push_str(&format!("{}\n", printable(&line)));
@@ -167,10 +167,10 @@ fn routing_line(routing: &RoutingReport) -> Option<String> {
     })
 }
 
-const fn part_name(part: Part) -> &'static str {
-    match part {
-        Part::Sum => "partial sum",
-        Part::Columns => "columns",
+const fn part_name(output: PartialOutput) -> &'static str {
+    match output {
+        PartialOutput::Sum => "partial sum",
+        PartialOutput::Columns => "columns",
     }
 }
 
@@ -184,7 +184,7 @@ fn partial_json(partial: &Partial) -> Value {
         "ep_size": partial.ep.map(|r| r.size),
         "local_experts": local,
         "num_experts": all,
-        "y": part_name(partial.part),
+        "y": part_name(partial.output),
     })
 }
 
@@ -200,6 +200,6 @@ fn partial_line(partial: &Partial) -> String {
     if let Some([local, all]) = partial.experts {
         ranks.push(format!("{local} of {all} experts"));
     }
-    let part = part_name(partial.part);
+    let part = part_name(partial.output);
     format!("PARTIAL: {}: y is this rank's {part}, not the layer's output", ranks.join(", "))
 }

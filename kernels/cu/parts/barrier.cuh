@@ -1,8 +1,8 @@
 #pragma once
 // Barriers in shared memory, from sm_90 on.
 
-// A barrier in shared memory that opens when `arrivals` threads have arrived; it then counts anew, and
-// its phase changes between 0 and 1.
+// A barrier in shared memory that opens when `arrivals` threads have arrived. It then starts over, and its phase
+// changes between 0 and 1.
 __device__ __forceinline__ void barrier_init(unsigned barrier, unsigned arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -16,7 +16,7 @@ __device__ __forceinline__ void barrier_arrive(unsigned barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// What is stored in that scope for a phase is seen when it is over.
+// Stores of that scope in a phase are visible after the phase.
 #define WAIT_FOR_PHASE(SCOPE)                                                \
     "{\n"                                                                    \
     ".reg .pred over;\n"                                                     \
@@ -30,12 +30,12 @@ __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) 
     asm volatile(WAIT_FOR_PHASE("cta")::"r"(barrier), "r"(parity) : "memory");
 }
 
-// Likewise, and sees what other blocks of the cluster stored.
+// Likewise, with stores of other blocks of the cluster visible.
 __device__ __forceinline__ void barrier_wait_for_cluster(unsigned barrier, unsigned parity) {
     asm volatile(WAIT_FOR_PHASE("cluster")::"r"(barrier), "r"(parity) : "memory");
 }
 
-// Arrives, and has the phase last until `bytes` more were copied.
+// Arrives, and extends the phase until `bytes` more have been copied.
 __device__ __forceinline__ void barrier_expect(unsigned barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");

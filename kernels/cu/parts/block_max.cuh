@@ -1,5 +1,5 @@
 #pragma once
-// The largest of all threads' values, which no order changes; for blocks of whole warps.
+// The largest of all threads' values, in any order; for blocks of whole warps.
 
 __device__ __forceinline__ float block_max(float value) {
     __shared__ float of_warp[32];
@@ -18,7 +18,7 @@ __device__ __forceinline__ float block_max(float value) {
     return value;
 }
 
-// A magnitude for `fmaxf`, which would leave a NaN out.
+// A magnitude for `fmaxf`, which ignores a NaN.
 __device__ __forceinline__ float finite_or_infinite(float value) {
     const float infinity = __uint_as_float(0x7F800000u);
     return fabsf(value) < infinity ? fabsf(value) : infinity;

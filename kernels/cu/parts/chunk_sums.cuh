@@ -1,6 +1,6 @@
 #pragma once
-// Where the chunks' partial sums of a thread block of marlin_gemm.cu meet: in shared memory, in a cluster in that of
-// the rank that adds them up (gemm_sizes.cuh).
+// Adds the chunks' partial sums of marlin_gemm.cu: in shared memory, in a cluster in that of the rank that adds them
+// up (gemm_sizes.cuh).
 
 #include "barrier.cuh"
 #include "cluster.cuh"
@@ -30,7 +30,7 @@ struct ChunkSums {
         // Barriers of all ranks are ready.
         cluster_wait();
         if (own_chunk < chunks) {
-            // A rank has a warp's columns, or the warp several ranks'.
+            // A rank adds up all of a warp's columns, or a warp has columns of several ranks.
             const unsigned first = row_0 * SUM_ROW + own_chunk * SUM_CHUNK +
                                    warp_n / 64 * RANK_COLUMNS + warp_n % 64 % RANK_COLUMNS +
                                    Accumulator::column(lane, 0);
@@ -57,7 +57,7 @@ struct ChunkSums {
         barrier_wait_for_cluster(memory + BARRIER_AT, 0);
     }
 
-    // Stores the sums in the rings' memory, which no thread reads any more, and waits for all threads' sums.
+    // Stores the sums in the rings' memory, which has been read, and waits for all threads' sums.
     __device__ __forceinline__ void store(const float (&sum)[FRAGMENTS][M_TILES][4],
                                           unsigned char *pointer) const {
         // From the row and the column of an accumulator's element 0.
@@ -86,7 +86,7 @@ struct ChunkSums {
         float2 of_chunk[CHUNKS];
 #pragma unroll
         for (unsigned c = 0; c < CHUNKS; ++c) {
-            // Behind the last chunk the memory holds anything.
+            // Beyond the last chunk the memory is undefined.
             if constexpr (PUSHES_SUMS) {
                 const unsigned at = row * SUM_ROW + c * SUM_CHUNK + n / 64 * RANK_COLUMNS + n % RANK_COLUMNS;
                 of_chunk[c] = load_shared(sums + at * 4);

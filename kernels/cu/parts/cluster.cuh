@@ -6,7 +6,7 @@ __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }
 
-// Orders nothing but the arrival and the barriers made ready by `fence_barrier_init`.
+// Orders only the arrival and the barriers initialized before `fence_barrier_init`.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
@@ -22,7 +22,7 @@ __device__ __forceinline__ unsigned of_rank(unsigned address, unsigned rank) {
     return mapped;
 }
 
-// At an address that `of_rank` gave.
+// Stores at an address from `of_rank`.
 __device__ __forceinline__ float2 load_from_rank(unsigned mapped) {
     float2 value;
     asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
@@ -39,7 +39,7 @@ __device__ __forceinline__ void store_to_rank(unsigned mapped, float value, unsi
                  : "memory");
 }
 
-// The value in block `rank` at the place that `here` has in this one.
+// The value of block `rank` at the place that `here` has in this block.
 __device__ __forceinline__ unsigned load_from_rank(const unsigned *here, unsigned rank) {
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(here));
     unsigned value;

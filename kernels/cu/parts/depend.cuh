@@ -1,10 +1,9 @@
 #pragma once
-// Programmatic dependent launch, from sm_90 on: a kernel launched so may start while the one before it
-// on the stream still runs.
+// Programmatic dependent launch, from sm_90 on: a kernel may start while the previous one on the stream still runs.
 //
-// The rule of all kernels here: each waits for the kernel before it, in every block, before it lets
-// the next one start. So when a kernel starts, every kernel but the last before it is complete; until
-// it has waited itself it may read what that last one does not write, and writes nothing.
+// The rule for all kernels: every block waits for the previous kernel before it lets the next one start. So when a
+// kernel starts, all earlier kernels except the previous one are complete. Until it has waited, it writes nothing,
+// and reads only what the previous kernel does not write.
 
 __device__ __forceinline__ void wait_for_last_kernel() {
 #if __CUDA_ARCH__ >= 900

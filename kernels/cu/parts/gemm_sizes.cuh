@@ -21,7 +21,7 @@ constexpr unsigned ROWS = M_TILES * 8;
 constexpr unsigned LANES = N_TILE / COLUMNS * 32;  // of a team
 constexpr unsigned THREADS = TEAMS * LANES;
 constexpr unsigned CHUNKS = TEAMS * RANKS;
-// With few rows, warps enough to wait for memory are worth more than registers for each.
+// With few rows, more warps to hide memory latency are worth more than registers for each.
 constexpr unsigned RESIDENT = (M_TILES == 1 ? 1024 : M_TILES == 2 ? 768 : 512) / THREADS;
 // 16-byte pieces of 16 k of all columns that a thread block computes.
 constexpr unsigned ROW_PIECES = N_TILE / 64 * TILE_PIECES;

@@ -82,8 +82,8 @@ constexpr unsigned X_FEW = LANES >= ROWS * 8 ? 8 : LANES / ROWS, X_MANY = LANES 
 constexpr int X_THREADS = ROWS <= 16 ? X_FEW : X_MANY;
 constexpr int X_PASSES = ROWS * X_THREADS > LANES ? ROWS * X_THREADS / LANES : 1;
 
-// The rows of x that a thread copies, one in each pass. Rows that do not exist are not copied: what the stage holds in
-// their place only reaches sums that nothing reads.
+// The rows of x that a thread copies, one in each pass. Rows that do not exist are not copied: the old contents of
+// the stage reach only sums that are never read.
 using RowPointers = const unsigned short *[X_PASSES];
 using RowsExist = bool[X_PASSES];
 

@@ -68,7 +68,7 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned *from) {
     return value;
 }
 
-// Reduces or raises the registers of each thread of this warpgroup; raising waits until others have released them.
+// Lowers or raises the registers of each thread of this warpgroup; raising waits until others have released them.
 template <int COUNT>
 __device__ __forceinline__ void release_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));

@@ -1,13 +1,13 @@
 #pragma once
-// What the warpgroups of marlin_gemm_wgmma.cu share: the tiles of a product, the ring of pipeline stages in shared
+// Shared by the warpgroups of marlin_gemm_wgmma.cu: the tiles of a product, the ring of pipeline stages in shared
 // memory, and the producers that fill it.
 
 #include "barrier.cuh"
 #include "wgmma.cuh"
 #include "wgmma_sizes.cuh"
 
-// What a thread block computes without interruption: of the rows from `row` on and the columns from n0 on of an
-// expert's product, chunks [begin, end) of k. Producers store it with the piece's first stage.
+// A unit of work of a thread block: chunks [begin, end) of k of one tile, with rows from `row` on and columns from n0
+// on of an expert's product. Producers store it with the piece's first stage.
 struct alignas(16) Piece {
     unsigned row, n0;
     int expert;  // negative: no product
@@ -46,7 +46,7 @@ struct Product {
 
     __device__ unsigned chunks() const { return (size_k + chunk_k - 1) / chunk_k; }
 
-    // Tile `index` of all, whole. `raster` blocks of rows, all their columns, then the next ones.
+    // All of tile `index`. Tiles are numbered by groups of `raster` blocks of rows, through all columns of a group.
     __device__ Piece tile(unsigned index, unsigned blocks) const {
         const unsigned columns = (size_n + N_TILE - 1) / N_TILE;
         const unsigned first = index / (raster * columns) * raster;
@@ -72,7 +72,7 @@ class Share {
         rounds = tiles / gridDim.x + (index < left);
         head = whole = tail = from = part_end = 0;
         const unsigned most = (left * chunks + gridDim.x - 1) / gridDim.x;
-        // Handing totals over takes as long as some stages.
+        // Handing totals over takes the time of some stages.
         if (tiles > gridDim.x && left > 0 && (chunks - most) * (p.chunk_k / STAGE_K) > SPLIT_STAGES) {
             rounds = tiles / gridDim.x - 1;
             const unsigned first = rounds * gridDim.x;
@@ -120,8 +120,8 @@ struct Place {
     }
 };
 
-// What one of the four producers copies of a piece's weights, scales and zero points: of each stage one of the four
-// rows of 16 k, and the scales of one group; where a stage has fewer groups, from producer 1 on.
+// One producer's copies of a piece's weights, scales and zero points: of each stage one of the four rows of 16 k, and
+// the scales of one group. Where a stage has fewer groups, they go to producers from 1 on.
 struct PieceStream {
     static constexpr unsigned STAGE_GROUPS = GROUPS > 0 ? GROUPS : 1;
 
@@ -185,9 +185,9 @@ struct PieceStream {
     }
 };
 
-// Fills the ring with the stages of all pieces of this thread block, then leaves a piece that ends at 0. Four lanes
-// of different warps do it: for one, issuing the copies of all parts of a stage would take longer than the stage's
-// products do.
+// Fills the ring with the stages of all pieces of this thread block, then adds a piece that ends at 0 as the end
+// mark. Four lanes of different warps do so: one lane would take longer to issue a stage's copies than its products
+// take.
 __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map, unsigned memory,
                                         Piece *pieces, unsigned part) {
     const size_t weight_step = static_cast<size_t>(p.size_n / 64) * TILE_PIECES;

@@ -1,5 +1,5 @@
-// How many multiply-adds per second a device's matrix unit does with bf16 operands and f32 sums that
-// stay in registers: what no product can exceed.
+// Measures the multiply-adds per second of a device's matrix unit, with bf16 operands and f32 sums that stay in
+// registers: the upper bound for every product.
 //
 //   result  f32 [gridDim.x * blockDim.x]: the sum of a thread's accumulators
 //
@@ -8,16 +8,15 @@
 //          1: wgmma m64n256k16 (sm_90a), operands in shared memory, a chain in each warpgroup; an
 //             instruction is 524288 operations
 //
-// A chain is `rounds` times eight instructions. Operands are normal numbers of magnitude 1/4 to 4 and
-// both signs, not zeros, with which a chip is faster. Launch with blocks of 256 threads; SHARED_BYTES
-// of dynamic shared memory.
+// A chain is `rounds` times eight instructions. Operands are normal numbers of magnitude 1/4 to 4 and both signs:
+// chips are faster with zeros. Launch with blocks of 256 threads; SHARED_BYTES of dynamic shared memory.
 
 constexpr unsigned THREADS = 256;
 // Operands in shared memory: four steps of k, A of 64 rows, then B of 256, 32 bytes of each row.
 constexpr unsigned OPERAND_WORDS = 4 * (64 + 256) * 8;
 constexpr unsigned SHARED_BYTES = WGMMA ? OPERAND_WORDS * 4 : 0;
 
-// Two bf16 numbers, a function of their place.
+// Two bf16 numbers that depend on their place.
 __device__ __forceinline__ unsigned operand(unsigned at) {
     unsigned h = (at + 1) * 2654435761u;
     h ^= h >> 15;

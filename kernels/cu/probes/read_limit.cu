@@ -1,12 +1,12 @@
-// How many bytes per second a device reads: every word of a buffer larger than its caches, once.
+// Measures the bytes per second that a device reads: each word of a buffer larger than its caches, once.
 //
 //   words   uint4 [count], count a multiple of 8 * gridDim.x * blockDim.x
 //   result  uint32 [gridDim.x * blockDim.x]: the exclusive or of the words that a thread has read
 //
 // Parameter:
-//   FILL  0: read; 1: write instead what is to be read, a hash of each word's place
+//   FILL  0: read; 1: fill the buffer with a hash of each word's place
 //
-// A thread has several loads of 16 bytes in flight, none of which waits for another.
+// A thread keeps several independent loads of 16 bytes in flight.
 
 __device__ __forceinline__ unsigned hash(unsigned long long at) {
     unsigned h = static_cast<unsigned>(at) * 2654435761u + static_cast<unsigned>(at >> 32);

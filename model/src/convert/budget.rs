@@ -2,7 +2,7 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Bytes that may be in use at once, given out in the order of asking.
+/// A limit on the bytes in use at once, granted in the order of the requests.
 #[derive(Debug)]
 pub struct Budget {
     total: u64,
@@ -14,12 +14,12 @@ pub struct Budget {
 struct State {
     used: u64,
     peak: u64,
-    /// Whose turn it is, so that a large piece of work is not passed by small ones for ever.
+    /// The request to serve next: small requests must not overtake a large one forever.
     serving: u64,
     next: u64,
 }
 
-/// A part of the budget, given back when dropped.
+/// A part of the budget, returned when dropped.
 #[derive(Debug)]
 pub struct Share<'b> {
     budget: &'b Budget,
@@ -33,7 +33,7 @@ impl Budget {
         Self { total, state: Mutex::new(state), freed: Condvar::new() }
     }
 
-    /// All the bytes there are.
+    /// The limit, in bytes.
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -44,11 +44,11 @@ impl Budget {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is plain numbers, right after every statement.
+        // The state is valid after every statement, so a poisoned lock is usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for `bytes`. What is larger than the whole budget gets all of it, alone.
+    /// Waits for `bytes`. A request above the limit waits for the whole budget.
     pub fn take(&self, bytes: u64) -> Share<'_> {
         let bytes = bytes.min(self.total);
         let mut state = self.lock();

@@ -1,7 +1,7 @@
-//! What stands beside the tensors: `config.json` with a `marlinspike` section, and the index.
+//! The files next to the tensors: `config.json` with a `marlinspike` section, and the index.
 //!
-//! `quantization_config` is taken out (no loader may mistake the tensors for the original ones)
-//! and kept under `marlinspike.source_quantization_config`. The section:
+//! `quantization_config` moves to `marlinspike.source_quantization_config`, so that no loader takes
+//! the tensors for the original ones. The section:
 //!
 //! | key | meaning |
 //! | --- | --- |
@@ -12,42 +12,54 @@
 //! | `dtype`, `input_dtype` | Marlin: the model's 16-bit type; `model`, `int8` or `fp8` activations |
 //! | `tp_size`, `tp_rank`, `ep_size`, `ep_rank` | which rank this is |
 //! | `layers` | by module (`<...experts>.w13` and `.w2` of experts), see below |
-//! | `expert_maps` | by layer, when experts are spread: local index of each expert, or −1 |
+//! | `expert_maps` | by layer, where ranks share the experts: local index of each expert, or −1 |
 //! | `notes` | what preparation changed in the experts' numbers, where it did |
 //! | `unsupported` | modules that were copied unchanged, with the reasons |
 //!
-//! A layer: `scheme`, `weight_type`, `size_k`, `size_n`, `experts`, `group_size` (−1: one per
-//! channel), `act_order`, `is_k_full`, the keys of the format ([`super::target`]: Marlin's
-//! `scale_permutation`, `grouped` or `single`; `nr`; `kernel_layout`), of NVFP4 the `scale_factor` that went from the global scale into the block
-//! scales, `padded_from` where gpt-oss's sizes were rounded up (the model's own sizes), and `tensors`, the names of its tensors by role. A packed file of the int4 path also
-//! describes its own layers ([`marlinspike::w4a8::stored`]); what runs a layer reads that.
+//! Each layer:
+//!
+//! | key | meaning |
+//! | --- | --- |
+//! | `scheme`, `weight_type` | how the checkpoint stores the weight, and the type of its codes |
+//! | `size_k`, `size_n`, `experts` | shape and number of this rank's matrices |
+//! | `group_size` | k per scale; −1: one scale per channel |
+//! | `act_order`, `is_k_full` | whether rows are sorted by group, and whether groups are whole |
+//! | `scale_factor` | NVFP4: factor moved from the global scale to the block scales |
+//! | `padded_from` | gpt-oss: the model's own sizes, where they were rounded up |
+//! | `tensors` | names of the layer's tensors, by role |
+//! | `scale_permutation` | Marlin: `grouped` or `single` |
+//! | `nr` | the int4 path: columns of a block |
+//! | `kernel_layout` | FlashInfer: the layout's name |
+//!
+//! A packed file of the int4 path also describes its own layers
+//! ([`marlinspike::w4a8::stored`]), and `run` reads those descriptions.
 
 use marlinspike::config::Scheme;
 use serde_json::{Map, Value, json};
 
-use super::names::Kind;
+use super::names::TensorKind;
 use super::piece::Constants;
-use super::plan::Plan;
+use super::plan::ConversionPlan;
 use super::settings::Settings;
 use super::stack::StackPlan;
 use crate::model::Model;
 
-/// The meaning of a code.
+/// The type of the codes.
 pub fn weight_type(scheme: &Scheme) -> &'static str {
     scheme.weight_type().map_or("none", |ty| ty.name())
 }
 
-fn role_name(kind: Kind) -> &'static str {
+fn role_name(kind: TensorKind) -> &'static str {
     match kind {
-        Kind::Weight => "weight",
-        Kind::Scales => "scales",
-        Kind::Zeros => "zeros",
-        Kind::GIdx => "g_idx",
-        Kind::SortIndices => "g_idx_sort_indices",
-        Kind::Bias => "bias",
-        Kind::GlobalScale => "global_scale",
-        Kind::InputGlobalScale => "input_global_scale",
-        Kind::InputScale => "input_scale",
+        TensorKind::Weight => "weight",
+        TensorKind::Scales => "scales",
+        TensorKind::Zeros => "zeros",
+        TensorKind::GIdx => "g_idx",
+        TensorKind::SortIndices => "g_idx_sort_indices",
+        TensorKind::Bias => "bias",
+        TensorKind::GlobalScale => "global_scale",
+        TensorKind::InputGlobalScale => "input_global_scale",
+        TensorKind::InputScale => "input_scale",
     }
 }
 
@@ -57,18 +69,18 @@ fn layer(plan: &StackPlan, constants: Constants, settings: &Settings) -> Value {
     let mut value = json!({
         "scheme": plan.scheme.label(),
         "weight_type": weight_type(&plan.scheme),
-        "size_k": plan.shape.size_k,
-        "size_n": plan.shape.size_n,
+        "size_k": plan.slice.shape.size_k,
+        "size_n": plan.slice.shape.size_n,
         "experts": plan.experts.len(),
-        "group_size": plan.group_size.to_config(),
-        "act_order": plan.act_order,
-        "is_k_full": plan.is_k_full,
+        "group_size": plan.groups.size.to_config(),
+        "act_order": plan.groups.act_order,
+        "is_k_full": plan.groups.is_k_full,
         "tensors": tensors,
     });
     for (key, of_format) in settings.format.target().layer(plan, settings) {
         value[key] = of_format;
     }
-    if let Some(shard) = plan.padding {
+    if let Some(shard) = plan.slice.padding {
         value["padded_from"] = json!({
             "hidden_size": shard.hidden_size,
             "intermediate_size": shard.intermediate_size,
@@ -83,7 +95,7 @@ fn layer(plan: &StackPlan, constants: Constants, settings: &Settings) -> Value {
 /// The converted model's `config.json`.
 pub fn config(
     model: &Model<'_>,
-    plan: &Plan,
+    plan: &ConversionPlan,
     settings: &Settings,
     constants: &[Constants],
     identity: &str,
@@ -143,7 +155,7 @@ pub fn config(
 }
 
 /// The index of a model of several files.
-pub fn index(plan: &Plan) -> Value {
+pub fn index(plan: &ConversionPlan) -> Value {
     let mut map = std::collections::BTreeMap::new();
     for shard in &plan.shards {
         map.extend(shard.items.iter().map(|i| (i.spec.name.as_str(), shard.name.as_str())));

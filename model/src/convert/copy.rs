@@ -1,4 +1,4 @@
-//! Copying the model's other files, each held to the hash that was taken of it.
+//! Copies the model's other files, and checks each against its hash.
 
 use std::io::Read as _;
 

@@ -62,25 +62,25 @@ impl<'m> Entry<'m> {
         }
     }
 
-    /// The meaning of a code.
+    /// The type of the codes.
     pub(crate) fn ty(&self) -> Result<ScalarType> {
         let ty = self.layer["weight_type"].as_str().and_then(ScalarType::from_name);
         ty.ok_or_else(|| self.bad("weight_type", "a type of codes"))
     }
 
-    /// The tensor of a role, whole; `None` where the layer has none.
+    /// The whole tensor of a role; `None` if the layer has none.
     pub(crate) fn tensor(&self, role: &str) -> Result<Option<Tensor<'m>>> {
         let Some(name) = self.layer["tensors"][role].as_str() else { return Ok(None) };
         let found = self.model.tensor(name);
         found.map(Some).map_err(|e| Error::missing(name, e))
     }
 
-    /// As [`Self::tensor`], of a role that the layer must have.
+    /// Like [`Self::tensor`], for a role that the layer must have.
     pub(crate) fn need(&self, role: &str) -> Result<Tensor<'m>> {
         self.tensor(role)?.ok_or_else(|| self.bad("tensors", role))
     }
 
-    /// Experts, 1 of a linear layer; every tensor must have as many.
+    /// Number of experts, 1 for a linear layer; every tensor must have that many.
     pub(crate) fn experts(&self) -> Result<usize> {
         let experts = self.size("experts")?;
         for role in ["weight", "scales", "zeros", "g_idx", "g_idx_sort_indices", "bias"] {
@@ -109,7 +109,7 @@ impl<'m> Entry<'m> {
         }))
     }
 
-    /// One f32 of each expert.
+    /// One f32 for each expert.
     pub(crate) fn floats(&self, role: &str, experts: usize) -> Result<Option<Vec<f32>>> {
         let Some(tensor) = self.tensor(role)? else { return Ok(None) };
         let values = values::floats(&tensor)?;

@@ -48,8 +48,8 @@ pub enum ConvertError {
         /// Each with its reasons.
         refused: Vec<Refused>,
     },
-    /// Experts are there, and no module can be converted.
-    #[error("{target} takes none of the modules, though there are experts{}", none(refused))]
+    /// The model has experts, but no module can be converted.
+    #[error("{target} takes none of the modules, though the model has experts{}", none(refused))]
     NothingConverted {
         /// The kernel format, as people call it.
         target: &'static str,
@@ -72,8 +72,8 @@ pub enum ConvertError {
         /// Ranks in the group.
         size: usize,
     },
-    /// Quantized activations of a format that has its own.
-    #[error("input_dtype: {format} has one type of activations alone, only marlin has a choice")]
+    /// Quantized activations for a format with a fixed type of activations.
+    #[error("input_dtype: {format} has a fixed type of activations, expected --to marlin")]
     Activations {
         /// The format's name.
         format: &'static str,
@@ -99,7 +99,7 @@ pub enum ConvertError {
     InputChanged {
         /// The file.
         path: PathBuf,
-        /// What was found to differ.
+        /// What differs.
         what: &'static str,
     },
     /// An output file does not hold what was written to it.
@@ -124,7 +124,7 @@ pub enum ConvertError {
         /// Why.
         reason: String,
     },
-    /// The smallest piece of work on a matrix takes more memory than conversion may use.
+    /// The smallest job on a matrix takes more memory than the conversion may use.
     #[error(
         "{module}: a part of its {shape} matrix takes {needed} bytes of memory, expected at most {limit}"
     )]
@@ -154,7 +154,7 @@ pub enum ConvertError {
         /// Why.
         source: container::WriteError,
     },
-    /// Stopped between files, as the caller wanted.
+    /// Stopped between files, at the caller's request.
     #[error("stopped after {files} files, as asked; the same command continues")]
     Stopped {
         /// Files finished.

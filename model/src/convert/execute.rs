@@ -1,7 +1,7 @@
-//! Running a plan: workers take jobs, within a memory budget, and write each piece at its place.
+//! Runs a plan: workers take jobs within a memory budget and write each piece to its place.
 //!
-//! Systems let one thread at a time write to a file, so each worker begins a file of its own and
-//! helps with the others' when no new one is left.
+//! Operating systems serialize writes to a file, so each worker starts a file of its own, and helps
+//! with other workers' files once none is left to start.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,25 +14,25 @@ use super::budget::Budget;
 use super::error::ConvertError;
 use super::folder::{Folder, Place};
 use super::inputs::Inputs;
-use super::job::Job as PartJob;
-use super::names::Kind;
+use super::job::Job as PackJob;
+use super::names::TensorKind;
 use super::piece::Constants;
-use super::plan::{Plan, ShardPlan, Source, copy_runs};
+use super::plan::{ConversionPlan, ShardPlan, Source, copy_runs};
 use super::progress::Progress;
 use super::settings::Settings;
 pub use super::settings::{Execution, MEMORY};
 use super::shard::ShardWriter;
 use super::stack::StackPlan;
 use super::stack::info::kv_heads;
-use super::stack::part::Part;
+use super::stack::part::MatrixPart;
 use super::target;
 use crate::model::Model;
 
-/// Files that are written at the same time: an interrupted run loses what they hold.
+/// Files that are written at the same time: an interrupted run loses their contents.
 const OPEN_FILES: usize = 4;
 
-/// Files that are verified and made durable at the same time by threads of their own, so that at most
-/// `OPEN_FILES + CLOSERS` and one per worker are open.
+/// Threads that verify files and make them durable. At most `OPEN_FILES + CLOSERS` files and one per
+/// worker are open.
 const CLOSERS: usize = 4;
 
 /// What a run did.
@@ -40,14 +40,14 @@ const CLOSERS: usize = 4;
 pub struct Written {
     /// Files that an earlier run had finished.
     pub kept: usize,
-    /// Most memory that jobs in progress took together, in bytes, as it is accounted for.
+    /// Peak memory of all jobs in progress together, in bytes, as the budget counts it.
     pub peak_memory: u64,
 }
 
 /// A unit of work of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Job {
-    Part { stack: usize, expert: usize, part: Part },
+    Part { stack: usize, expert: usize, part: MatrixPart },
     Copy { item: usize, bytes: Range<u64> },
 }
 
@@ -64,11 +64,11 @@ struct OpenFile<'p> {
     workers: AtomicUsize,
 }
 
-/// What the workers share and change.
-struct Desk<'a, 's> {
-    /// Files that nobody has begun.
+/// State that the workers share.
+struct Queue<'a, 's> {
+    /// Files that no worker has started.
     waiting: std::vec::IntoIter<&'a ShardPlan>,
-    /// Files with jobs that nobody has taken.
+    /// Files with jobs left to take.
     open: Vec<Arc<OpenFile<'a>>>,
     finished: usize,
     /// Threads that close files.
@@ -83,12 +83,12 @@ pub struct Work<'a> {
     /// The model that is converted.
     pub model: &'a Model<'a>,
     /// What to write.
-    pub plan: &'a Plan,
+    pub plan: &'a ConversionPlan,
     /// What the plan was made from.
     pub settings: &'a Settings,
     /// The constants of each of the plan's stacks.
     pub constants: &'a [Constants],
-    /// Threads for jobs that are worth several.
+    /// Threads for large jobs.
     pub pool: &'a rayon::ThreadPool,
     /// The hashed input files.
     pub inputs: &'a Inputs,
@@ -101,21 +101,21 @@ struct Context<'a, 's> {
     work: Work<'a>,
     place: Place<'a>,
     budget: Budget,
-    /// Most memory of one job, where the work can be cut that small, in bytes.
+    /// Memory limit of one job, in bytes, where the work can be cut that small.
     share: u64,
     open_files: usize,
-    desk: Mutex<Desk<'a, 's>>,
-    /// Whether the desk holds an error: asked before each job.
+    queue: Mutex<Queue<'a, 's>>,
+    /// Whether a worker has failed; checked before each job.
     stopped: AtomicBool,
 }
 
 impl<'a, 's> Context<'a, 's> {
-    fn desk(&self) -> MutexGuard<'_, Desk<'a, 's>> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queue(&self) -> MutexGuard<'_, Queue<'a, 's>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn fail(&self, error: ConvertError) {
-        self.desk().failed.get_or_insert(error);
+        self.queue().failed.get_or_insert(error);
         self.stopped.store(true, Ordering::Relaxed);
     }
 
@@ -128,12 +128,13 @@ impl<'a, 's> Context<'a, 's> {
                     let len = item.spec.byte_len().unwrap_or(0);
                     jobs.extend(copy_runs(len).map(|bytes| Job::Copy { item: i, bytes }));
                 }
-                Source::Stack { stack, kind: Kind::Weight } => {
+                Source::Stack { stack, kind: TensorKind::Weight } => {
                     let plan = &self.work.plan.stacks[stack];
                     let parts = plan.parts(self.share);
                     self.expect_room(plan, &parts)?;
                     for expert in 0..plan.experts.len() {
-                        let job = |part: &Part| Job::Part { stack, expert, part: part.clone() };
+                        let job =
+                            |part: &MatrixPart| Job::Part { stack, expert, part: part.clone() };
                         jobs.extend(parts.iter().map(job));
                     }
                 }
@@ -144,27 +145,27 @@ impl<'a, 's> Context<'a, 's> {
         Ok(jobs)
     }
 
-    /// Refuses a stack whose smallest part is more than all the memory there is.
-    fn expect_room(&self, plan: &StackPlan, parts: &[Part]) -> Result<(), ConvertError> {
+    /// Returns an error for a stack whose smallest part needs more than the whole budget.
+    fn expect_room(&self, plan: &StackPlan, parts: &[MatrixPart]) -> Result<(), ConvertError> {
         let needed = parts.iter().map(|part| plan.part_bytes(part)).max().unwrap_or(0);
         if needed <= self.budget.total() {
             return Ok(());
         }
         Err(ConvertError::Memory {
             module: plan.module.clone(),
-            shape: plan.shape,
+            shape: plan.slice.shape,
             needed,
             limit: self.budget.total(),
         })
     }
 
-    /// A file for a worker that has none: a new one, or else the one with the fewest workers.
+    /// The next file for a worker: a new one, or else the open one with the fewest workers.
     fn next_file(&self) -> Result<Option<Arc<OpenFile<'a>>>, ConvertError> {
-        let mut desk = self.desk();
-        // What has no jobs left is in its last workers' hands.
-        desk.open.retain(|f| f.next.load(Ordering::Relaxed) < f.jobs.len());
-        if desk.open.len() < self.open_files
-            && let Some(plan) = desk.waiting.next()
+        let mut queue = self.queue();
+        // Workers that hold a file without jobs left will finish it.
+        queue.open.retain(|f| f.next.load(Ordering::Relaxed) < f.jobs.len());
+        if queue.open.len() < self.open_files
+            && let Some(plan) = queue.waiting.next()
         {
             self.work.progress.file(&plan.name);
             let jobs = self.jobs(plan)?;
@@ -176,20 +177,20 @@ impl<'a, 's> Context<'a, 's> {
                 next: AtomicUsize::new(0),
                 workers: AtomicUsize::new(1),
             });
-            desk.open.push(file.clone());
+            queue.open.push(file.clone());
             return Ok(Some(file));
         }
-        let file = desk.open.iter().min_by_key(|f| f.workers.load(Ordering::Relaxed)).cloned();
+        let file = queue.open.iter().min_by_key(|f| f.workers.load(Ordering::Relaxed)).cloned();
         if let Some(file) = &file {
             file.workers.fetch_add(1, Ordering::Relaxed);
         }
         Ok(file)
     }
 
-    /// Takes jobs until none is left or one fails anywhere.
+    /// Takes jobs until none is left or a worker fails.
     fn work<'t>(&'t self, scope: &'t Scope<'t, '_>) -> Result<(), ConvertError> {
         while let Some(file) = self.next_file()? {
-            // A file without jobs, of empty tensors, is done as it is begun.
+            // A file of empty tensors has no jobs.
             if file.jobs.is_empty() {
                 self.close(&file, scope);
             }
@@ -198,7 +199,7 @@ impl<'a, 's> Context<'a, 's> {
                     return Ok(());
                 }
                 self.run(job, &file)?;
-                // Whoever does the last job sees the others' writes done.
+                // Acquire and release: the worker of the last job sees all writes.
                 if file.left.fetch_sub(1, Ordering::AcqRel) == 1 {
                     self.close(&file, scope);
                 }
@@ -216,7 +217,7 @@ impl<'a, 's> Context<'a, 's> {
                     (&self.work.plan.stacks[*stack], self.work.constants[*stack]);
                 let _share = self.budget.take(plan.part_bytes(part));
                 let (model, settings, expert) = (work.model, work.settings, *expert);
-                let job = PartJob { model, plan, constants, settings, expert, part };
+                let job = PackJob { model, plan, constants, settings, expert, part };
                 let pack = || job.run();
                 let pieces = match plan.is_large(part) {
                     true => work.pool.install(pack),
@@ -241,14 +242,14 @@ impl<'a, 's> Context<'a, 's> {
         Ok(())
     }
 
-    /// Verifies a filled file and makes it durable, on a thread of its own while there are few, so that
-    /// the workers go on with others.
+    /// Verifies a complete file and makes it durable, on another thread while fewer than
+    /// [`CLOSERS`] do so.
     fn close<'t>(&'t self, file: &OpenFile<'a>, scope: &'t Scope<'t, '_>) {
         let (name, writer) = (file.plan.name.as_str(), file.writer.clone());
         let spawn = {
-            let mut desk = self.desk();
-            let few = desk.closers < CLOSERS;
-            desk.closers += usize::from(few);
+            let mut queue = self.queue();
+            let few = queue.closers < CLOSERS;
+            queue.closers += usize::from(few);
             few
         };
         if !spawn {
@@ -258,17 +259,17 @@ impl<'a, 's> Context<'a, 's> {
             self.settle(name, &writer);
             // The file is closed before another closer may begin.
             drop(writer);
-            self.desk().closers -= 1;
+            self.queue().closers -= 1;
         });
     }
 
     fn settle(&self, name: &str, writer: &ShardWriter<'_>) {
         let done = writer.finish().and_then(|(len, sha256)| {
-            // What was converted is what was hashed, or the file does not count.
+            // A file counts only if the inputs are still those that were hashed.
             self.work.inputs.look_again(false)?;
-            let mut desk = self.desk();
-            desk.finished += 1;
-            desk.folder.record(name, len, sha256)
+            let mut queue = self.queue();
+            queue.finished += 1;
+            queue.folder.record(name, len, sha256)
         });
         if let Err(e) = done {
             self.fail(e);
@@ -282,7 +283,7 @@ impl<'a, 's> Context<'a, 's> {
 /// [`ConvertError::Weight`] naming the module.
 pub fn constants(
     model: &Model<'_>,
-    plan: &Plan,
+    plan: &ConversionPlan,
     settings: &Settings,
     pool: &rayon::ThreadPool,
 ) -> Result<Vec<Constants>, ConvertError> {
@@ -319,7 +320,7 @@ pub fn write_shards(
     waiting.truncate(execution.stop_after.unwrap_or(usize::MAX));
     let threads = execution.threads.get();
     let place = folder.place();
-    let desk = Desk {
+    let queue = Queue {
         waiting: waiting.into_iter(),
         open: Vec::new(),
         finished: 0,
@@ -333,7 +334,7 @@ pub fn write_shards(
         budget: Budget::new(execution.memory),
         share: execution.memory / threads as u64,
         open_files: threads.min(OPEN_FILES),
-        desk: Mutex::new(desk),
+        queue: Mutex::new(queue),
         stopped: AtomicBool::new(false),
     };
     std::thread::scope(|scope| {
@@ -348,10 +349,10 @@ pub fn write_shards(
         worker();
     });
     let peak_memory = context.budget.peak();
-    let desk = context.desk.into_inner().unwrap_or_else(PoisonError::into_inner);
-    match desk.failed {
+    let queue = context.queue.into_inner().unwrap_or_else(PoisonError::into_inner);
+    match queue.failed {
         Some(error) => Err(error),
-        None if left_out => Err(ConvertError::Stopped { files: desk.finished }),
+        None if left_out => Err(ConvertError::Stopped { files: queue.finished }),
         None => Ok(Written { kept, peak_memory }),
     }
 }

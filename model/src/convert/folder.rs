@@ -1,8 +1,9 @@
-//! The output folder: who may write into it, what it holds, and what of that is still right.
+//! The output folder: its lock, its files, and which of them are intact.
 //!
-//! Order of a conversion: lock, look at what is there, hash the inputs, verify what an earlier run
-//! finished, write the progress, then file by file (see [`super::io`]) with the progress after each,
-//! side files, index, config, and the manifest last. Then the progress and the lock file go.
+//! A conversion locks the folder, lists it, hashes the inputs, verifies the files of an earlier run
+//! and writes the progress file. It writes the shards one by one (see [`super::io`]) and updates
+//! the progress file after each, then writes the side files, the index, the config and, last, the
+//! manifest. Finally it removes the progress file and the lock file.
 
 use std::path::{Path, PathBuf};
 
@@ -24,16 +25,16 @@ pub struct Folder<'s> {
     /// What the folder's own manifest said before this run.
     found: Option<Manifest>,
     names: Vec<String>,
-    // Last: the folder is unlocked when everything else is done with.
+    // Declared last, so dropped last: everything else is closed before the folder is unlocked.
     _lock: FolderLock<'s>,
 }
 
-/// What verification found of what an earlier run had finished.
+/// The result of verifying an earlier run's files.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Kept {
-    /// Whether everything was finished and right: there is nothing to do.
+    /// Whether every file was finished and is intact, so that nothing is left to do.
     pub complete: bool,
-    /// Names of finished files that are missing or have other bytes now.
+    /// Names of finished files that are missing or were changed.
     pub damaged: Vec<String>,
 }
 
@@ -42,10 +43,10 @@ pub fn is_model_file(name: &str) -> bool {
     name.ends_with(".safetensors") || name.ends_with(".index.json") || name == "config.json"
 }
 
-/// Whether the file is there with the recorded length and hash.
+/// Whether the file exists with the recorded length and hash.
 ///
 /// # Errors
-/// The storage's, other than that the file is not there or not a regular one.
+/// The storage's. A file that is missing or not regular is no error.
 pub fn is_right(
     storage: &dyn Storage,
     dir: &Path,
@@ -63,8 +64,8 @@ pub fn is_right(
 }
 
 impl<'s> Folder<'s> {
-    /// Makes and locks the folder and checks that `asked` may be written there. Nothing that was in
-    /// the folder is changed. `force` allows another conversion to be there.
+    /// Creates and locks the folder, and checks that the conversion `asked` may be written there.
+    /// Existing files stay unchanged. With `force`, the folder may hold another conversion.
     ///
     /// # Errors
     /// [`ConvertError::Locked`]; [`ConvertError::Occupied`] naming what is there;
@@ -119,15 +120,15 @@ impl<'s> Folder<'s> {
         Ok(Self { storage, dir: dir.to_owned(), manifest: asked, found, names, _lock: lock })
     }
 
-    /// Makes the folder ready, now that the inputs' hashes are known: removes what killed runs left,
-    /// verifies finished files on the current pool, or starts anew.
+    /// Prepares the folder once the inputs' hashes are known: removes temporary files of killed
+    /// runs, then verifies finished files on the current pool or starts over.
     ///
     /// # Errors
     /// [`ConvertError::Occupied`] when an input has changed since; [`ConvertError::Io`].
     pub fn open(&mut self, inputs: &Inputs, force: bool) -> Result<Kept, ConvertError> {
         self.manifest.set_inputs(inputs.records());
         let changed = self.found.as_ref().and_then(|m| m.changed_input(&self.manifest));
-        // Where nothing is finished, nothing can mix.
+        // Without finished files, outputs of different inputs cannot mix.
         let empty = self.found.as_ref().is_some_and(|m| !m.complete && m.files.is_empty());
         let anew = force || (empty && changed.is_some());
         if let Some(input) = changed
@@ -152,7 +153,7 @@ impl<'s> Folder<'s> {
         }
     }
 
-    /// Removes the temporary files of killed runs: nobody else writes while the lock is held.
+    /// Removes the temporary files of killed runs. No other process writes while the lock is held.
     fn sweep(&self) -> Result<(), ConvertError> {
         // The second form is that of version 0.1.0 before it had a lock.
         let old = |n: &str| n.starts_with(".model") && n.ends_with(".safetensors.partial");
@@ -174,7 +175,7 @@ impl<'s> Folder<'s> {
         self.storage.sync_dir(&self.dir).map_err(ConvertError::io(&self.dir))
     }
 
-    /// Verifies what an earlier run has finished.
+    /// Verifies the files that an earlier run has finished.
     fn resume(&mut self, found: Manifest) -> Result<Kept, ConvertError> {
         let right: Vec<bool> = found
             .files
@@ -197,7 +198,7 @@ impl<'s> Folder<'s> {
         }
         self.save()?;
         if found.complete {
-            // From here on the folder does not say that it is complete.
+            // Without its manifest, the folder no longer counts as complete.
             self.remove(MANIFEST)?;
             self.sync()?;
         }
@@ -206,7 +207,8 @@ impl<'s> Folder<'s> {
 
     /// Removes the files of another conversion: those that its manifest lists.
     fn clear(&self, found: Manifest) -> Result<(), ConvertError> {
-        // While files are removed, the list of them stays, and nothing says "complete".
+        // During the removal, the progress file lists the files and no manifest calls them
+        // complete.
         let unfinished = found.unfinished();
         self.put(PROGRESS, &unfinished.to_bytes())?;
         self.remove(MANIFEST)?;
@@ -238,12 +240,12 @@ impl<'s> Folder<'s> {
             .map_err(ConvertError::io(&self.dir.join(name)))
     }
 
-    /// Where files are created, for threads that do not hold the folder.
+    /// The storage and the folder's path, for threads that do not hold the folder.
     pub fn place(&self) -> Place<'s> {
         Place { storage: self.storage, dir: self.dir.clone() }
     }
 
-    /// Whether a file is finished, as verified by this run or written by it.
+    /// Whether a file is finished: verified or written by this run.
     pub fn has(&self, name: &str) -> bool {
         self.manifest.file(name).is_some()
     }
@@ -267,7 +269,7 @@ impl<'s> Folder<'s> {
         self.record(name, len, sha256)
     }
 
-    /// Forgets everything that was finished: the inputs were not what they seemed.
+    /// Removes all finished files from the record, since an input has changed.
     ///
     /// # Errors
     /// [`ConvertError::Io`].
@@ -281,7 +283,7 @@ impl<'s> Folder<'s> {
         self.manifest.identity()
     }
 
-    /// Writes the manifest: everything is there, verified and durable.
+    /// Writes the manifest, once every file is verified and durable.
     ///
     /// # Errors
     /// [`ConvertError::Io`], [`ConvertError::ReadBack`].

@@ -1,29 +1,29 @@
-//! A kernel format as data: its names, what the command line says of it, and its option.
+//! A kernel format as data: its names, its help texts and its option.
 //!
-//! The work of a format is its `Target` ([`super::target`]), found by the descriptor's name.
+//! A format's behavior is its `Target` ([`super::target`]), found by the descriptor's name.
 
-/// What is said of a kernel format.
+/// The description of a kernel format.
 #[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Descriptor {
     /// The name on the command line and in the converted config.
     pub name: &'static str,
-    /// The name for people.
+    /// The name in messages.
     pub title: &'static str,
-    /// What it is, in a line of help.
+    /// One line of help.
     pub about: &'static str,
-    /// What runs a layer in this format, in a word or two: the head of a column.
+    /// Heading of its column in tables: what runs a layer in this format.
     pub column: &'static str,
     /// Help: the names of the converted tensors, in lines of at most 100 columns.
     pub tensors: &'static str,
-    /// Help: which checkpoints it takes; empty where the other help says it.
+    /// Help: which checkpoints it takes; empty where the common help covers it.
     pub takes: &'static str,
     /// Help: arguments of `convert` in examples.
     pub examples: &'static [&'static str],
     /// Whether scales and biases have the model's 16-bit type and activations may be quantized, as
     /// the options of a conversion say.
     pub model_dtype: bool,
-    /// The option that this format alone has.
+    /// The option that only this format has.
     pub choice: Option<Choice>,
 }
 
@@ -32,7 +32,7 @@ pub struct Descriptor {
 pub struct Choice {
     /// The option's name on the command line.
     pub name: &'static str,
-    /// What is chosen, in a line of help.
+    /// One line of help.
     pub about: &'static str,
     /// The names to choose from. The first is the default.
     pub values: &'static [&'static str],
@@ -51,7 +51,7 @@ impl Format {
         Self { descriptor, chosen: 0 }
     }
 
-    /// What is said of it.
+    /// Its description.
     pub const fn descriptor(self) -> &'static Descriptor {
         self.descriptor
     }
@@ -61,7 +61,7 @@ impl Format {
         self.descriptor.name
     }
 
-    /// The name for people.
+    /// The name in messages.
     pub const fn title(self) -> &'static str {
         self.descriptor.title
     }

@@ -1,9 +1,9 @@
-//! The input files: hashed before the first byte is converted, looked at again before a result counts.
+//! The input files: hashed before the conversion, and checked for changes before a result counts.
 //!
-//! A file counts as changed when its size, time of modification or inode differs, or when only its time
-//! of change (`ctime`, which no program can set) differs and its SHA-256 does, too. A file that was
-//! written less than two seconds before the run began is hashed again at the end, since a second write
-//! may have left the same times.
+//! A file counts as changed if its size, modification time or inode differs. If only its change
+//! time (`ctime`, which no program can set) differs, its SHA-256 decides. A file that was written
+//! less than two seconds before the run began is hashed again at the end, since a second write may
+//! have left the same times.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -47,7 +47,7 @@ impl Inputs {
     /// The configs and shards of `model` and the side files of these names, not yet hashed.
     ///
     /// # Errors
-    /// [`ConvertError::Model`] for a side file that cannot be looked at.
+    /// [`ConvertError::Model`] for a side file whose metadata cannot be read.
     pub fn list(model: &Model<'_>, side: &[String]) -> Result<Self, ConvertError> {
         let mut stamps = model.stamps.clone();
         for name in side {
@@ -66,7 +66,7 @@ impl Inputs {
         Ok(Self(stamps.into_iter().map(input).collect()))
     }
 
-    /// Hashes every input on the current pool: the shards as they are mapped.
+    /// Hashes every input on the current pool, shards through their mapping.
     ///
     /// # Errors
     /// [`ConvertError::InputChanged`] for a file that was changed after it was opened;
@@ -78,12 +78,12 @@ impl Inputs {
                 Some(shard) => io::hex(Sha256::new_with_prefix(shard.bytes())),
                 None => hash(&input.path)?,
             };
-            // Headers and configs were read before: a file that has changed since is not theirs.
+            // Headers and configs were read earlier: the file must not have changed since.
             input.unchanged()
         })
     }
 
-    /// The inputs as the manifest has them.
+    /// The inputs' records for the manifest.
     pub fn records(&self) -> Vec<InputRecord> {
         self.0.iter().map(|i| i.record.clone()).collect()
     }
@@ -115,13 +115,13 @@ impl Input {
         ConvertError::InputChanged { path: self.path.clone(), what }
     }
 
-    /// The stamp now; an error where more than the time of change differs.
+    /// The current stamp; an error if more than the change time differs.
     fn look(&self, stamp: &Stamp) -> Result<Stamp, ConvertError> {
         let found = files::stamp(&self.path)?;
         match () {
             () if found.len != stamp.len => Err(self.changed("its size")),
             () if found.id != stamp.id => Err(self.changed("the file under its name")),
-            () if found.modified != stamp.modified => Err(self.changed("its time of modification")),
+            () if found.modified != stamp.modified => Err(self.changed("its modification time")),
             () => Ok(found),
         }
     }
@@ -130,7 +130,7 @@ impl Input {
         let stamp = self.stamp.get_mut().unwrap_or_else(PoisonError::into_inner).clone();
         match self.look(&stamp)?.changed == stamp.changed {
             true => Ok(()),
-            false => Err(self.changed("its time of change")),
+            false => Err(self.changed("its change time")),
         }
     }
 
@@ -141,7 +141,7 @@ impl Input {
             if hash(&self.path)? != self.record.sha256 {
                 return Err(self.changed("its contents"));
             }
-            // A new mode or a hard link: the next look need not hash again.
+            // Only the mode or the number of links changed: the next check need not hash again.
             stamp.changed = found.changed;
         }
         Ok(())

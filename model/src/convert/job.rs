@@ -1,4 +1,4 @@
-//! One unit of work: a part of one expert's matrix, packed.
+//! A job: packs a part of one expert's matrix.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::piece::{Constants, Piece};
 use super::settings::Settings;
 use super::stack::StackPlan;
-use super::stack::part::Part;
+use super::stack::part::MatrixPart;
 use crate::load;
 use crate::model::Model;
 
@@ -19,14 +19,14 @@ pub struct Job<'j> {
     pub model: &'j Model<'j>,
     /// The stack.
     pub plan: &'j StackPlan,
-    /// What all of the stack's jobs share.
+    /// Values that all jobs of the stack share.
     pub constants: Constants,
-    /// What the conversion was asked for.
+    /// The settings of the conversion.
     pub settings: &'j Settings,
-    /// The expert's number among the rank's.
+    /// The expert's index on this rank.
     pub expert: usize,
     /// Rows and columns.
-    pub part: &'j Part,
+    pub part: &'j MatrixPart,
 }
 
 impl Job<'_> {
@@ -36,10 +36,10 @@ impl Job<'_> {
     /// What the format or the layout refuses, naming the tensor.
     pub fn run(&self) -> Result<Vec<Piece>> {
         let Self { model, plan, settings, expert, part, .. } = *self;
-        let (rows, columns) = match plan.padding {
-            Some(_) => (plan.k.clone(), 0..plan.n.iter().map(Range::len).sum()),
+        let (rows, columns) = match plan.slice.padding {
+            Some(_) => (plan.slice.k.clone(), 0..plan.slice.n.iter().map(Range::len).sum()),
             None => {
-                let rows = plan.k.start + part.rows.start..plan.k.start + part.rows.end;
+                let rows = plan.slice.k.start + part.rows.start..plan.slice.k.start + part.rows.end;
                 (rows, part.columns.clone())
             }
         };

@@ -1,7 +1,8 @@
-//! One writer for a folder.
+//! The lock of an output folder: only one process at a time writes there.
 //!
-//! The lock is the system's, on an open file (`flock`), so that it ends with its process however
-//! that ends; what the file says only names the holder. The holder removes the file when it is done.
+//! The lock is the operating system's, on an open file (`flock`), so it ends with its process even
+//! if that is killed. The file's contents only name the holder, which removes the file when it is
+//! done.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,7 +13,7 @@ use super::error::ConvertError;
 use super::io::{Locked, Storage, StorageLock};
 pub use super::paths::LOCK;
 
-/// A folder that this process alone converts into.
+/// The lock on a folder, held by this process.
 #[derive(Debug)]
 pub struct FolderLock<'s> {
     storage: &'s dyn Storage,
@@ -22,7 +23,7 @@ pub struct FolderLock<'s> {
 }
 
 impl<'s> FolderLock<'s> {
-    /// Locks `dir`, or says at once who else writes there.
+    /// Locks `dir` without waiting; the error names the process that holds the lock.
     ///
     /// # Errors
     /// [`ConvertError::Locked`], [`ConvertError::Io`].
@@ -40,7 +41,7 @@ impl<'s> FolderLock<'s> {
 
 impl Drop for FolderLock<'_> {
     fn drop(&mut self) {
-        // A file that stays is locked by nobody: the next run takes it over.
+        // A file that remains is not locked, so the next run can use it.
         let _ = self.storage.remove(&self.path);
     }
 }
@@ -63,7 +64,7 @@ fn host() -> String {
     std::env::var("COMPUTERNAME").unwrap_or_default()
 }
 
-/// The contents of a lock file for people.
+/// A description of the holder, from the contents of a lock file.
 fn describe(found: &[u8]) -> String {
     let Ok(value) = serde_json::from_slice::<Value>(found) else {
         return "another process".to_owned();

@@ -8,7 +8,7 @@
 //! | `version` | 1, the version of this object |
 //! | `producer` | program and version |
 //! | `complete` | whether all files are there |
-//! | `options` | format, types, ranks and whatever else decides the output |
+//! | `options` | format, types, ranks and everything else that decides the output |
 //! | `model` | SHA-256 over the names and hashes of the inputs |
 //! | `inputs` | of each input file: `name`, `bytes`, `modified` (nanoseconds since 1970), `sha256` |
 //! | `planned` | the names that this conversion writes, finished or not |
@@ -99,7 +99,7 @@ fn is_plain(name: &str) -> bool {
 }
 
 impl Manifest {
-    /// The manifest of a conversion that begins.
+    /// The manifest of a new conversion.
     pub fn new(settings: &Settings, inputs: Vec<InputRecord>, planned: Vec<String>) -> Self {
         Self {
             version: VERSION,
@@ -113,7 +113,8 @@ impl Manifest {
         }
     }
 
-    /// With the routing that the user states in the place of the family's, which decides the output too.
+    /// Adds the routing that the user states instead of the family's, since it also decides the
+    /// output.
     #[must_use]
     pub fn with_routing(mut self, stated: Option<&RoutingRule>) -> Self {
         if let Some(routing) = stated {
@@ -128,7 +129,7 @@ impl Manifest {
         self.inputs = inputs;
     }
 
-    /// The same conversion with nothing finished.
+    /// The same conversion without finished files.
     #[must_use]
     pub fn unfinished(self) -> Self {
         Self { complete: false, files: Vec::new(), ..self }
@@ -148,8 +149,8 @@ impl Manifest {
         self.files.iter().find(|f| f.name == name)
     }
 
-    /// How the conversion that `self` describes differs from `asked`, as far as names and lengths of
-    /// the inputs tell.
+    /// How the conversion that `self` describes differs from `asked`, by options and by the inputs'
+    /// names and lengths.
     pub fn difference(&self, asked: &Self) -> Option<String> {
         if self.producer != asked.producer {
             return Some(format!("{} wrote it, this is {}", self.producer, asked.producer));
@@ -193,7 +194,7 @@ impl Manifest {
         format!("{value:#}\n").into_bytes()
     }
 
-    /// Reads a manifest, if there is one.
+    /// Reads a manifest, if the file exists.
     ///
     /// # Errors
     /// [`ConvertError::Manifest`] for one that is damaged or of another version,
@@ -209,7 +210,7 @@ impl Manifest {
             .map_err(|reason| ConvertError::Manifest { path: path.to_owned(), reason })
     }
 
-    /// Parses a manifest; the error says what is wrong.
+    /// Parses a manifest; the error is the reason.
     fn parse(bytes: &[u8]) -> Result<Self, String> {
         let value: Value = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
         let Value::Object(mut object) = value else {
@@ -275,7 +276,7 @@ mod tests {
             for bit in 0..8 {
                 let mut other = bytes.clone();
                 other[i] ^= 1 << bit;
-                // White space between the tokens says nothing.
+                // White space between tokens does not matter.
                 assert!(
                     Manifest::parse(&other).is_err_and(|e| !e.is_empty())
                         || bytes[i].is_ascii_whitespace(),

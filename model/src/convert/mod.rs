@@ -1,10 +1,11 @@
-//! `convert`: a Hugging Face checkpoint into the kernel's format, one rank at a time.
+//! `convert`: converts a Hugging Face checkpoint to a kernel's format, one rank at a time.
 //!
-//! First a [`plan`], pure data made from headers and config; then the work ([`mod@execute`]): every
-//! expert's rows are read from the mapped files, packed and written at their place, so memory is
-//! bounded by the jobs in progress and not by the model. One process at a time converts into a folder
-//! ([`lock`]). Files have temporary names until they are whole, read back and durable ([`mod@io`]);
-//! the [`manifest`] records the SHA-256 of each, is what a rerun verifies ([`folder`]), and comes last.
+//! A [`plan`] is made first, from headers and config alone. Workers ([`mod@execute`]) then read
+//! each expert's rows from the mapped files, pack them and write them to their place; the jobs in
+//! progress bound the memory, whatever the size of the model. Only one process at a time converts
+//! into a folder ([`lock`]). A file has a temporary name until it is complete, read back and
+//! durable ([`mod@io`]). The [`manifest`] is written last. It records the SHA-256 of each file,
+//! which a rerun verifies ([`folder`]).
 
 pub mod budget;
 pub mod config;
@@ -44,10 +45,10 @@ use folder::{Folder, Kept};
 use inputs::Inputs;
 use io::{Disk, Storage};
 use manifest::Manifest;
-use plan::{Plan, Refused};
+use plan::{ConversionPlan, Refused};
 use progress::Progress;
 use settings::{Execution, Options, Settings};
-use side::{LeftOut, SideFiles};
+use side::SideFiles;
 use stack::StackPlan;
 
 /// What a finished conversion did.
@@ -58,8 +59,8 @@ pub struct Summary {
     pub converted: usize,
     /// Tensors copied as they were.
     pub copied: usize,
-    /// Of the converted stacks, those whose checkpoint keeps activations in 16 bits and which now
-    /// quantize them to int8.
+    /// Converted stacks whose checkpoint keeps activations in 16 bits, and which now quantize them
+    /// to int8.
     pub activations_quantized: usize,
     /// Modules copied because the format cannot take them.
     pub unsupported: Vec<Refused>,
@@ -67,25 +68,23 @@ pub struct Summary {
     pub notes: Vec<String>,
     /// Output files.
     pub files: usize,
-    /// Of these, the ones that an earlier run had finished.
+    /// Output files that an earlier run had finished.
     pub kept: usize,
     /// Bytes of all output tensors.
     pub bytes: u64,
-    /// Most memory that jobs took together, in bytes, as it is accounted for.
+    /// Peak memory of all jobs together, in bytes, as the budget counts it.
     pub peak_memory: u64,
-    /// Files of an earlier run that were missing or had other bytes than its manifest says.
+    /// Files of an earlier run that were missing or did not match its manifest.
     pub rewritten: Vec<String>,
-    /// The model's other files that were copied.
-    pub side_files: Vec<String>,
-    /// The model's other files that were not copied, with the reasons.
-    pub left_out: Vec<LeftOut>,
+    /// The model's other files.
+    pub side: SideFiles,
     /// Whether an earlier run had finished everything, and every byte was verified now.
     pub already_complete: bool,
 }
 
 impl Summary {
-    /// What follows from the plan alone.
-    fn planned(plan: &Plan, side: &SideFiles, settings: &Settings) -> Self {
+    /// The summary before anything is written.
+    fn planned(plan: &ConversionPlan, side: &SideFiles, settings: &Settings) -> Self {
         let target = settings.format.target();
         let quantizes = |s: &&StackPlan| target.quantizes_activations(s);
         let items = plan.shards.iter().flat_map(|s| &s.items);
@@ -100,17 +99,17 @@ impl Summary {
             bytes: plan.output_bytes(),
             peak_memory: 0,
             rewritten: Vec::new(),
-            side_files: side.copied.clone(),
-            left_out: side.left_out.clone(),
+            side: side.clone(),
             already_complete: false,
         }
     }
 }
 
-/// Converts the model in `model_dir` into the folder `out_dir`, which is made when it does not exist.
+/// Converts the model in `model_dir` into the folder `out_dir`, which is created if it does not
+/// exist.
 ///
 /// # Errors
-/// [`ConvertError`]. Finished files stay, and the same call continues after them.
+/// [`ConvertError`]. Finished files are kept, and the same call continues the conversion.
 pub fn convert(
     model_dir: &Path,
     out_dir: &Path,
@@ -130,11 +129,11 @@ pub struct Output<'o> {
     pub storage: &'o dyn Storage,
     /// The folder.
     pub dir: &'o Path,
-    /// Whether another conversion there is replaced.
+    /// Whether to replace another conversion in the folder.
     pub force: bool,
 }
 
-/// As [`convert`], of an opened model and into any [`Storage`].
+/// Like [`convert`], for an opened model and any [`Storage`].
 ///
 /// # Errors
 /// As [`convert`].
@@ -188,18 +187,18 @@ pub fn convert_model(
     Ok(summary)
 }
 
-/// The plan of a model that has something to convert.
-fn checked_plan(model: &Model<'_>, settings: &Settings) -> Result<Plan, ConvertError> {
+/// The plan; an error if there is nothing to convert.
+fn checked_plan(model: &Model<'_>, settings: &Settings) -> Result<ConversionPlan, ConvertError> {
     if model.quant.is_none() {
         return Err(ConvertError::NotQuantized { dir: model.dir.clone() });
     }
     let layers = Layers::group(model)?;
-    let plan = Plan::new(model, &layers, settings)?;
+    let plan = ConversionPlan::new(model, &layers, settings)?;
     let target = settings.format.title();
     if !plan.refused.is_empty() && !settings.skip_unsupported {
         return Err(ConvertError::Refused { target, refused: plan.refused });
     }
-    // Experts that no rule refused by name would be left out without a word.
+    // Experts that no rule refuses by name would otherwise be skipped silently.
     let unseen = !layers.fused.is_empty() || plan.refused.is_empty() && has_experts(model);
     if plan.stacks.is_empty() && unseen {
         return Err(ConvertError::NothingConverted { target, refused: plan.refused });
@@ -207,8 +206,8 @@ fn checked_plan(model: &Model<'_>, settings: &Settings) -> Result<Plan, ConvertE
     Ok(plan)
 }
 
-/// The names that a conversion writes.
-fn planned(plan: &Plan, side: &SideFiles) -> Vec<String> {
+/// The names of the files that a conversion writes.
+fn planned(plan: &ConversionPlan, side: &SideFiles) -> Vec<String> {
     let mut names: Vec<_> = plan.shards.iter().map(|s| s.name.clone()).collect();
     names.extend((plan.shards.len() > 1).then(|| model::INDEX.to_owned()));
     names.push("config.json".to_owned());

@@ -18,7 +18,7 @@ use crate::model::layers::Role;
 
 /// A tensor in the kernel's format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum TensorKind {
     /// `[E, K / 16, N · 16 / pack]` int32.
     Weight,
     /// `[E, groups, N]`.
@@ -40,27 +40,27 @@ pub enum Kind {
 }
 
 /// The tensor's name after the module and the `w13_` or `w2_`.
-pub fn suffix(scheme: &Scheme, role: Role, kind: Kind) -> &'static str {
+pub fn suffix(scheme: &Scheme, role: Role, kind: TensorKind) -> &'static str {
     let integers = match scheme {
         Scheme::Wna16(w) => Some(w.checkpoint_format.kernel_names),
         _ => None,
     };
     match kind {
-        Kind::Weight => integers.map_or("weight", |names| names.weight),
-        Kind::Scales if matches!(scheme, Scheme::Fp8(f) if f.scale_inv) => "weight_scale_inv",
-        Kind::Scales => integers.map_or("weight_scale", |names| names.scales),
-        Kind::Zeros => integers.map_or("weight_zero_point", |names| names.zeros),
-        Kind::GIdx => integers.map_or("weight_g_idx", |names| names.g_idx),
-        Kind::SortIndices => "g_idx_sort_indices",
-        Kind::Bias => "bias",
-        Kind::GlobalScale if role == Role::Dense => "weight_global_scale",
-        Kind::GlobalScale => "weight_scale_2",
-        Kind::InputGlobalScale => "input_global_scale",
-        Kind::InputScale => "input_scale",
+        TensorKind::Weight => integers.map_or("weight", |names| names.weight),
+        TensorKind::Scales if matches!(scheme, Scheme::Fp8(f) if f.scale_inv) => "weight_scale_inv",
+        TensorKind::Scales => integers.map_or("weight_scale", |names| names.scales),
+        TensorKind::Zeros => integers.map_or("weight_zero_point", |names| names.zeros),
+        TensorKind::GIdx => integers.map_or("weight_g_idx", |names| names.g_idx),
+        TensorKind::SortIndices => "g_idx_sort_indices",
+        TensorKind::Bias => "bias",
+        TensorKind::GlobalScale if role == Role::Dense => "weight_global_scale",
+        TensorKind::GlobalScale => "weight_scale_2",
+        TensorKind::InputGlobalScale => "input_global_scale",
+        TensorKind::InputScale => "input_scale",
     }
 }
 
 /// The tensor's full name.
-pub fn full(module: &str, scheme: &Scheme, role: Role, kind: Kind) -> String {
+pub fn full(module: &str, scheme: &Scheme, role: Role, kind: TensorKind) -> String {
     format!("{module}.{}{}", role.prefix(), suffix(scheme, role, kind))
 }

@@ -1,4 +1,4 @@
-//! Which part of a matrix a tensor-parallel rank holds, decided by the module's name.
+//! The part of a matrix that a tensor-parallel rank holds, decided by the module's name.
 //!
 //! | style | last part of the module's name |
 //! | --- | --- |
@@ -7,8 +7,9 @@
 //! | refused: the sizes of the merged matrices are unknown | `qkv_proj` `gate_up_proj` `query_key_value` `c_attn` `Wqkv` |
 //! | whole on every rank | everything else |
 //!
-//! Key and value heads fewer than ranks repeat, as upstream's merged projection has them. w13 is
-//! cut inside gate and inside up; w2 by rows. Under expert parallelism experts are dealt whole.
+//! Where ranks outnumber key and value heads, heads repeat, as in upstream's merged projection.
+//! Gate and up of w13 are cut separately; w2 is cut by rows. With expert parallelism each rank
+//! holds whole experts.
 
 use std::ops::Range;
 
@@ -26,18 +27,18 @@ impl Ranks {
     pub const ONE: Self = Self { size: 1, rank: 0 };
 }
 
-/// How a dense layer is spread over ranks.
+/// How ranks share a dense layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
     /// N is cut.
     Column,
-    /// N is cut by key and value heads, which repeat when there are fewer than ranks.
+    /// N is cut by key and value heads, which repeat where ranks outnumber them.
     KeyValue,
     /// K is cut.
     Row,
-    /// Every rank has it whole.
+    /// Every rank has the whole matrix.
     Replicated,
-    /// Several matrices in one tensor, whose sizes the name does not tell.
+    /// Several matrices in one tensor, of unknown sizes.
     Merged,
 }
 
@@ -55,7 +56,7 @@ impl Style {
     }
 }
 
-/// This rank's part of `size`; fails unless the ranks divide it.
+/// This rank's part of `size`; an error unless the ranks divide it.
 pub fn cut(what: &str, size: usize, ranks: Ranks) -> Result<Range<usize>, String> {
     if ranks.size == 0 || !size.is_multiple_of(ranks.size) {
         return Err(format!("{what} = {size} is not divisible by tp_size = {}", ranks.size));

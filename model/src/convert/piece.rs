@@ -1,16 +1,16 @@
-//! What a job makes: bytes of an output tensor and their place in it.
+//! A job's results: bytes of output tensors and their places.
 
 use std::ops::Range;
 
 use marlinspike::w4a8::packed::PackedRhs;
 use marlinspike::weight::{Table, TableData};
 
-use super::names::Kind;
+use super::names::TensorKind;
 
-/// What all parts of a stack share: found by looking at all of its scales.
+/// Values that all parts of a stack share. They depend on all of its scales.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Constants {
-    /// NVFP4: factor that goes from the global scale into the block scales.
+    /// NVFP4: factor moved from the global scale to the block scales.
     pub scale_factor: Option<f32>,
     /// int8 activations: the largest scale in the model's type.
     pub int8_scale_max: Option<f32>,
@@ -18,27 +18,27 @@ pub struct Constants {
     pub input_scale: Option<f32>,
 }
 
-/// Bytes of one output of a job, and where in the output tensor they go: in runs of equal length
-/// and distance.
+/// Bytes of one output of a job. They form runs of equal length at equal distances in the output
+/// tensor.
 #[derive(Debug)]
 pub struct Piece {
     /// Which output.
-    pub kind: Kind,
+    pub kind: TensorKind,
     /// Offset of the first run in the output tensor, in bytes.
     pub offset: u64,
     /// Bytes of a run.
     pub run: u64,
-    /// Bytes from one run's beginning to the next one's.
+    /// Bytes from the start of one run to the start of the next.
     pub stride: u64,
     /// The bytes of all runs.
     pub bytes: Bytes,
 }
 
 impl Piece {
-    /// A piece of `kind` in rows of `width` bytes, of which this one has `part`, from the byte
-    /// `offset` of the output on. Whole rows are one run.
+    /// A piece of the output `kind`: the bytes `part` of each row of `width` bytes, with the first
+    /// row at byte `offset`. Whole rows are one run.
     pub(crate) fn rows(
-        kind: Kind,
+        kind: TensorKind,
         offset: u64,
         width: u64,
         part: Range<u64>,
@@ -50,7 +50,7 @@ impl Piece {
     }
 
     /// One run of bytes at `offset`.
-    pub(crate) fn whole(kind: Kind, offset: u64, bytes: Bytes) -> Self {
+    pub(crate) fn whole(kind: TensorKind, offset: u64, bytes: Bytes) -> Self {
         let run = bytes.get().len() as u64;
         Self { kind, offset, run, stride: run, bytes }
     }
@@ -67,7 +67,7 @@ impl Piece {
     }
 }
 
-/// Owned bytes, whatever their elements were.
+/// Owned elements of any type, read as bytes.
 #[derive(Debug)]
 pub enum Bytes {
     /// From bytes.

@@ -1,6 +1,6 @@
-//! Progress of a conversion, as a caller may show it.
+//! Callbacks for the progress of a conversion.
 
-/// Receives how far a conversion is. Worker threads call it; `()` ignores everything.
+/// Receives the progress of a conversion from worker threads; `()` ignores it.
 pub trait Progress: Sync {
     /// The conversion starts; it will write `bytes` bytes of tensors.
     fn begin(&self, bytes: u64) {
@@ -10,11 +10,11 @@ pub trait Progress: Sync {
     fn file(&self, name: &str) {
         let _ = name;
     }
-    /// `bytes` more are written, or found written by an earlier run.
+    /// `bytes` more are written, or were written by an earlier run.
     fn advance(&self, bytes: u64) {
         let _ = bytes;
     }
-    /// No more is written, because everything is or because of an error.
+    /// Writing has ended, complete or with an error.
     fn finish(&self) {}
 }
 

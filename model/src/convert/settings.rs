@@ -1,4 +1,4 @@
-//! What a conversion is asked to do.
+//! Options and settings of a conversion.
 
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -13,16 +13,16 @@ use super::parallel::Ranks;
 use crate::load::preparation::Preparation;
 use crate::model::Model;
 
-/// Memory that jobs in progress may take together unless the caller says otherwise, in bytes.
+/// Default memory limit of all jobs in progress, in bytes.
 pub const MEMORY: u64 = 1 << 30;
 
-/// Most bytes of an output file unless the caller says otherwise.
+/// Default size limit of an output file, in bytes.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
-/// What decides the output, besides the model. [`Options::settings`] makes it.
+/// Everything besides the model that decides the output, made by [`Options::settings`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// What comes out.
+    /// The kernel format.
     pub format: Format,
     /// Marlin: the model's 16-bit type.
     pub dtype: ScalarType,
@@ -34,11 +34,11 @@ pub struct Settings {
     pub ep: Ranks,
     /// Marlin: the device that the kernel is for.
     pub device: Capability,
-    /// Whether modules that the format cannot take are copied.
+    /// Whether to copy modules that the format cannot take.
     pub skip_unsupported: bool,
-    /// Most bytes of a shard; a layer larger than that has one for itself.
+    /// Size limit of a shard, in bytes; a larger layer gets a shard of its own.
     pub shard_bytes: u64,
-    /// How experts' numbers go into the format.
+    /// How experts are prepared for the format.
     pub preparation: Preparation,
 }
 
@@ -59,15 +59,15 @@ impl Settings {
     }
 }
 
-/// How a plan is run.
+/// Threads and memory for running a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Execution {
     /// Worker threads.
     pub threads: NonZero<usize>,
-    /// Memory that jobs in progress may take together, in bytes. Mapped input, the system's cache
-    /// and a few bytes for each tensor's name come on top.
+    /// Memory limit of all jobs in progress, in bytes. It does not include mapped inputs, the
+    /// system's cache and a few bytes for each tensor's name.
     pub memory: u64,
-    /// Stop after this many files have been finished in this run. For tests of resumption.
+    /// Stop after this run has finished this many files. For tests of resumption.
     pub stop_after: Option<usize>,
 }
 
@@ -84,9 +84,9 @@ impl Default for Execution {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Options {
-    /// What comes out.
+    /// The kernel format.
     pub format: Format,
-    /// Marlin: type of scales and biases; absent, what `config.json` says.
+    /// Marlin: type of scales and biases; `None`: the type that `config.json` states.
     pub dtype: Option<ScalarType>,
     /// Marlin: type of the activations inside the product.
     pub input: InputDtype,
@@ -94,15 +94,15 @@ pub struct Options {
     pub tp: Ranks,
     /// Expert parallelism.
     pub ep: Ranks,
-    /// Whether modules that the format cannot take are copied; otherwise they are an error.
+    /// Whether to copy modules that the format cannot take; otherwise they are an error.
     pub skip_unsupported: bool,
-    /// Most bytes of an output file; a larger layer has a file for itself.
+    /// Size limit of an output file, in bytes; a larger layer gets a file of its own.
     pub shard_bytes: u64,
-    /// How experts' numbers go into the format.
+    /// How experts are prepared for the format.
     pub preparation: Preparation,
     /// A JSON file with the routing of the layers' tokens, instead of the family's.
     pub routing: Option<PathBuf>,
-    /// Whether another conversion in the output folder is replaced.
+    /// Whether to replace another conversion in the output folder.
     pub force: bool,
     /// Threads and memory.
     pub execution: Execution,
@@ -147,7 +147,7 @@ impl Options {
         };
         let device = match self.input {
             InputDtype::Model | InputDtype::Int8 => Capability::cuda(8, 0),
-            // FP8 activations exist for 8.9 and 12.0 alone.
+            // FP8 activations exist only for 8.9 and 12.0.
             InputDtype::Fp8 => Capability::cuda(8, 9),
         };
         Ok(Settings {

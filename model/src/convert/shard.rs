@@ -1,4 +1,4 @@
-//! Writing one output file: header first, then every piece at its place, by any thread.
+//! Writes one output file: the header first, then each piece to its place, from any thread.
 
 use std::collections::HashMap;
 use std::io;
@@ -42,7 +42,7 @@ fn header(plan: &ShardPlan, path: &Path) -> Result<(Vec<u8>, Vec<u64>, u64), Con
 }
 
 impl<'s> ShardWriter<'s> {
-    /// Creates the file under a temporary name, of its final length, with its header.
+    /// Creates the file under a temporary name, with its final length and its header.
     ///
     /// # Errors
     /// [`ConvertError::Io`] or [`ConvertError::Header`].
@@ -85,7 +85,8 @@ impl<'s> ShardWriter<'s> {
         self.0.file.write_at(at, bytes).map_err(ConvertError::io(self.0.file.path()))
     }
 
-    /// Verifies the file, makes it durable and gives it its final name: its length and SHA-256.
+    /// Verifies the file, makes it durable and gives it its final name. Returns its length and
+    /// SHA-256.
     ///
     /// # Errors
     /// [`ConvertError::Io`], [`ConvertError::ReadBack`].

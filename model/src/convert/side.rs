@@ -6,7 +6,7 @@ use std::fs;
 
 use super::error::ConvertError;
 use super::paths::MANIFEST;
-use super::plan::Plan;
+use super::plan::ConversionPlan;
 use crate::map::MapError;
 use crate::model::{Model, ModelError, files};
 
@@ -33,11 +33,11 @@ pub struct SideFiles {
 }
 
 impl SideFiles {
-    /// Looks at the model folder.
+    /// Lists the model folder.
     ///
     /// # Errors
     /// [`ConvertError::Model`] for a link that leaves the folder, a FIFO, socket or device.
-    pub fn list(model: &Model<'_>, plan: &Plan) -> Result<Self, ConvertError> {
+    pub fn list(model: &Model<'_>, plan: &ConversionPlan) -> Result<Self, ConvertError> {
         let outputs: HashSet<&str> = plan.shards.iter().map(|s| s.name.as_str()).collect();
         let mut side = Self::default();
         for entry in fs::read_dir(&model.dir).map_err(ConvertError::io(&model.dir))? {

@@ -1,4 +1,4 @@
-//! Whether Marlin takes a stack: the selection's answer for conversion.
+//! Whether upstream's selection has a Marlin kernel for a stack.
 
 use marlinspike::layouts::marlin::InputDtype;
 use marlinspike::num::dims::Shape;
@@ -9,10 +9,10 @@ use marlinspike::select::{
 use super::settings::Settings;
 use crate::model::layers::{Role, Stack};
 
-/// The selection's answer about `stack`, of which this rank holds `shape` out of `full_k` rows.
+/// The selection for `stack`, of which this rank holds `shape` out of `full_k` rows.
 ///
-/// FP8 weights are asked about as if Marlin was wanted: that a device multiplies FP8 itself is no
-/// reason not to convert.
+/// FP8 weights are selected with Marlin forced: a device that multiplies FP8 itself may still run
+/// them with Marlin.
 pub fn selection(stack: &Stack, shape: Shape, full_k: usize, settings: &Settings) -> Selection {
     let input_type = match settings.input {
         InputDtype::Model => InputType::SixteenBit,
@@ -41,7 +41,7 @@ pub fn selection(stack: &Stack, shape: Shape, full_k: usize, settings: &Settings
     }
 }
 
-/// Every reason against, each with the backends that give it; empty when one takes the stack.
+/// The reasons for refusing the stack, each with its backends; empty if a backend takes it.
 pub fn reasons(stack: &Stack, shape: Shape, full_k: usize, settings: &Settings) -> Vec<String> {
     against(&selection(stack, shape, full_k, settings))
 }

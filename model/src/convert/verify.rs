@@ -1,4 +1,4 @@
-//! `convert --verify`: every byte of a converted folder against its manifest.
+//! `convert --verify`: checks every byte of a converted folder against its manifest.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,10 +12,10 @@ use super::io::{self, Disk, Storage};
 use super::manifest::{MANIFEST, Manifest, PROGRESS};
 use crate::model::files;
 
-/// A file that is not what the manifest says.
+/// A file that does not match the manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
-    /// The file, of inputs with their folder.
+    /// The file; an input with its folder.
     pub name: String,
     /// What was found and expected.
     pub reason: String,
@@ -32,7 +32,7 @@ pub struct Verification {
     pub damaged: Vec<Damage>,
 }
 
-/// Hashes every file of a converted folder, and of the model `against` every input, where given.
+/// Hashes every file of a converted folder and, if `against` names the model folder, every input.
 ///
 /// # Errors
 /// As [`verify_in`].
@@ -40,7 +40,7 @@ pub fn verify(dir: &Path, against: Option<&Path>) -> Result<Verification, Conver
     verify_in(&Disk, dir, against)
 }
 
-/// As [`verify`], a folder of any storage: hashes every file of a converted folder, and of the model `against` every input, where given.
+/// Like [`verify`], for a folder in any storage.
 ///
 /// # Errors
 /// [`ConvertError::NoManifest`]; [`ConvertError::Io`] for a folder that cannot be

@@ -6,7 +6,7 @@ use marlinspike::select::{CUDA_CAPABILITY, CUDA_WEIGHTS, Capability, CudaWeight}
 
 use super::{Layer, Options};
 use crate::convert::parallel::Ranks;
-use crate::convert::plan::{Plan, refused_name};
+use crate::convert::plan::{ConversionPlan, refused_name};
 use crate::convert::settings::{Format, Settings};
 use crate::convert::target::marlin;
 use crate::model::Model;
@@ -64,7 +64,7 @@ fn planned(
 ) -> Vec<Vec<String>> {
     let tp = Ranks { size: options.tp_size, rank: 0 };
     let settings = Settings { tp, device: options.device, ..Settings::new(format) };
-    let plan = match Plan::new(model, groups, &settings) {
+    let plan = match ConversionPlan::new(model, groups, &settings) {
         Ok(plan) => plan,
         Err(error) => return vec![vec![error.to_string()]; groups.stacks.len()],
     };

@@ -1,4 +1,4 @@
-//! The definition of a layer of the int4 path, which its output is compared with.
+//! The definition of a layer of the int4 path, for comparison with its output.
 
 use marlinspike::Result;
 use marlinspike::moe::families::RouterTensors;
@@ -12,8 +12,7 @@ use super::layer::Layer;
 use super::routing::{self, RoutingReport};
 
 impl Layer<'_> {
-    /// How tokens of `inputs` found their experts; compared with a second implementation where
-    /// `check` says so.
+    /// The routing of `inputs`; with `check`, compared with a second implementation.
     ///
     /// # Errors
     /// For logits that cannot be routed.
@@ -34,7 +33,7 @@ impl Layer<'_> {
         RoutingReport::new(source, rule, tensors, given, made).map(Some)
     }
 
-    /// The output by the scalar definition, one value after the other.
+    /// The output by the scalar definition, value by value.
     ///
     /// # Errors
     /// As the layer itself.

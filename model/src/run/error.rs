@@ -30,7 +30,7 @@ pub enum RunError {
         /// Why.
         source: Box<Error>,
     },
-    /// No layer of the name that was asked for.
+    /// No layer has the wanted name.
     #[error("--layer: found no layer `{wanted}` that runs")]
     NoSuchLayer {
         /// The name.
@@ -39,7 +39,7 @@ pub enum RunError {
     /// A model without layers that run.
     #[error("the model has no layer that runs")]
     NoLayer,
-    /// Routing was stated for files that state it themselves.
+    /// Routing was given for files that already state it.
     #[error("--routing: found packed int4 layers, whose files state their routing")]
     PackedRouting,
     /// The layer's experts are in a form that is not read.
@@ -53,7 +53,7 @@ pub enum RunError {
     /// The CPU lacks the kernel.
     #[error("--kernel: found {found:?}, which this CPU lacks")]
     Kernel {
-        /// The name that was asked for.
+        /// The wanted name.
         found: String,
         /// The names of this CPU's kernels.
         known: Vec<&'static str>,

@@ -16,12 +16,12 @@ use crate::model::ModelError;
 /// Most values of seeded activations: 16 GiB as f32.
 const MAX_VALUES: usize = 1 << 32;
 
-/// What activations of a layer must fit.
+/// The sizes that activations of a layer must match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
     /// K of a row.
     pub size_k: usize,
-    /// Experts of all ranks; none of a linear layer.
+    /// Experts of all ranks; `None` for a linear layer.
     pub num_experts: Option<usize>,
 }
 
@@ -80,7 +80,7 @@ impl Numbers for Halves {
     }
 }
 
-/// Rows of activations, and for experts what chooses them.
+/// Rows of activations, and how their tokens are routed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Inputs<X> {
     /// `[M, K]`.
@@ -89,7 +89,7 @@ pub struct Inputs<X> {
     pub routing: Routing,
 }
 
-/// How tokens find their experts.
+/// How tokens are routed to experts.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Routing {
     /// `[M, experts]`.
@@ -138,7 +138,7 @@ impl<X: Numbers> Inputs<X> {
         read.map_err(|e| ModelError::Format { path: path.to_owned(), source: Box::new(e) }.into())
     }
 
-    /// As [`Self::read`], from a file that has been parsed.
+    /// Like [`Self::read`], for a parsed file.
     pub(crate) fn of(file: &Container<'_>, sizes: Sizes) -> Result<Self> {
         let x = need(file, "x")?;
         let size_k = sizes.size_k;
@@ -177,7 +177,7 @@ impl<X: Numbers> Inputs<X> {
     }
 }
 
-/// A tensor by its own name or by the one that case files give it.
+/// A tensor by its name, or by its name in case files.
 fn find<'f>(file: &Container<'f>, name: &str) -> Result<Option<Tensor<'f>>> {
     let names = [name.to_owned(), format!("in.{name}")];
     let found = names.iter().find(|n| file.get(n).is_some());

@@ -18,7 +18,7 @@ use super::origin::{self, Partial};
 use super::output::LayerKind;
 use crate::convert::error::{ConvertError, Refused};
 use crate::convert::job::packed_stack;
-use crate::convert::plan::Plan;
+use crate::convert::plan::ConversionPlan;
 use crate::convert::settings::{Format, Settings};
 use crate::convert::target::int4;
 use crate::map::MappedFile;
@@ -42,9 +42,9 @@ pub struct LoadOptions<'o> {
     pub layer: Option<&'o str>,
     /// How activations are rounded.
     pub rounding: ActivationRounding,
-    /// What multiplies.
+    /// The kernel.
     pub kernel: Box<dyn Kernel>,
-    /// Threads that pack a layer which is not packed yet.
+    /// Threads for packing an unpacked layer.
     pub pool: &'o rayon::ThreadPool,
 }
 
@@ -79,15 +79,15 @@ pub type Runner<'i> = Box<dyn FnMut(&mut Values) -> Result<()> + 'i>;
 pub struct Loaded<'f> {
     /// Its module.
     pub module: String,
-    /// Whether the model is packed; else the layer has been packed just now.
+    /// Whether the file is packed; otherwise the layer was packed after it was read.
     pub packed: bool,
     /// The layer.
     pub layer: Layer<'f>,
     /// Present where the layer is one rank's part.
     pub partial: Option<Partial>,
-    /// How it is computed, and whether its checkpoint's method does otherwise.
+    /// How it is computed, and whether its checkpoint's method computes it differently.
     pub arithmetic: String,
-    /// What is to be said of its routing.
+    /// Notes on its routing.
     pub notes: Vec<String>,
 }
 
@@ -96,7 +96,7 @@ fn settings() -> Settings {
     Settings::new(int4::FORMAT)
 }
 
-/// The wanted module, or the first that `is_moe` says yes to, or the first.
+/// The wanted module, or else the first layer of experts, or else the first.
 pub(super) fn choose<'m>(
     modules: &'m [String],
     wanted: Option<&str>,
@@ -131,12 +131,12 @@ impl Opened {
     /// The `marlinspike` section of the config that belongs to packed files.
     fn section(&self) -> Option<serde_json::Value> {
         match self {
-            Self::File(path, _) => origin::section_beside(path),
+            Self::File(path, _) => origin::config_section(path),
             Self::Folder(files) => Model::new(files).ok()?.config.get("marlinspike").cloned(),
         }
     }
 
-    /// The packed files, or none of an original checkpoint.
+    /// The packed files; empty for an original checkpoint.
     fn containers(&self) -> Result<Vec<Container<'_>>, ModelError> {
         match self {
             Self::File(path, map) => {
@@ -157,7 +157,7 @@ impl Opened {
         }
     }
 
-    /// The files of an original checkpoint; none of packed ones.
+    /// The files of an original checkpoint; `None` for packed files.
     ///
     /// # Errors
     /// As [`Opened::modules`].
@@ -177,7 +177,7 @@ impl Opened {
         let mut names: Vec<String> = match (self, containers.is_empty()) {
             (Self::Folder(files), true) => {
                 let model = Model::new(files)?;
-                let plan = Plan::new(&model, &Layers::group(&model)?, &settings())?;
+                let plan = ConversionPlan::new(&model, &Layers::group(&model)?, &settings())?;
                 plan.descriptions.into_keys().collect()
             }
             _ => containers.iter().flat_map(stored::modules).map(str::to_owned).collect(),
@@ -244,7 +244,7 @@ fn checkpoint<'f>(files: &ModelFiles, options: LoadOptions<'_>) -> Result<Loaded
     let LoadOptions { layer: wanted, rounding, kernel, pool } = options;
     let model = Model::new(files)?;
     let (layers, settings) = (Layers::group(&model)?, settings());
-    let plan = Plan::new(&model, &layers, &settings)?;
+    let plan = ConversionPlan::new(&model, &layers, &settings)?;
     let concerns = |r: &&Refused| match wanted {
         Some(name) => r.module.split(' ').next() == Some(name),
         None => plan.descriptions.is_empty(),
@@ -290,8 +290,8 @@ fn checkpoint<'f>(files: &ModelFiles, options: LoadOptions<'_>) -> Result<Loaded
     Ok(Loaded { module, packed: false, layer, partial: None, arithmetic, notes })
 }
 
-/// What the plan says of a layer of the int4 path.
-fn int4<'p>(plan: &'p Plan, module: &str) -> Option<&'p Description> {
+/// The plan's description of a layer of the int4 path.
+fn int4<'p>(plan: &'p ConversionPlan, module: &str) -> Option<&'p Description> {
     plan.descriptions.get(module)?.int4.as_ref()
 }
 
@@ -325,7 +325,7 @@ impl Layer<'_> {
         }
     }
 
-    /// What its activations must fit.
+    /// The sizes that its activations must match.
     pub fn sizes(&self) -> Sizes {
         let num_experts = match self {
             Self::Moe(moe) => Some(moe.config().num_experts),
@@ -334,10 +334,10 @@ impl Layer<'_> {
         Sizes { size_k: self.size_k(), num_experts }
     }
 
-    /// Room for the output of `inputs`, in their type.
+    /// A zeroed output for `inputs`, in their type.
     ///
     /// # Errors
-    /// [`Error::Size`] when it cannot be counted.
+    /// [`Error::Size`] if the output is too large.
     pub fn output(&self, inputs: &Inputs<Values>) -> Result<Values> {
         let tokens = inputs.x.len() / self.size_k();
         let len = tokens.checked_mul(self.size_n()).filter(|&n| n < 1 << 40);

@@ -1,8 +1,8 @@
-//! `run`: one layer on given activations.
+//! `run`: runs one layer on given activations.
 //!
-//! Int4 layers take the int4 path, from a packed file or packed on the spot: [`mod@layer`] finds and
-//! loads them. [`mod@method`] runs the others as their checkpoint's method says. [`input`] makes the
-//! activations; this file decides which.
+//! Int4 layers take the int4 path, from a packed file or packed on the spot: [`mod@layer`] finds
+//! and loads them. [`mod@method`] runs the others by their checkpoint's method. [`input`] reads or
+//! generates the activations. This file selects the layer.
 
 mod definition;
 pub mod error;
@@ -29,7 +29,7 @@ use input::Inputs;
 use layer::{LoadOptions, Opened};
 use method::packed;
 use options::{Options, Source};
-use output::{Check, Output, Run};
+use output::{Check, Output, Run, Timing};
 
 /// Runs one layer of a model folder or of a packed file.
 ///
@@ -102,9 +102,7 @@ fn int4(
         kind: loaded.layer.kind(),
         method: None,
         outputs: vec![y],
-        kernel: name,
-        threads: pool.current_num_threads(),
-        seconds,
+        timing: Timing { kernel: name, threads: pool.current_num_threads(), seconds },
         check,
         routing: loaded.layer.routing(&inputs, options.check)?,
         module: loaded.module,
@@ -114,8 +112,8 @@ fn int4(
     })
 }
 
-/// Fails where the wanted layer's experts, or without a wanted layer any experts alone, are in a form
-/// that is not read: another layer would run in their place.
+/// Returns an error if the wanted layer's experts are in a form that is not read, or, without a
+/// wanted layer, if all experts are: another layer would run instead.
 fn refuse_fused(layers: &Layers, wanted: Option<&str>) -> Result<(), RunError> {
     let found = match wanted {
         Some(name) => layers.fused.iter().find(|f| f.module == name),
@@ -148,12 +146,12 @@ pub fn list(model: &Path, routing: Option<&Path>) -> Result<Vec<String>, RunErro
     Ok(names)
 }
 
-/// Whether layers of this scheme run as a method says, and not on the int4 path.
+/// Whether layers of this scheme run by a method, and not on the int4 path.
 fn has_method(scheme: &Scheme) -> bool {
     matches!(scheme, Scheme::Fp8(_) | Scheme::Block { .. })
 }
 
-/// The layer to run as its method says; none where the int4 path is to take it, or to refuse it.
+/// The layer to run by its method; `None` if the int4 path takes or refuses it.
 fn method_layer(
     options: &Options,
     opened: &Opened,
@@ -163,7 +161,7 @@ fn method_layer(
     let mut known = layers.stacks.iter().filter(|s| takes(&s.scheme));
     let found = match &options.layer {
         Some(name) => known.find(|s| s.module == *name),
-        // An int4 layer comes first where nothing else was asked for.
+        // By default, an int4 layer comes first.
         None if options.arithmetic.is_none() && !opened.modules()?.is_empty() => None,
         None => known.clone().find(|s| s.role == Role::W13).or_else(|| known.next()),
     };

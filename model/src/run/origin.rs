@@ -1,4 +1,4 @@
-//! What a packed layer of the int4 path was made from: which rank's part it is, and whether its
+//! The origin of a packed layer of the int4 path: which rank's part it is, and whether its
 //! checkpoint quantizes activations.
 
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::convert::parallel::Style;
 use crate::convert::settings::Format;
 
-/// The key of a file's `__metadata__` under which `convert` says whose ranks' part it is.
+/// The key of a file's `__metadata__` under which `convert` states which rank's part it is.
 pub use crate::convert::plan::RANKS_KEY;
 
 /// A rank among the ranks that share a layer.
@@ -29,15 +29,15 @@ pub struct Partial {
     pub tp: Option<Rank>,
     /// Expert parallelism, above one rank.
     pub ep: Option<Rank>,
-    /// Experts here and experts of all ranks, where they are spread.
+    /// This rank's experts and the experts of all ranks, where ranks share them.
     pub experts: Option<[usize; 2]>,
-    /// What y is.
-    pub part: Part,
+    /// How `y` relates to the layer's output.
+    pub output: PartialOutput,
 }
 
-/// What a rank's output is of the layer's.
+/// How a rank's output relates to the layer's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum PartialOutput {
     /// A summand: the ranks' outputs are added.
     Sum,
     /// Some of its columns.
@@ -45,7 +45,7 @@ pub enum Part {
 }
 
 /// The `marlinspike` section of the config next to a packed file, if there is one.
-pub fn section_beside(file: &Path) -> Option<Value> {
+pub fn config_section(file: &Path) -> Option<Value> {
     let config = file.parent()?.join("config.json");
     let size = std::fs::metadata(&config).ok().filter(|m| m.is_file())?.len();
     if size > 64 << 20 {
@@ -75,21 +75,23 @@ pub fn partial(
     let experts = moe.filter(|m| m.expert_map.is_some());
     let experts = experts.map(|m| [m.local_num_experts(), m.num_experts]);
     let found = match moe {
-        // With experts dealt whole, tensor parallelism cuts the dense layers alone.
-        Some(_) => Partial { tp: tp.filter(|_| ep.is_none()), ep, experts, part: Part::Sum },
+        // Where each rank holds whole experts, tensor parallelism cuts only dense layers.
+        Some(_) => {
+            Partial { tp: tp.filter(|_| ep.is_none()), ep, experts, output: PartialOutput::Sum }
+        }
         None => {
-            let part = match Style::of(module) {
-                Style::Row => Part::Sum,
-                Style::Column | Style::KeyValue => Part::Columns,
+            let output = match Style::of(module) {
+                Style::Row => PartialOutput::Sum,
+                Style::Column | Style::KeyValue => PartialOutput::Columns,
                 Style::Replicated | Style::Merged => return None,
             };
-            Partial { tp, ep: None, experts: None, part }
+            Partial { tp, ep: None, experts: None, output }
         }
     };
     (found.tp.is_some() || found.ep.is_some() || found.experts.is_some()).then_some(found)
 }
 
-/// How the int4 path computes, and whether the checkpoint's method does otherwise.
+/// How the int4 path computes, and whether the checkpoint's method computes differently.
 pub fn arithmetic(quantizes: Option<bool>) -> String {
     let path = "int8 activations, quantized per token";
     match quantizes {

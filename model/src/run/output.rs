@@ -1,4 +1,4 @@
-//! What a run gives.
+//! The result of a run.
 
 use marlinspike::moe::families::Differences;
 use marlinspike::num::dims::Shape;
@@ -78,14 +78,14 @@ impl Output {
     }
 }
 
-/// Output and definition, side by side.
+/// The comparison of an output with the definition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Check {
     /// Values that differ in a bit.
     pub mismatches: usize,
     /// The first of them: token and column, bits found and expected.
     pub first: Option<([usize; 2], u32, u32)>,
-    /// Of a layer whose stages were compared: the first that differs, or the last.
+    /// If stages were compared: the first that differs, or the last.
     pub stage: Option<&'static str>,
 }
 
@@ -146,6 +146,17 @@ pub struct Method {
     pub arithmetic: &'static str,
 }
 
+/// How fast a layer ran.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Timing {
+    /// The kernel.
+    pub kernel: &'static str,
+    /// Worker threads.
+    pub threads: usize,
+    /// The shortest time of a run.
+    pub seconds: f64,
+}
+
 /// A layer that ran.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -160,21 +171,17 @@ pub struct Run {
     pub method: Option<Method>,
     /// `y`, after the stages of experts that do not take the int4 path.
     pub outputs: Vec<Output>,
-    /// What multiplied.
-    pub kernel: &'static str,
-    /// Worker threads.
-    pub threads: usize,
-    /// The shortest time of a run.
-    pub seconds: f64,
-    /// The comparison with the definition, where it was asked for.
+    /// Kernel, threads and time.
+    pub timing: Timing,
+    /// The comparison with the definition, if requested.
     pub check: Option<Check>,
-    /// What is to be said of its preparation and routing.
+    /// Notes on its preparation and routing.
     pub notes: Vec<String>,
-    /// Of experts whose inputs are router logits.
+    /// The routing, if the inputs have router logits.
     pub routing: Option<RoutingReport>,
     /// Present where the layer is one rank's part.
     pub partial: Option<Partial>,
-    /// How it was computed, and whether the checkpoint's method does otherwise.
+    /// How it was computed, and whether the checkpoint's method computes it differently.
     pub arithmetic: String,
 }
 
@@ -184,7 +191,7 @@ impl Run {
         &self.outputs[self.outputs.len() - 1]
     }
 
-    /// Whether nothing that was compared differs.
+    /// Whether every comparison found equal bits.
     pub fn is_equal(&self) -> bool {
         let routing = self.routing.as_ref().and_then(|r| r.differences.as_ref());
         self.check.is_none_or(|c| c.mismatches == 0) && routing.is_none_or(Differences::is_empty)

@@ -1,4 +1,4 @@
-//! What a run says of its routing, and the comparison with the second implementation.
+//! A run's report on its routing, and the comparison with the second implementation.
 
 use marlinspike::Result;
 use marlinspike::case::ScoringFunc;
@@ -6,15 +6,15 @@ use marlinspike::moe::families::{Differences, Renormalize, RouterTensors, Routin
 use marlinspike::moe::router::{Router, Routing as Made};
 use marlinspike::num::array::rows_of;
 
-/// How tokens found their experts.
+/// How tokens were routed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RoutingReport {
-    /// Whose rule it is.
+    /// The source of the rule.
     pub source: String,
     /// The rule.
     pub rule: RoutingRule,
-    /// Against the second implementation, where it was asked for.
+    /// Differences from the second implementation, if the comparison was requested.
     pub differences: Option<Differences>,
 }
 

@@ -90,7 +90,7 @@ pub(crate) struct Outcome {
 /// corresponds to one in twenty.
 const MARGIN: f64 = 4.3;
 /// The remark on a prediction that values match only approximately.
-pub(crate) const NEARLY: &str = "(to within a few units in the last place)";
+pub(crate) const NEARLY: &str = "to within a few units in the last place";
 /// A value is near a prediction within this many units in the last place.
 const NEAR: f64 = 4.0;
 /// Number of explained values that is reported even if the mistake is not specific.
@@ -264,7 +264,7 @@ impl Outcome {
         match self.strength {
             Strength::Explains => Diagnosis::explains(id, text),
             _ if self.near => {
-                let text = format!("{text} {NEARLY}");
+                let text = format!("{text}, {NEARLY}");
                 Diagnosis::consistent(id, text, self.unexplained)
             }
             _ => Diagnosis::consistent(id, text, self.unexplained),

@@ -44,7 +44,7 @@ pub(super) fn diagnose(
     }
     let first = texts.first()?.clone();
     let more = texts.len() - 1;
-    let text = if more == 0 { first } else { format!("{first} (and {more} more experts)") };
+    let text = if more == 0 { first } else { format!("{first}, and {more} more experts") };
     let id = if text.contains("columns") { "columns-moved" } else { "rows-moved" };
     debug_assert!(mismatches > 0);
     explained(id, text)

@@ -1,4 +1,4 @@
-//! What products of every kind have in common before they are launched.
+//! Checks that all products share.
 
 use super::MarlinWeight;
 use crate::{error::AccelError, memory::Buffer, operation::Row, ops::align::DeviceBlocks};

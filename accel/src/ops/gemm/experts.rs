@@ -1,4 +1,4 @@
-//! What products with experts take: which rows go to which expert.
+//! The arguments of products with experts: which rows go to which expert.
 
 use super::{MOE, MarlinWeight, Tiling, checks};
 use crate::{
@@ -73,7 +73,11 @@ impl Experts<'_> {
             Entries::Direct { topk_ids, runs } => {
                 if topk_ids.len() != size_m || !tiling.is_direct(weight.form(), size_m)? {
                     let found = format!("{} for {tiling:?}", topk_ids.len());
-                    return Err(MOE.refuse("topk_ids", found, format!("{size_m}, not many")));
+                    return Err(MOE.refuse(
+                        "topk_ids",
+                        found,
+                        format!("{size_m}, few enough for the tiling"),
+                    ));
                 }
                 let (here, most) = (runs.experts(), weight.experts());
                 if here > most {

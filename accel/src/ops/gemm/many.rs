@@ -11,7 +11,7 @@ use crate::{
     error::AccelError,
     launch::{Arguments, Grid, Kernel, Pointer, arguments, tensor_map::TensorMap},
     memory::Buffer,
-    operation::{Law, Needs, Row},
+    operation::{Law, Mutant, Needs, Row},
     ops::{align::DeviceBlocks, check},
 };
 
@@ -23,6 +23,18 @@ pub(crate) static ROW: Row = Row {
     law: Law::EqualBits,
     variants: |arch| variants(arch, false),
     arguments: ManyRowsArguments::SIZES,
+    mutants: &[
+        Mutant::new(
+            "bias of the neighbouring eight columns",
+            "of[single_position(n0 % 64 + c * 8 + lane / 4)]",
+            "of[single_position(n0 % 64 + (c ^ 1) * 8 + lane / 4)]",
+        ),
+        Mutant::new(
+            "router weight of the neighbouring row",
+            "__shfl_sync(~0u, row_weights.weight[first / 32], row)",
+            "__shfl_sync(~0u, row_weights.weight[first / 32], row ^ 1u)",
+        ),
+    ],
 };
 
 /// Upstream: `moe_wna16_marlin_gemm`, for many rows of each expert.
@@ -33,17 +45,18 @@ pub(crate) static MOE: Row = Row {
     law: Law::EqualBits,
     variants: |arch| variants(arch, true),
     arguments: ManyRowsArguments::SIZES,
+    mutants: &[],
 };
 
-/// Rows of x that thread blocks work on side by side, so that they and the columns of W that go with
-/// them stay in the L2 cache.
+/// Rows of x that thread blocks work on concurrently, so that these rows and the columns of W that
+/// they need stay in the L2 cache.
 const RASTER_ROWS: usize = 1024;
 
 static KERNEL: Kernel<ManyRowsArguments> = Kernel::early(&ROW);
 static MOE_KERNEL: Kernel<ManyRowsArguments> = Kernel::early(&MOE);
 
 arguments! {
-    /// Of `marlin_gemm_wgmma.cu`.
+    /// Arguments of `marlin_gemm_wgmma.cu`.
     ManyRowsArguments {
         x_map: TensorMap,
         y_map: TensorMap,
@@ -91,7 +104,7 @@ pub fn marlin_gemm_many_rows(
     launch(device, plan, weight, x, y, size_m, None)
 }
 
-/// Rows of x in the order of blocks, of which each expert's product makes rows of y.
+/// Rows of x in the order of their experts' blocks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Gathered<'a> {
     /// Made by [`gather_on_device`](crate::ops::gather::gather_on_device) for `blocks`.
@@ -102,8 +115,8 @@ pub(crate) struct Gathered<'a> {
     pub(crate) row_weights: Option<&'a Buffer<f32>>,
 }
 
-/// Row `place_of[t]` of y = the row of x gathered there for entry t · W of the expert that t is routed to,
-/// plus bias, times router weight. Rows of padding hold anything then.
+/// Row `place_of[t]` of y = the row of x gathered there for entry t · W of the expert that t is
+/// routed to, plus bias, times router weight. Rows of padding are undefined afterwards.
 ///
 /// # Errors
 /// As [`marlin_gemm_many_rows`]; [`AccelError::Argument`] also for blocks of other sizes than the plan's,
@@ -116,12 +129,12 @@ pub(crate) fn moe_many_rows(
     plan: ManyRows,
 ) -> Result<(), AccelError> {
     let Gathered { x, blocks, row_weights } = gathered;
-    let weights_ours = row_weights.is_none_or(|weights| weights.is_on(device));
+    let weights_on_device = row_weights.is_none_or(|weights| weights.is_on(device));
     let parts = [
         ("x", x.is_on(device)),
         ("weight", weight.is_on(device)),
         ("y", y.is_on(device)),
-        ("routing", blocks.is_on(device) && weights_ours),
+        ("routing", blocks.is_on(device) && weights_on_device),
     ];
     check::same_device(&MOE, device, &parts)?;
     checks::for_16_bit(&MOE, weight)?;
@@ -142,7 +155,7 @@ pub(crate) fn moe_many_rows(
     launch(device, plan, weight, x, y, entries, Some((blocks, row_weights)))
 }
 
-/// Launches a checked product of `size_m` rows, with experts entries, which stand in their blocks.
+/// Launches a checked product of `size_m` rows; with experts, of entries in their blocks.
 fn launch(
     device: &Device,
     plan: ManyRows,
@@ -177,7 +190,7 @@ fn launch(
     // x has `rows` rows of size_k, y as many of size_n; the copy engine reads and writes no others. The weight's buffers
     // are what the reference packs for that shape; at most 8 chunks of chunk_k make K. Blocks are room for this M and
     // block size; x, y and the router weights have a row for each place. The totals have room for a tile of every thread
-    // block, of which there are no more than multiprocessors.
+    // block, and there are no more thread blocks than multiprocessors.
     let arguments = ManyRowsArguments {
         x_map: map(x, size_k)?,
         y_map: map(y, size_n)?,

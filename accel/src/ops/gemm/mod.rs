@@ -1,7 +1,8 @@
 //! Products with weights in Marlin's layout, by the reference's canonical schedule
-//! ([`Schedule::canonical`]): the same bits as [`Schedule::execute`], whatever M is and however the
-//! work is divided.
+//! ([`Schedule::canonical`]): the same bits as [`Schedule::execute`] for every M and every division
+//! of the work.
 
+mod calls;
 pub(crate) mod checks;
 mod experts;
 mod form;
@@ -17,6 +18,7 @@ use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::Schedule;
 
+pub use calls::{DenseProduct, ExpertProduct};
 pub use experts::Routed;
 pub(crate) use experts::{Entries, Experts};
 pub(crate) use form::Form;
@@ -32,7 +34,7 @@ use crate::{
     launch::{Activation, Arguments, Grid, Kernel, Pointer, Routing, arguments},
     memory::Buffer,
     nvrtc::{Arch, Parameter},
-    operation::{Law, Needs, Row},
+    operation::{Law, Mutant, Needs, Row},
     ops::check,
     parameters::Product,
 };
@@ -45,6 +47,33 @@ pub(crate) static ROW: Row = Row {
     law: Law::EqualBits,
     variants: |arch| variants(arch, &[Product::Dense]),
     arguments: GemmArguments::SIZES,
+    mutants: &[
+        Mutant::new(
+            "a column's scale is its neighbour's",
+            "scale[2 * j + 1] = twice<1>(scales);",
+            "scale[2 * j + 1] = twice<0>(scales);",
+        ),
+        Mutant::new(
+            "a column's scale is its neighbour's, in one step with the codes",
+            "fma2(codes, half_of<HIGH>(times), half_of<HIGH>(minus))",
+            "fma2(codes, half_of<0>(times), half_of<HIGH>(minus))",
+        ),
+        Mutant::new(
+            "chunks added from the last to the second",
+            "sum.x = c < chunks ? __fadd_rn(sum.x, of_chunk[c].x) : sum.x;",
+            "sum.x = __fadd_rn(sum.x, of_chunk[CHUNKS - c].x);",
+        ),
+        Mutant::new(
+            "bias of the next column",
+            "sum.x = __fadd_rn(sum.x, widen(bias[0]));",
+            "sum.x = __fadd_rn(sum.x, widen(bias[1]));",
+        ),
+        Mutant::new(
+            "router weight of the first row for all",
+            "const float weight = topk_weights[entry];",
+            "const float weight = topk_weights[0];",
+        ),
+    ],
 };
 
 /// Upstream: `moe_wna16_marlin_gemm`.
@@ -58,6 +87,7 @@ pub(crate) static MOE: Row = Row {
         variants(arch, if arch.has_clusters() { &all } else { &all[..1] })
     },
     arguments: GemmArguments::SIZES,
+    mutants: &[],
 };
 
 fn variants(arch: Arch, products: &[Product]) -> Result<Vec<Vec<Parameter>>, AccelError> {
@@ -94,7 +124,7 @@ static KERNEL: Kernel<GemmArguments> = Kernel::early(&ROW);
 static MOE_KERNEL: Kernel<GemmArguments> = Kernel::early(&MOE);
 
 arguments! {
-    /// Of `marlin_gemm.cu`.
+    /// Arguments of `marlin_gemm.cu`.
     GemmArguments {
         qweight: Pointer,
         scales: Pointer,
@@ -139,7 +169,7 @@ pub fn marlin_gemm(
     marlin_gemm_tiled(device, x, weight, y, tiling)
 }
 
-/// [`marlin_gemm`] with a division of work that the caller names: the same bits, at another speed.
+/// [`marlin_gemm`] with the caller's tiling: the same bits, at another speed.
 ///
 /// # Errors
 /// As [`marlin_gemm`]; [`AccelError::Argument`] for a tiling that the device does not take.
@@ -154,7 +184,7 @@ pub fn marlin_gemm_tiled(
 }
 
 /// Row t of y `[M · top_k, N]` = row t / top_k of x `[M, K]` · W of the expert that t is routed to,
-/// plus bias, times router weight. Rows without an expert of this rank stay as they are.
+/// plus bias, times router weight. Rows without an expert of this rank keep their contents.
 ///
 /// # Errors
 /// As [`marlin_gemm_tiled`]; [`AccelError::Argument`] also for blocks of other sizes than the
@@ -173,15 +203,15 @@ pub fn moe_marlin_gemm(
     launch(device, x, weight, y, tiling, Some(experts))
 }
 
-/// Whether a product's kernel has the activation: that of most models, a gate times its sigmoid, and
-/// an up. Others would make every layer's kernel long to load. Before 9.0 a thread block has no room
-/// for all chunks of gate and up.
+/// Whether a product's kernel can apply the activation. It has only the most common one, SiLU of
+/// gate times up, since others would make every layer's kernel slow to load. Before 9.0, a thread
+/// block has no room for all chunks of gate and up.
 pub(crate) fn is_fusible(arch: Arch, activation: &Definition) -> bool {
     let known = activation.function == Function::Silu && activation.columns != Columns::Gate;
     known && arch.has_clusters()
 }
 
-/// Returns an error unless the kernel has the activation and the tiling is one for it.
+/// Returns an error unless the kernel can apply the activation under the tiling.
 fn check_activation(
     device: &Device,
     activation: &Definition,
@@ -201,7 +231,7 @@ fn check_activation(
     Ok(())
 }
 
-/// The thread blocks of a product of `size_m` rows in so many blocks of rows.
+/// The thread blocks of a product of `size_m` rows in `row_blocks` blocks.
 fn grid(
     row: &Row,
     device: &Device,
@@ -269,7 +299,7 @@ pub(crate) fn launch(
     };
     // x has size_m / top_k rows of size_k, y size_m rows of size_n, or of what the activation makes of that; the weight's
     // buffers are what the reference packs for that shape; at most 8 chunks of chunk_k make K. Blocks are room for this M
-    // and block size, or there is an id for each row, of which those beyond the experts are not looked up.
+    // and block size, or there is an id for each row; ids beyond the experts are not looked up.
     let arguments = GemmArguments {
         qweight: (&weight.qweight).into(),
         scales: (&weight.scales).into(),

@@ -16,10 +16,10 @@ use crate::{
     parameters::Memo,
 };
 
-/// The source that these plans are of.
+/// The source of these plans.
 const SOURCE: &str = "marlin_gemm_wgmma";
 
-/// More stages than these keep no more bytes in flight than the memory needs.
+/// More stages would not raise the memory throughput.
 const MOST_STAGES: u32 = 12;
 
 /// How the work of a product of many rows is divided, as parameters of `marlin_gemm_wgmma.cu`.
@@ -171,8 +171,8 @@ impl ManyRows {
         rows * size_k as f64 * size_n as f64 * 1e-3 / f64::from(multiprocessors * 1000)
     }
 
-    /// The fastest for one product `[M, K] x [K, N]`, by estimates fitted to an H200; none where a
-    /// tiling should be faster.
+    /// The fastest plan for one product `[M, K] x [K, N]`, by estimates fitted to an H200; `None`
+    /// if a tiling should be faster.
     ///
     /// # Errors
     /// [`AccelError::Constant`]
@@ -196,8 +196,8 @@ impl ManyRows {
         Ok(best.filter(|best| us(best) < tiled).map(|best| best.plan))
     }
 
-    /// The fastest of as many rows each for the two products of a layer whose experts have `rows` rows
-    /// on average; none where tilings should be faster.
+    /// The fastest plans, of equal rows, for the two products of a layer whose experts have `rows`
+    /// rows on average; `None` if tilings should be faster.
     ///
     /// # Errors
     /// [`AccelError::Constant`]
@@ -213,7 +213,7 @@ impl ManyRows {
             return Ok(None);
         }
         let us = |plans: &[&Candidate; 2]| {
-            // Rows of an expert are spread about their average like counts.
+            // The number of rows of an expert varies about its average like a count.
             let of = |rows: f64| (rows.max(1.0) / f64::from(plans[0].plan.rows)).ceil();
             let blocks = EIGHTHS.map(|z| of(rows + z * rows.sqrt())).iter().sum::<f64>() / 8.0;
             let both = plans.iter().zip(&products);

@@ -13,7 +13,7 @@ use crate::{
     parameters::Memo,
 };
 
-/// The source that these parameters are of.
+/// The source of these parameters.
 const SOURCE: &str = "marlin_gemm";
 
 /// The parameters of `marlin_gemm.cu` that only divide the work.

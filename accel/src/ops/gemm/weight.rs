@@ -16,6 +16,26 @@ use crate::{
 /// One matrix, or a stack of experts of one shape, in Marlin's layout for 16-bit or 8-bit activations.
 #[derive(Debug)]
 pub struct MarlinWeight {
+    spec: Spec,
+    /// `[experts, K / 16, N · 16 / pack]`.
+    pub(crate) qweight: Buffer<u32>,
+    /// `[experts, groups, N]`, of one or two bytes each.
+    pub(crate) scales: Buffer<u8>,
+    /// `[experts, groups, N / 8]`.
+    pub(crate) zeros: Option<Buffer<u32>>,
+    /// `[experts, N]`.
+    pub(crate) bias: Option<Buffer<u16>>,
+    /// `[experts]`.
+    pub(crate) global_scale: Option<Buffer<f32>>,
+    /// `[experts, K]`, where groups have several sizes.
+    pub(crate) g_idx: Option<Buffer<u32>>,
+    /// Present with act-order.
+    order: Option<RowOrder>,
+}
+
+/// Sizes and types of a weight.
+#[derive(Debug, Clone, Copy)]
+struct Spec {
     shape: Shape,
     experts: usize,
     dtype: ScalarType,
@@ -25,21 +45,13 @@ pub struct MarlinWeight {
     group_size: usize,
     groups: usize,
     input_global_scale: f32,
-    /// `[experts, K / 16, N · 16 / pack]`.
-    pub(crate) qweight: Buffer<u32>,
-    /// `[experts, groups, N]`: of one byte, or two where they are 16-bit.
-    pub(crate) scales: Buffer<u8>,
-    /// `[experts, groups, N / 8]`.
-    pub(crate) zeros: Option<Buffer<u32>>,
-    /// `[experts, N]`.
-    pub(crate) bias: Option<Buffer<u16>>,
-    /// `[experts]`.
-    pub(crate) global_scale: Option<Buffer<f32>>,
-    /// `[experts, K]`, of groups of several sizes.
-    pub(crate) g_idx: Option<Buffer<u32>>,
-    /// `[experts, K]`, of act-order: here and in the device's memory.
+}
+
+/// The order of the rows of act-order weights, `[experts, K]`, on the host and on the device.
+#[derive(Debug)]
+struct RowOrder {
     perm: Vec<u32>,
-    pub(crate) device_perm: Option<Buffer<u32>>,
+    on_device: Buffer<u32>,
 }
 
 impl MarlinWeight {
@@ -102,8 +114,9 @@ impl MarlinWeight {
         let form = Form::of_bytes(weights, dtype, input)?;
         let prepared = prepared(weights, Options { input_dtype, ..Options::new(dtype) })?;
         let scales = bytes(&prepared.scales);
-        let this = Self::upload(device, weights, dtype, &prepared, form, &scales)?;
-        Ok(Self { input_dtype: Some(input), ..this })
+        let mut this = Self::upload(device, weights, dtype, &prepared, form, &scales)?;
+        this.spec.input_dtype = Some(input);
+        Ok(this)
     }
 
     /// [`MarlinWeight::new`] with the permutation that sorts each matrix's `g_idx`; stable ones where
@@ -115,7 +128,7 @@ impl MarlinWeight {
         perms: Option<&[Vec<u32>]>,
     ) -> Result<Self, AccelError> {
         let refuse = |what, found: String, expected: &str| Err(ROW.refuse(what, found, expected));
-        // As the kernel reads them, whatever group size a slice's configuration says.
+        // The kernel's order, which does not depend on the configuration's group size for a slice.
         let scale_permutation = weights.first().map(|weight| match weight.scales.rows() {
             1 => ScalePermutation::Single,
             _ => ScalePermutation::Grouped,
@@ -159,8 +172,10 @@ impl MarlinWeight {
         Ok(Self {
             global_scale,
             g_idx: uneven.then(|| device.upload(&g_idx)).transpose()?,
-            device_perm: (!perm.is_empty()).then(|| device.upload(&perm)).transpose()?,
-            perm,
+            order: match perm.is_empty() {
+                true => None,
+                false => Some(RowOrder { on_device: device.upload(&perm)?, perm }),
+            },
             ..Self::upload(device, weights, dtype, &prepared, form, &scales)?
         })
     }
@@ -179,26 +194,27 @@ impl MarlinWeight {
         let zeros = prepared.zero_words().map(|words| device.upload(&words));
         let bias = prepared.bias.as_ref().map(|bias| device.upload(halves(bias)));
         Ok(Self {
-            shape,
-            experts: prepared.experts,
-            dtype,
-            input_dtype: None,
-            form,
-            group_size: shape.size_k / groups,
-            groups,
-            input_global_scale: prepared.input_global_scale.unwrap_or(1.0),
+            spec: Spec {
+                shape,
+                experts: prepared.experts,
+                dtype,
+                input_dtype: None,
+                form,
+                group_size: shape.size_k / groups,
+                groups,
+                input_global_scale: prepared.input_global_scale.unwrap_or(1.0),
+            },
             qweight: device.upload(&prepared.qweight_words())?,
             scales: device.upload(scales)?,
             zeros: zeros.transpose()?,
             bias: bias.transpose()?,
             global_scale: None,
             g_idx: None,
-            perm: Vec::new(),
-            device_perm: None,
+            order: None,
         })
     }
 
-    /// The same in other memory.
+    /// Copies the weight to other memory of the device.
     ///
     /// # Errors
     /// [`AccelError::Driver`] where the device has too little memory.
@@ -207,61 +223,68 @@ impl MarlinWeight {
         let bias = self.bias.as_ref().map(|bias| device.copy(bias));
         let global_scale = self.global_scale.as_ref().map(|scale| device.copy(scale));
         let g_idx = self.g_idx.as_ref().map(|g_idx| device.copy(g_idx));
-        let device_perm = self.device_perm.as_ref().map(|perm| device.copy(perm));
+        let copied = |order: &RowOrder| -> Result<RowOrder, AccelError> {
+            let RowOrder { perm, on_device } = order;
+            Ok(RowOrder { perm: perm.clone(), on_device: device.copy(on_device)? })
+        };
         Ok(Self {
+            spec: self.spec,
             qweight: device.copy(&self.qweight)?,
             scales: device.copy(&self.scales)?,
             zeros: zeros.transpose()?,
             bias: bias.transpose()?,
             global_scale: global_scale.transpose()?,
             g_idx: g_idx.transpose()?,
-            perm: self.perm.clone(),
-            device_perm: device_perm.transpose()?,
-            ..*self
+            order: self.order.as_ref().map(copied).transpose()?,
         })
     }
 
     /// Shape of each matrix.
     pub fn shape(&self) -> Shape {
-        self.shape
+        self.spec.shape
     }
 
     /// Number of matrices.
     pub fn experts(&self) -> usize {
-        self.experts
+        self.spec.experts
     }
 
     /// Type of bias and outputs, and of 16-bit activations.
     pub fn dtype(&self) -> ScalarType {
-        self.dtype
+        self.spec.dtype
     }
 
     /// Type of 8-bit activations: int8 or `float8_e4m3fn`.
     pub fn input_dtype(&self) -> Option<ScalarType> {
-        self.input_dtype
+        self.spec.input_dtype
     }
 
     /// The factor by which a product multiplies the scales of x. With int8 activations the scales of groups are
     /// integers up to 4096, in units of this factor; else it is 1.
     pub fn input_global_scale(&self) -> f32 {
-        self.input_global_scale
+        self.spec.input_global_scale
     }
 
     /// How many k share a scale; in a slice of k with act-order, on average.
     pub fn group_size(&self) -> GroupSize {
-        if self.groups == 1 { GroupSize::Channel } else { GroupSize::Of(self.group_size) }
+        if self.spec.groups == 1 { GroupSize::Channel } else { GroupSize::Of(self.spec.group_size) }
     }
 
     /// With act-order: column k of the x that a product with this matrix takes is column
     /// `perm[k]` of the model's.
     pub fn perm(&self, expert: usize) -> Option<&[u32]> {
-        self.perm.chunks_exact(self.shape.size_k).nth(expert)
+        self.order.as_ref()?.perm.chunks_exact(self.spec.shape.size_k).nth(expert)
+    }
+
+    /// With act-order: the permutations of all experts in the device's memory.
+    pub(crate) fn device_perm(&self) -> Option<&Buffer<u32>> {
+        self.order.as_ref().map(|order| &order.on_device)
     }
 
     /// Bytes of codes, scales and zero points of one matrix: what a product must read at least.
     pub fn bytes(&self) -> usize {
         let zeros = self.zeros.as_ref().map_or(0, |zeros| zeros.len() * 4);
-        (self.qweight.len() * 4 + self.scales.len() + zeros) / self.experts
+        (self.qweight.len() * 4 + self.scales.len() + zeros) / self.spec.experts
     }
 
     /// The tiling for a product of `size_m` rows.
@@ -281,9 +304,9 @@ impl MarlinWeight {
         device: &Device,
         size_m: usize,
     ) -> Result<Option<ManyRows>, AccelError> {
-        let Shape { size_k, size_n } = self.shape;
+        let Shape { size_k, size_n } = self.spec.shape;
         let multiprocessors = device.multiprocessors();
-        ManyRows::choose(device.arch(), size_m, [size_k, size_n], self.form, multiprocessors)
+        ManyRows::choose(device.arch(), size_m, [size_k, size_n], self.spec.form, multiprocessors)
     }
 
     /// Plans for both products of a layer, with blocks of equally many rows, if `experts` experts have enough rows on
@@ -294,7 +317,9 @@ impl MarlinWeight {
         rows: f64,
         experts: usize,
     ) -> Result<Option<[ManyRows; 2]>, AccelError> {
-        let product = |weight: &Self| ([weight.shape.size_k, weight.shape.size_n], weight.form);
+        let product = |weight: &Self| {
+            ([weight.spec.shape.size_k, weight.spec.shape.size_n], weight.spec.form)
+        };
         let products = [product(w13), product(w2)];
         ManyRows::choose_experts(device.arch(), rows, experts, products, device.multiprocessors())
     }
@@ -311,18 +336,18 @@ impl MarlinWeight {
         experts: usize,
         paired: bool,
     ) -> Result<Tiling, AccelError> {
-        let width = Width::new(self.shape.size_n, experts, device.multiprocessors());
-        Tiling::choose(device.arch(), size_m, self.shape.size_k, width, paired, self.form)
+        let width = Width::new(self.spec.shape.size_n, experts, device.multiprocessors());
+        Tiling::choose(device.arch(), size_m, self.spec.shape.size_k, width, paired, self.spec.form)
     }
 
     /// k of a group, or with `g_idx` the number of groups, as the kernel takes it.
     pub(crate) fn group_k(&self) -> u32 {
-        if self.g_idx.is_some() { self.groups as u32 } else { self.group_size as u32 }
+        if self.g_idx.is_some() { self.spec.groups as u32 } else { self.spec.group_size as u32 }
     }
 
     /// The parameters that follow from the weight.
     pub(crate) fn form(&self) -> Form {
-        self.form
+        self.spec.form
     }
 
     pub(crate) fn is_on(&self, device: &Device) -> bool {
@@ -333,5 +358,5 @@ impl MarlinWeight {
 /// The weights in Marlin's layout.
 fn prepared(weights: &[Weight<'_>], options: Options<'_>) -> Result<Prepared, AccelError> {
     prepare(weights, options)
-        .map_err(|error| ROW.refuse("weight", error, "a weight that Marlin takes"))
+        .map_err(|error| ROW.refuse("weight", error, "a weight that Marlin supports"))
 }

@@ -1,5 +1,5 @@
-//! A layer whose experts have many rows each: tokens gathered in the order of their blocks, in which all stays
-//! until the sum; both products by [`ManyRows`].
+//! A layer whose experts have many rows each. Tokens are gathered in the order of their blocks, and
+//! stay in that order until the sum; both products use [`ManyRows`].
 
 use super::{MarlinLayer, ROW, Stages, Workspace};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     ops::{
         align::{DeviceBlocks, align_on_device},
         check,
-        gather::{RouterWeights, Rows, gather_on_device},
+        gather::{RouterWeights, RowSource, gather_on_device},
         gemm::{
             ManyRows, MarlinWeight,
             many::{Gathered, moe_many_rows},
@@ -33,8 +33,7 @@ pub(super) struct ManyRowsBuffers {
 }
 
 impl MarlinLayer {
-    /// Plans for both products where so many entries, spread evenly over so many experts, are
-    /// many rows for each.
+    /// Plans for both products where `entries` entries, spread evenly over `experts` experts, are many rows for each.
     pub(super) fn many_rows(
         &self,
         device: &Device,
@@ -49,7 +48,7 @@ impl MarlinLayer {
     }
 
     fn has_act_order(&self) -> bool {
-        self.w13.device_perm.is_some() || self.w2.device_perm.is_some()
+        self.w13.device_perm().is_some() || self.w2.device_perm().is_some()
     }
 
     /// [`workspace`](Self::workspace) for products of many rows by the caller's plans: the same
@@ -71,7 +70,7 @@ impl MarlinLayer {
         let [rows, rows_of_w2] = plans.map(|plan| plan.rows as usize);
         if rows != rows_of_w2 {
             let found = format!("{rows} and {rows_of_w2}");
-            return Err(ROW.refuse("tiling", found, "blocks of as many rows"));
+            return Err(ROW.refuse("tiling", found, "blocks of equal size"));
         }
         if self.has_act_order() {
             let expected = "experts without act-order";
@@ -106,12 +105,12 @@ impl MarlinLayer {
         align_on_device(device, &self.runs, topk_ids, blocks)?;
         let (size_h, dtype) = (self.w13.shape().size_k, self.dtype);
         let weights = RouterWeights { of_entries: topk_weights, of_places: row_weights };
-        let tokens = Rows::X { x, top_k: *top_k, weights };
+        let tokens = RowSource::X { x, top_k: *top_k, weights };
         gather_on_device(device, tokens, dtype, size_h, blocks, gathered)?;
         let weights = on_input.then_some(&*row_weights);
         let rows = Gathered { x: gathered, blocks, row_weights: weights };
         moe_many_rows(device, rows, &self.w13, gate_up, plans[0])?;
-        let activated = Rows::GateUp { gate_up, activation: &self.activation };
+        let activated = RowSource::GateUp { gate_up, activation: &self.activation };
         gather_on_device(device, activated, dtype, size_i, blocks, gathered)?;
         let weights = (!on_input).then_some(&*row_weights);
         let rows = Gathered { x: gathered, blocks, row_weights: weights };

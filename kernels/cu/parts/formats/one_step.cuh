@@ -2,9 +2,9 @@
 // Integers whose scales are small enough that one multiply-add makes the weight of a code: (q - offset) * s,
 // rounded once.
 //
-// Exponents 0 and 1 of bf16 have one ulp, so that the eight lowest bits of such a number count 2^-133: a code
-// there is a number as it stands, and one four bits higher counts 2^-129. `times` is the scale times what that
-// lacks, `minus` the scale times minus the offset; both are exact.
+// Exponents 0 and 1 of bf16 have one ulp, so that the eight lowest bits of such a number count 2^-133: a code there
+// is already a number, and one four bits higher counts 2^-129. `times` is the scale times the missing power of two,
+// `minus` the scale times minus the offset; both are exact.
 
 #include "formats/codes.cuh"
 #include "mma.cuh"
@@ -16,7 +16,7 @@ struct OneStepScales {
     unsigned minus[FRAGMENTS];
 
     __device__ __forceinline__ void set(int j, unsigned scales) {
-        // 2^129 and 2^133 are no bf16 numbers, but each is a product of two.
+        // 2^129 and 2^133 exceed bf16, but each is a product of two bf16 numbers.
         const unsigned s_127 = mul2(scales, Half::power(127));
         const unsigned s_133 = mul2(s_127, Half::power(6));
         if constexpr (BITS == 8) {
@@ -36,7 +36,7 @@ struct OneStepScales {
         return fma2(codes, half_of<HIGH>(times), half_of<HIGH>(minus));
     }
 
-    // The weights of fragment j. Codes stand in words as in int4.cuh and uint8b128.cuh.
+    // The weights of fragment j. Codes are placed in words as in int4.cuh and uint8b128.cuh.
     __device__ __forceinline__ void weights(unsigned (&a)[4], const Words &codes, int j) const {
         if constexpr (BITS == 4) {
             constexpr unsigned LOW = 0x000F000Fu, HIGH = 0x00F000F0u;

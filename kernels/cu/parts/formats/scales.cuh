@@ -63,9 +63,9 @@ struct RowScales {
     }
 };
 
-// 8-bit scales as 16-bit numbers: a word has a half for column 16j + lane / 4 and one for 8 columns further.
-// They hold the 2^SHIFT that the code's number lacks, unless no 16-bit float holds both; then the number is
-// multiplied first, exactly.
+// 8-bit scales as 16-bit numbers: a word has a half for column 16j + lane / 4 and one for 8 columns further. They
+// include the factor 2^SHIFT that the code's number lacks, unless the product exceeds a 16-bit float; then the number
+// is multiplied first, exactly.
 struct ByteScales {
     static constexpr int SHIFT = CODES == E2M1 ? Numbers<E2M1>::SHIFT : Numbers<E4M3>::SHIFT;
     // The factor of the number: with E8M0_WIDE half of 2^SHIFT, since the scale is doubled.

@@ -1,10 +1,10 @@
-//! The file system as a conversion's output folder needs it.
+//! The file-system operations that a conversion's output folder needs.
 //!
 //! Every write of `convert` goes through [`Storage`], so that a test can make any call fail, stop
 //! after any call, or lose what was not yet durable. [`Disk`] is the real one.
 //!
-//! Order that makes a file durable ([`PartFile::finish`]): write under a temporary name, read back and
-//! compare, sync the file, rename, sync the folder.
+//! [`PartFile::finish`] makes a file durable in this order: write under a temporary name, read back
+//! and compare, sync the file, rename, sync the folder.
 
 mod disk;
 mod part;
@@ -24,7 +24,7 @@ pub use sum::PlacedSum;
 /// Bytes that are read at once to be hashed.
 const CHUNK: usize = 1 << 20;
 
-/// What a name in a folder stands for. Links are not followed.
+/// The file or other object of a name in a folder. Links are not followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileStat {
     /// Whether it is a regular file.
@@ -52,12 +52,12 @@ pub trait StoredFile: Send + Sync + Debug {
 /// A lock that is held until it is dropped, or its process ends.
 pub trait StorageLock: Send + Sync + Debug {}
 
-/// What became of an attempt to lock.
+/// The result of an attempt to lock.
 #[derive(Debug)]
 pub enum Locked {
     /// The lock is held.
     Held(Box<dyn StorageLock>),
-    /// Somebody else holds it: the contents of the lock file.
+    /// Another process holds the lock; the contents of the lock file.
     Busy(Vec<u8>),
 }
 
@@ -69,7 +69,7 @@ pub trait Storage: Sync + Debug {
     fn create(&self, path: &Path) -> io::Result<Box<dyn StoredFile>>;
     /// Opens a regular file for reading. A link or a special file is an error.
     fn open(&self, path: &Path) -> io::Result<Box<dyn StoredFile>>;
-    /// Renames a file, replacing what has the new name.
+    /// Renames a file and replaces any file of the new name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a name that is not a folder's.
     fn remove(&self, path: &Path) -> io::Result<()>;
@@ -77,7 +77,7 @@ pub trait Storage: Sync + Debug {
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
     /// The names in a folder, sorted.
     fn list(&self, dir: &Path) -> io::Result<Vec<OsString>>;
-    /// What a name stands for.
+    /// The file or other object of a name.
     fn stat(&self, path: &Path) -> io::Result<FileStat>;
     /// Locks by the file `path`, whose contents become `holder`, without waiting.
     fn lock(&self, path: &Path, holder: &[u8]) -> io::Result<Locked>;
@@ -136,7 +136,7 @@ pub fn read_chunks(
     }
 }
 
-/// A small file as a whole.
+/// Reads a whole small file.
 ///
 /// # Errors
 /// As [`read_chunks`].

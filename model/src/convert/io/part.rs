@@ -1,4 +1,4 @@
-//! A file under a temporary name, which gets its own name when it is whole, checked and durable.
+//! A file that has a temporary name until it is complete, checked and durable.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -10,9 +10,9 @@ use sha2::{Digest as _, Sha256};
 
 use super::{PlacedSum, Storage, StoredFile, hex, read_chunks, write_all_at};
 
-/// What temporary names begin with: the process and a random number follow.
+/// Prefix of temporary names; the process id and a random number follow.
 const PREFIX: &str = ".marlinspike-";
-/// What temporary names end with.
+/// Suffix of temporary names.
 const SUFFIX: &str = ".part";
 
 /// A file that has not been finished. It is removed when dropped.
@@ -53,7 +53,7 @@ pub fn is_part(name: &str) -> bool {
 }
 
 impl<'s> PartFile<'s> {
-    /// Creates a file in `dir` under a name that nothing has, to become `dir/name`.
+    /// Creates a file in `dir` under an unused temporary name. It will become `dir/name`.
     ///
     /// # Errors
     /// The storage's.
@@ -134,7 +134,7 @@ impl<'s> PartFile<'s> {
 impl Drop for PartFile<'_> {
     fn drop(&mut self) {
         if !*self.renamed.get_mut().unwrap_or_else(PoisonError::into_inner) {
-            // What cannot be removed now is removed by the next run.
+            // The next run removes what cannot be removed now.
             let _ = self.storage.remove(&self.part);
         }
     }

@@ -1,4 +1,4 @@
-//! A checksum of bytes at their places, whatever the order in which they come.
+//! A checksum of bytes and their places, independent of the order of the writes.
 
 use std::ops::AddAssign;
 
@@ -28,7 +28,7 @@ impl PlacedSum {
         let head = (at.wrapping_neg() % 8) as usize;
         let (head, rest) = bytes.split_at(head.min(bytes.len()));
         let mut sum = Self { sum: 0, bytes: bytes.len() as u64 };
-        // The part of a word has zeros for the other bytes, so that parts add up to the word.
+        // A part of a word has zeros for the other bytes, so that the parts add up to the word.
         let mut part = |index: u64, skip: usize, bytes: &[u8]| {
             let mut word = [0; 8];
             word[skip..skip + bytes.len()].copy_from_slice(bytes);

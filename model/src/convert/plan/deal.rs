@@ -1,11 +1,11 @@
-//! Dealing the outputs to files.
+//! Distributes the outputs over files.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 use marlinspike::container::TensorSpec;
 
-use super::{Item, Output, Plan, Settings, ShardPlan, Source};
+use super::{ConversionPlan, Item, Output, Settings, ShardPlan, Source};
 use crate::model::{Model, ModelError};
 
 /// Bytes of one piece of a tensor that is copied.
@@ -16,7 +16,7 @@ pub fn copy_runs(len: u64) -> impl Iterator<Item = Range<u64>> {
     (0..len).step_by(COPY_BYTES as usize).map(move |at| at..(at + COPY_BYTES).min(len))
 }
 
-/// Tensors that must stand in one file, with their bytes.
+/// Tensors that must be in one file, and their size.
 struct Unit {
     name: String,
     items: Vec<Item>,
@@ -35,13 +35,13 @@ impl Unit {
     }
 }
 
-/// Stacks and copied tensors in files of at most `settings.shard_bytes` bytes, in the order of their names. A
-/// unit that is larger has a file for itself.
+/// Stacks and copied tensors in files of at most `settings.shard_bytes` bytes, in the order of
+/// their names. A larger unit gets a file of its own.
 ///
 /// # Errors
 /// [`ModelError::Module`] where two tensors would have one name or a size overflows.
 pub(super) fn shards(
-    plan: &Plan,
+    plan: &ConversionPlan,
     model: &Model<'_>,
     copied: Vec<&str>,
     settings: &Settings,
@@ -69,7 +69,8 @@ pub(super) fn shards(
         }
         units.push(Unit::new(format!("{}.{}", of.module, of.role.prefix()), items.collect())?);
     }
-    // A layer that the file's metadata describes stands in one file, so that the file is enough.
+    // A layer that the file's metadata describes is in one file, so that the file is
+    // self-contained.
     for (module, items) in described {
         units.push(Unit::new(format!("{module}."), items)?);
     }
@@ -102,12 +103,16 @@ pub(super) fn shards(
     Ok(runs.into_iter().enumerate().map(shard).collect())
 }
 
-/// The key of a file's metadata that says whose rank's part its described layers are: a JSON object
-/// of `tp_size`, `tp_rank`, `ep_size` and `ep_rank`; absent on a single rank.
+/// The metadata key that states which rank's part of the described layers a file holds: a JSON
+/// object of `tp_size`, `tp_rank`, `ep_size` and `ep_rank`; absent on a single rank.
 pub const RANKS_KEY: &str = "marlinspike.ranks";
 
-/// The metadata of a file: the usual mark, and what there is to say of its layers.
-fn metadata(plan: &Plan, settings: &Settings, items: &[Item]) -> BTreeMap<String, String> {
+/// The metadata of a file: `format`, and the descriptions of its layers.
+fn metadata(
+    plan: &ConversionPlan,
+    settings: &Settings,
+    items: &[Item],
+) -> BTreeMap<String, String> {
     let mut metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let (tp, ep) = (settings.tp, settings.ep);
     let stated = settings.format.target().states_ranks() && !plan.descriptions.is_empty();
@@ -146,11 +151,11 @@ fn runs(sizes: &[u64], limit: u64) -> Vec<Range<usize>> {
     runs
 }
 
-/// As few runs as [`runs`] makes, of about equal size: threads that each fill a file of their own
-/// then end together.
+/// As few runs as [`runs`] makes, of about equal size: threads that each fill a file then end at
+/// about the same time.
 fn even_runs(sizes: &[u64], limit: u64) -> Vec<Range<usize>> {
     let count = runs(sizes, limit).len();
-    // The smallest limit that gives no more files: they become fewer as it grows.
+    // The smallest limit with this number of files; a larger limit never gives more.
     let (mut low, mut high) = (0, limit);
     while low < high {
         let middle = low + (high - low) / 2;
@@ -177,7 +182,7 @@ mod tests {
         assert_eq!(sums(&[2, 1, 2, 1, 2, 1, 2, 1], 10), [6, 6]);
         assert_eq!(sums(&[2, 1, 2, 1, 2, 1, 2, 1], 12), [12]);
         assert_eq!(sums(&[5, 5, 5], 9), [5, 5, 5]);
-        // What no file holds has one for itself.
+        // A unit above the limit gets a file of its own.
         assert_eq!(sums(&[1, 30, 1, 1], 10), [1, 30, 2]);
         assert_eq!(sums(&[u64::MAX, u64::MAX], u64::MAX), [u64::MAX, u64::MAX]);
         assert_eq!(sums(&[3, 4], 0), [3, 4]);

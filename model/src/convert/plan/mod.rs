@@ -1,7 +1,7 @@
-//! The plan of a conversion: pure data. Which tensors come out, in which file, of what shape, and
-//! from which parts of which tensors they are made.
+//! The plan of a conversion, as pure data: the output tensors, their files and shapes, and the
+//! parts of the input tensors that they are made from.
 //!
-//! What follows from the kernel format alone is its `Target`'s; the rest is common.
+//! The format's `Target` decides everything that depends on the format.
 
 mod deal;
 
@@ -11,11 +11,11 @@ use marlinspike::container::TensorSpec;
 use marlinspike::layers::{ExpertMap, ExpertPlacement, determine_expert_map};
 
 pub use super::error::Refused;
-use super::names::Kind;
+use super::names::TensorKind;
 use super::parallel::Ranks;
 pub use super::settings::{Format, Settings};
 use super::stack::info::{StackInfo, kv_heads};
-pub use super::stack::part::Part;
+pub use super::stack::part::MatrixPart;
 pub use super::stack::{Output, StackPlan};
 pub use super::target::Described;
 use super::target::{Context, Planned, Target};
@@ -26,14 +26,14 @@ pub use deal::{RANKS_KEY, copy_runs};
 /// Where an output tensor's bytes come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// A tensor of the model as it is: the item's own name.
+    /// The model's tensor of the item's name, unchanged.
     Copy,
     /// An output of a stack.
     Stack {
         /// Index of the stack.
         stack: usize,
         /// Which output.
-        kind: Kind,
+        kind: TensorKind,
     },
 }
 
@@ -57,29 +57,29 @@ pub struct ShardPlan {
     pub metadata: BTreeMap<String, String>,
 }
 
-/// What a conversion will do.
+/// The plan of a conversion.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Plan {
+pub struct ConversionPlan {
     /// The stacks to convert.
     pub stacks: Vec<StackPlan>,
     /// The files to write.
     pub shards: Vec<ShardPlan>,
-    /// What cannot be converted.
+    /// Modules that cannot be converted.
     pub refused: Vec<Refused>,
-    /// The experts of this rank, by layer, where they are spread.
+    /// This rank's experts by layer, where ranks share them.
     pub expert_maps: BTreeMap<String, ExpertMap>,
-    /// What the files say of each layer, by module.
+    /// Descriptions of the layers in the files' metadata, by module.
     pub descriptions: BTreeMap<String, Described>,
-    /// What preparation changes in the numbers, in sentences.
+    /// Notes on values that preparation changes.
     pub notes: Vec<String>,
 }
 
-impl Plan {
+impl ConversionPlan {
     /// Plans the conversion of `model`, whose modules are `layers`.
     ///
     /// # Errors
-    /// [`ModelError`] for modules whose tensors do not fit together. What the format cannot take is
-    /// no error here but an entry of [`Plan::refused`].
+    /// [`ModelError`] for modules whose tensors do not fit together. Modules that the format cannot
+    /// take are no error: [`ConversionPlan::refused`] lists them.
     pub fn new(
         model: &Model<'_>,
         layers: &Layers,
@@ -125,7 +125,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Plans one stack; notes and expert maps go into the plan.
+    /// Plans one stack, and adds its notes and expert map to the plan.
     fn plan_stack(
         &mut self,
         stack: &Stack,
@@ -159,7 +159,7 @@ impl Plan {
     }
 }
 
-/// w13 and w2 share their layer's fate.
+/// Refuses w13 if w2 of the same layer is refused, and vice versa.
 fn refuse_siblings(layers: &Layers, planned: &mut [Planned]) {
     for i in 0..planned.len() {
         let stack = &layers.stacks[i];
@@ -175,7 +175,7 @@ fn refuse_siblings(layers: &Layers, planned: &mut [Planned]) {
     }
 }
 
-/// The name of a stack in [`Plan::refused`].
+/// The name of a stack in [`ConversionPlan::refused`].
 pub fn refused_name(stack: &Stack) -> String {
     let suffix = stack.role.prefix().trim_end_matches('_');
     format!("{} {suffix}", stack.module).trim_end().to_owned()

@@ -1,4 +1,4 @@
-//! A stack with its tensors found, and a rank's part of it.
+//! A stack whose tensors have been located, and a rank's part of it.
 
 use std::ops::Range;
 
@@ -10,10 +10,10 @@ use crate::model::bind::{Axis, Bound, Part};
 use crate::model::layers::{Role, Stack};
 use crate::model::{Model, ModelError};
 
-/// A stack with its tensors found, before it is cut to a rank.
+/// A stack whose tensors have been located, before it is cut to a rank.
 pub(crate) struct StackInfo {
     pub(crate) experts: Vec<Vec<Bound>>,
-    /// Of the whole layer: K, and N of each matrix.
+    /// K of the whole layer, and N of each matrix.
     pub(crate) size_k: usize,
     pub(crate) sizes_n: Vec<usize>,
     pub(crate) has_bias: bool,
@@ -104,8 +104,8 @@ pub(crate) fn cut(
     }
 }
 
-/// Why columns of FP8 blocks cannot be cut: a block that spans several columns must not be cut, nor
-/// share a tensor's edge.
+/// The reasons why columns of FP8 blocks cannot be cut: each block of several columns must be on
+/// one rank and in one matrix.
 pub(crate) fn cut_blocks(info: &StackInfo, n: &[Range<usize>], tp_size: usize) -> Vec<String> {
     let scale = info.experts[0][0].get(Part::Scale).and_then(|f| f.binding.n);
     let Some(Axis { unit, .. }) = scale.filter(|axis| axis.unit > 1) else { return Vec::new() };

@@ -1,4 +1,4 @@
-//! One stack on one rank: what comes out, and how the work on it is cut.
+//! One stack on one rank: its outputs, and how the work is cut into jobs.
 
 pub(crate) mod info;
 pub mod part;
@@ -11,7 +11,7 @@ use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::tensor::DType;
 use marlinspike::prepare::gpt_oss::GptOssShard;
 
-use super::names::{self, Kind};
+use super::names::{self, TensorKind};
 use super::settings::Settings;
 use crate::load::Reading;
 use crate::load::preparation::Preparation;
@@ -24,9 +24,35 @@ use part::Jobs;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
     /// What it holds.
-    pub kind: Kind,
+    pub kind: TensorKind,
     /// Name, type, shape.
     pub spec: TensorSpec,
+}
+
+/// A rank's part of each expert's matrix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankSlice {
+    /// Rows of the file's matrices.
+    pub k: Range<usize>,
+    /// Columns of each of the file's matrices.
+    pub n: Vec<Range<usize>>,
+    /// Shape of the rank's matrix, rounded up where `padding` says so.
+    pub shape: Shape,
+    /// gpt-oss: the rank whose sizes are rounded up.
+    pub padding: Option<GptOssShard>,
+}
+
+/// The rows of a rank's matrix that share scales.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScaleGroups {
+    /// k per scale.
+    pub size: GroupSize,
+    /// Rows of each expert's scales.
+    pub count: usize,
+    /// Whether rows are ordered by their groups.
+    pub act_order: bool,
+    /// Whether the rank has all rows of each of its groups.
+    pub is_k_full: bool,
 }
 
 /// One stack on one rank.
@@ -40,25 +66,13 @@ pub struct StackPlan {
     pub scheme: Scheme,
     /// The tensors of this rank's experts.
     pub experts: Vec<Vec<Bound>>,
-    /// Rows of the file's matrices that this rank holds.
-    pub k: Range<usize>,
-    /// Columns of each matrix that this rank holds.
-    pub n: Vec<Range<usize>>,
-    /// Shape of each expert's matrix on this rank.
-    pub shape: Shape,
-    /// k per scale.
-    pub group_size: GroupSize,
-    /// Rows of each expert's scales on this rank.
-    pub groups: usize,
-    /// Whether rows are ordered by their groups.
-    pub act_order: bool,
-    /// Whether this rank has all rows of each of its groups.
-    pub is_k_full: bool,
-    /// gpt-oss: the rank whose sizes are rounded up; `shape` has them rounded, `k` and `n` the file's.
-    pub padding: Option<GptOssShard>,
+    /// This rank's part of each expert's matrix.
+    pub slice: RankSlice,
+    /// The groups of rows that share scales.
+    pub groups: ScaleGroups,
     /// How each expert's matrix is cut into jobs.
     pub jobs: Jobs,
-    /// What comes out.
+    /// The output tensors.
     pub outputs: Vec<Output>,
 }
 
@@ -75,33 +89,31 @@ impl StackPlan {
     ) -> Result<Self, String> {
         let (k, n) = cut(stack, &info, kv_heads, settings)?;
         let shape = Shape::new(k.len(), n.iter().map(Range::len).sum());
-        let group_size = bind::group_size(&stack.scheme, info.size_k);
         Ok(Self {
             module: stack.module.clone(),
             role: stack.role,
             scheme: stack.scheme.clone(),
             experts: info.experts,
-            k,
-            n,
-            shape,
-            group_size,
-            groups: 1,
-            act_order: false,
-            is_k_full: true,
-            padding: None,
+            slice: RankSlice { k, n, shape, padding: None },
+            groups: ScaleGroups {
+                size: bind::group_size(&stack.scheme, info.size_k),
+                count: 1,
+                act_order: false,
+                is_k_full: true,
+            },
             jobs: Jobs::Experts,
             outputs: Vec::new(),
         })
     }
 
     /// Adds an output, with the name that `names` has for its kind.
-    pub(crate) fn push(&mut self, kind: Kind, dtype: DType, shape: Vec<usize>) {
+    pub(crate) fn push(&mut self, kind: TensorKind, dtype: DType, shape: Vec<usize>) {
         let name = names::full(&self.module, &self.scheme, self.role, kind);
         self.outputs.push(Output { kind, spec: TensorSpec { name, dtype, shape } });
     }
 
     /// The output of this kind, if there is one.
-    pub fn output(&self, kind: Kind) -> Option<&Output> {
+    pub fn output(&self, kind: TensorKind) -> Option<&Output> {
         self.outputs.iter().find(|o| o.kind == kind)
     }
 
@@ -109,9 +121,9 @@ impl StackPlan {
     pub fn reading(&self, preparation: Preparation) -> Reading<'_> {
         Reading {
             scheme: &self.scheme,
-            n: &self.n,
-            group_size: self.group_size,
-            act_order: self.act_order,
+            n: &self.slice.n,
+            group_size: self.groups.size,
+            act_order: self.groups.act_order,
             preparation,
         }
     }

@@ -9,34 +9,33 @@ use marlinspike::num::dims::GroupSize;
 use super::StackPlan;
 use crate::model::bind;
 
-/// Bytes of packed weight that one job makes, or somewhat more: they stay in the second-level
-/// cache until they are written.
+/// Bytes of packed weight of one job, or somewhat more: they stay in the L2 cache until they are
+/// written.
 const JOB_BYTES: usize = 512 << 10;
 
 /// Rows of a job where the file holds K in its last dimension: a run of them in memory is then
 /// long enough for the machine to read ahead.
 const COLUMN_MAJOR_ROWS: usize = 1024;
 
-/// Rows of which a job takes whole multiples: every tile and Marlin's least K.
+/// A job's rows are a multiple of this: whole tiles, and Marlin's smallest K.
 const ROW_UNIT: usize = 128;
 
-/// Columns of which a job takes whole multiples: tiles and the runs of the scales' orders.
+/// A job's columns are a multiple of this: whole tiles, and whole runs of permuted scales.
 const COLUMN_UNIT: usize = marlinspike::layouts::marlin::MIN_THREAD_N;
 
-/// Columns of a job that takes all rows, where there is memory for them: its rows of tiles are
-/// written one by one.
+/// Columns of a job that takes all rows, if memory allows: it writes its rows of tiles one by one.
 const COLUMNS: usize = 256;
 
 /// How each expert's matrix is cut into jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Jobs {
-    /// Not at all.
+    /// A job is a whole expert.
     Experts,
     /// By columns; a job has all rows.
     Columns {
-        /// A job takes whole multiples of these.
+        /// A job's columns are a multiple of this.
         unit: usize,
-        /// Least columns of a job, where there is memory for them.
+        /// Fewest columns of a job, if memory allows.
         wanted: usize,
     },
     /// By rows; a job has all columns. Under act-order, which may gather a row from anywhere, by
@@ -46,22 +45,22 @@ pub enum Jobs {
 
 /// Rows and columns, of the rank's matrix, that one job packs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct MatrixPart {
     /// Rows; all of them under act-order, which may gather a row from anywhere, and on the int4
     /// path.
     pub rows: Range<usize>,
-    /// Columns; all of them but in these two cases.
+    /// Columns; all of them except in these two cases.
     pub columns: Range<usize>,
 }
 
 impl StackPlan {
-    /// The parts of each expert's matrix, each of at most `memory` bytes at work as
-    /// [`Self::part_bytes`] counts them, if the smallest part is: otherwise of the smallest size.
-    pub fn parts(&self, memory: u64) -> Vec<Part> {
-        let (size_k, size_n) = (self.shape.size_k, self.shape.size_n);
-        let bytes = |part: &Part| self.part_bytes(part);
-        // The largest whole number of units that is wanted and fits.
-        let step = |unit: usize, wanted: usize, size: usize, part: &dyn Fn(usize) -> Part| {
+    /// The parts of each expert's matrix. A job on one takes at most `memory` bytes
+    /// ([`Self::part_bytes`]), or the part has the smallest size.
+    pub fn parts(&self, memory: u64) -> Vec<MatrixPart> {
+        let (size_k, size_n) = (self.slice.shape.size_k, self.slice.shape.size_n);
+        let bytes = |part: &MatrixPart| self.part_bytes(part);
+        // The largest multiple of the unit that is wanted and fits.
+        let step = |unit: usize, wanted: usize, size: usize, part: &dyn Fn(usize) -> MatrixPart| {
             let mut step = (wanted / unit * unit).max(unit).min(size);
             while step > unit && bytes(&part(step)) > memory {
                 step = (step / 2 / unit * unit).max(unit);
@@ -73,17 +72,17 @@ impl StackPlan {
             (0..size).step_by(step.max(1)).map(move |at| at..(at + step).min(size))
         };
         let by_columns = match self.jobs {
-            Jobs::Experts => return vec![Part { rows: 0..size_k, columns: 0..size_n }],
+            Jobs::Experts => return vec![MatrixPart { rows: 0..size_k, columns: 0..size_n }],
             Jobs::Columns { unit, wanted } => Some((unit, wanted)),
-            Jobs::Rows => self.act_order.then_some((COLUMN_UNIT, COLUMNS)),
+            Jobs::Rows => self.groups.act_order.then_some((COLUMN_UNIT, COLUMNS)),
         };
         if let Some((unit, wanted)) = by_columns {
-            let part = |columns| Part { rows: 0..size_k, columns: 0..columns };
+            let part = |columns| MatrixPart { rows: 0..size_k, columns: 0..columns };
             let columns = step(unit, per_code(size_k).max(wanted), size_n, &part);
-            let part = |columns| Part { rows: 0..size_k, columns };
+            let part = |columns| MatrixPart { rows: 0..size_k, columns };
             return cut(size_n, columns).map(part).collect();
         }
-        let unit = match self.group_size {
+        let unit = match self.groups.size {
             GroupSize::Channel => ROW_UNIT,
             GroupSize::Of(g) => lcm(g, ROW_UNIT),
         };
@@ -94,21 +93,21 @@ impl StackPlan {
             true => per_code(size_n).max(COLUMN_MAJOR_ROWS),
             false => per_code(size_n),
         };
-        let part = |rows| Part { rows: 0..rows, columns: 0..size_n };
+        let part = |rows| MatrixPart { rows: 0..rows, columns: 0..size_n };
         let rows = step(unit, wanted, size_k, &part);
-        let part = |rows| Part { rows, columns: 0..size_n };
+        let part = |rows| MatrixPart { rows, columns: 0..size_n };
         cut(size_k, rows).map(part).collect()
     }
 
     /// Bytes of packed weight that `part` makes.
-    pub fn packed_bytes(&self, part: &Part) -> u64 {
+    pub fn packed_bytes(&self, part: &MatrixPart) -> u64 {
         let codes = part.rows.len() as u64 * part.columns.len() as u64;
         codes * u64::from(self.code_bits()) / 8
     }
 
     /// Most memory that the job of `part` takes, in bytes: the packed codes, their forms on the
     /// way there, scales in several forms, and the order of the rows.
-    pub fn part_bytes(&self, part: &Part) -> u64 {
+    pub fn part_bytes(&self, part: &MatrixPart) -> u64 {
         // The slice of the file, the codes of the hub, their rewriting for the kernel, the result;
         // a file of one byte for each 4-bit code makes two more.
         let forms = match &self.scheme {
@@ -116,16 +115,16 @@ impl StackPlan {
             _ => 4,
         };
         let (rows, columns) = (part.rows.len() as u64, part.columns.len() as u64);
-        let groups = match self.act_order {
-            true => self.groups as u64,
-            false => self.groups as u64 * rows / self.shape.size_k.max(1) as u64 + 1,
+        let groups = match self.groups.act_order {
+            true => self.groups.count as u64,
+            false => self.groups.count as u64 * rows / self.slice.shape.size_k.max(1) as u64 + 1,
         };
-        let order = if self.act_order { 32 * rows } else { 0 };
+        let order = if self.groups.act_order { 32 * rows } else { 0 };
         forms * self.packed_bytes(part) + 24 * groups * columns + order
     }
 
-    /// Whether the work on `part` is worth several threads.
-    pub fn is_large(&self, part: &Part) -> bool {
+    /// Whether `part` is large enough for several threads.
+    pub fn is_large(&self, part: &MatrixPart) -> bool {
         self.packed_bytes(part) >= 4 * JOB_BYTES as u64
     }
 }

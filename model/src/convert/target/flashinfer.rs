@@ -1,5 +1,5 @@
-//! FlashInfer's and CUTLASS's 4-bit experts: which stacks they take, what comes out, and what the files
-//! say of it.
+//! FlashInfer's and CUTLASS's 4-bit experts: supported stacks, outputs, and descriptions in the
+//! files.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use super::{Choice, Context, Described, Descriptor, Format, Planned, Target, notes};
 use crate::convert::entry::Entry;
 use crate::convert::job::Job;
-use crate::convert::names::Kind;
+use crate::convert::names::TensorKind;
 use crate::convert::piece::{Bytes, Constants, Piece};
 use crate::convert::settings::Settings;
 use crate::convert::stack::StackPlan;
@@ -31,7 +31,7 @@ use crate::model::bind::Part;
 use crate::model::layers::{Layers, Role, Stack};
 use crate::model::{Model, ModelError, values};
 
-/// A layout of these kernels, by what it follows from.
+/// A layout of these kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlashinferLayout {
     /// int4 with a bf16 scale for each 32 k, for `trtllm_mxint4_block_scale_moe`.
@@ -50,7 +50,9 @@ impl FlashinferLayout {
         let (projection, hidden, inner) = match role {
             Role::W13 => (Projection::W13, shape.size_k, shape.size_n / 2),
             Role::W2 => (Projection::W2, shape.size_n, shape.size_k),
-            Role::Dense => return Err(Error::unsupported("a linear layer", "experts alone")),
+            Role::Dense => {
+                return Err(Error::unsupported("a linear layer", "only experts are supported"));
+            }
         };
         match self {
             Self::Mxint4 => ExpertLayout::mxint4(projection, hidden, inner),
@@ -77,7 +79,7 @@ impl FlashinferLayout {
         }
     }
 
-    /// The name that files have for it.
+    /// Its name in files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mxint4 => "mxint4",
@@ -88,7 +90,7 @@ impl FlashinferLayout {
     }
 }
 
-/// The layout that takes a stack, or why none does.
+/// The layout for a stack, or the reason why none takes it.
 fn choose(role: Role, scheme: &Scheme, backend: Nvfp4Backend) -> Result<FlashinferLayout, String> {
     if role == Role::Dense {
         return Err("found a linear layer, expected experts".to_owned());
@@ -133,7 +135,7 @@ pub const FORMAT: Format = Format::new(&Descriptor {
     model_dtype: false,
     choice: Some(Choice {
         name: "nvfp4-backend",
-        about: "the kernel that NVFP4 is for, by upstream's name [default: FLASHINFER_TRTLLM]",
+        about: "the kernel for NVFP4 weights, by upstream's name [default: FLASHINFER_TRTLLM]",
         values: &Nvfp4Backend::NAMES,
     }),
 });
@@ -152,7 +154,7 @@ impl Flashinfer {
 
     fn layout(&self, plan: &StackPlan) -> Result<(FlashinferLayout, ExpertLayout), String> {
         let kind = choose(plan.role, &plan.scheme, self.backend)?;
-        let layout = kind.layout(plan.role, plan.shape).map_err(|e| e.to_string())?;
+        let layout = kind.layout(plan.role, plan.slice.shape).map_err(|e| e.to_string())?;
         Ok((kind, layout))
     }
 }
@@ -174,20 +176,21 @@ impl Target for Flashinfer {
         let chosen = choose(stack.role, &stack.scheme, self.backend);
         let mut plan = chosen.and_then(|_| plan()).map_err(|e| vec![e])?;
         let (kind, layout) = self.layout(&plan).map_err(|e| vec![e])?;
-        plan.groups = plan.group_size.groups(plan.shape.k()).map_err(|e| vec![e.to_string()])?;
+        plan.groups.count =
+            plan.groups.size.groups(plan.slice.shape.k()).map_err(|e| vec![e.to_string()])?;
         let experts = plan.experts.len();
         let codes = [&[experts], kind.weight_shape(&layout).as_slice()].concat();
-        plan.push(Kind::Weight, DType::U8, codes);
+        plan.push(TensorKind::Weight, DType::U8, codes);
         let [rows, cols] = layout.scales().packed_shape();
         let scale = match kind {
             FlashinferLayout::Mxint4 => DType::BF16,
             FlashinferLayout::Nvfp4(_) => DType::F8E4M3,
         };
-        plan.push(Kind::Scales, scale, vec![experts, rows, cols]);
+        plan.push(TensorKind::Scales, scale, vec![experts, rows, cols]);
         if let FlashinferLayout::Nvfp4(_) = kind {
-            plan.push(Kind::GlobalScale, DType::F32, vec![experts]);
+            plan.push(TensorKind::GlobalScale, DType::F32, vec![experts]);
             if matches!(stack.scheme, Scheme::Block { weight_only: false, .. }) && scales {
-                plan.push(Kind::InputScale, DType::F32, vec![experts]);
+                plan.push(TensorKind::InputScale, DType::F32, vec![experts]);
             }
         }
         Ok(plan)
@@ -217,13 +220,13 @@ impl Target for Flashinfer {
                     "layer": "moe",
                     "layout": kind.name(),
                     "num_experts": plan.experts.len(),
-                    "group_size": plan.group_size.to_config(),
+                    "group_size": plan.groups.size.to_config(),
                     "scale_tile": "128x4",
                 })
             });
             if plan.role == Role::W13 {
-                value["hidden_size"] = json!(plan.shape.size_k);
-                value["intermediate_size"] = json!(plan.shape.size_n / 2);
+                value["hidden_size"] = json!(plan.slice.shape.size_k);
+                value["intermediate_size"] = json!(plan.slice.shape.size_n / 2);
             }
             let padded = layout.weights().shape();
             let steps: Vec<_> =
@@ -244,7 +247,7 @@ impl Target for Flashinfer {
 
     fn constants(&self, plan: &StackPlan, context: Context<'_>) -> Result<Constants> {
         let mut constants = Constants::default();
-        if plan.output(Kind::InputScale).is_some() && self.backend.shares_activation_scale() {
+        if plan.output(TensorKind::InputScale).is_some() && self.backend.shares_activation_scale() {
             let of = |e| input_multipliers(context.model, plan, e);
             let all = (0..plan.experts.len()).map(of).collect::<Result<Vec<_>>>()?;
             constants.input_scale = self.backend.activation_scales(&all)?.first().copied();
@@ -261,18 +264,18 @@ impl Target for Flashinfer {
             Piece::whole(kind, at, bytes)
         };
         let mut list = vec![
-            whole(Kind::Weight, Bytes::B8(packed.weights)),
-            whole(Kind::Scales, Bytes::of(&packed.scales)),
+            whole(TensorKind::Weight, Bytes::B8(packed.weights)),
+            whole(TensorKind::Scales, Bytes::of(&packed.scales)),
         ];
         if let Some(global) = weight.global_scale {
-            list.push(whole(Kind::GlobalScale, Bytes::F32(vec![global])));
+            list.push(whole(TensorKind::GlobalScale, Bytes::F32(vec![global])));
         }
-        if plan.output(Kind::InputScale).is_some() {
+        if plan.output(TensorKind::InputScale).is_some() {
             let scale = match constants.input_scale {
                 Some(shared) => shared,
                 None => largest_scale(&input_multipliers(model, plan, expert)?),
             };
-            list.push(whole(Kind::InputScale, Bytes::F32(vec![scale])));
+            list.push(whole(TensorKind::InputScale, Bytes::F32(vec![scale])));
         }
         Ok(list)
     }
@@ -309,7 +312,7 @@ impl Target for Flashinfer {
 fn input_multipliers(model: &Model<'_>, plan: &StackPlan, expert: usize) -> Result<Vec<f32>> {
     let matrices = &plan.experts[expert];
     let part = Part::InputScale;
-    let Some(tensor) = load::merged(model, matrices, part, &plan.k, &plan.n)? else {
+    let Some(tensor) = load::merged(model, matrices, part, &plan.slice.k, &plan.slice.n)? else {
         let what = format!("{}: the scale of its activations", matrices[0].name);
         return Err(Error::missing(what, plan.scheme.label()));
     };

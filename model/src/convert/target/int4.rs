@@ -1,8 +1,8 @@
-//! The int4 path: which stacks it takes, what comes out, and what the files say of the layers.
+//! The int4 path: supported stacks, outputs, and descriptions of layers in the files.
 //!
-//! Taken are codes of 4 bits without zero points in uniform groups: compressed-tensors with
-//! dynamic activations of 8 bits, the same with 16-bit activations (which the path quantizes all
-//! the same), and GPTQ, also with a `g_idx` that changes nothing.
+//! It takes 4-bit codes without zero points in uniform groups: compressed-tensors with dynamic
+//! 8-bit activations, compressed-tensors with 16-bit activations (which the path quantizes), and
+//! GPTQ, also with a `g_idx` that states uniform groups.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 
 use super::{Choice, Context, Described, Descriptor, Format, Planned, Target};
 use crate::convert::job::Job;
-use crate::convert::names::Kind;
+use crate::convert::names::TensorKind;
 use crate::convert::piece::{Bytes, Constants, Piece};
 use crate::convert::settings::Settings;
 use crate::convert::stack::info::StackInfo;
@@ -34,8 +34,8 @@ use crate::model::layers::{Layers, Role, Stack};
 use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError};
 
-/// Columns of a job, where there is memory for them: a file that holds N in its last dimension is
-/// then read in runs of a few cache lines.
+/// Columns of a job, if memory allows: files with N as the last dimension are then read in runs of
+/// a few cache lines.
 const COLUMNS: usize = 64;
 
 /// The format of the int4 path.
@@ -43,7 +43,7 @@ pub const FORMAT: Format = Format::new(&Descriptor {
     name: "kleidiai",
     title: "the int4 path of KleidiAI",
     about: "KleidiAI's blocks of int4 columns, for CPUs: activations are quantized to int8 \
-            as they come",
+            at run time",
     column: "CPU int4",
     tensors: "\
   --to kleidiai        dense rhs_packed; experts w13_packed, w2_packed (bytes; scales, sums and
@@ -77,7 +77,7 @@ impl Int4 {
     }
 
     fn layout(&self, plan: &StackPlan) -> Result<RhsLayout> {
-        RhsLayout::new(plan.shape, plan.group_size, self.nr)
+        RhsLayout::new(plan.slice.shape, plan.groups.size, self.nr)
     }
 }
 
@@ -110,7 +110,7 @@ impl Target for Int4 {
             Ok(plan) => plan,
         };
         let layout = self.layout(&plan).map_err(|e| vec![e.to_string()])?;
-        plan.groups = layout.groups();
+        plan.groups.count = layout.groups();
         let (name, mut shape) = match plan.role {
             Role::Dense => ("rhs_packed", Vec::new()),
             Role::W13 => ("w13_packed", vec![plan.experts.len()]),
@@ -119,7 +119,7 @@ impl Target for Int4 {
         shape.push(layout.packed_len());
         let name = format!("{}.{name}", plan.module);
         let spec = TensorSpec { name, dtype: DType::U8, shape };
-        plan.outputs.push(Output { kind: Kind::Weight, spec });
+        plan.outputs.push(Output { kind: TensorKind::Weight, spec });
         // A column's sums go over all of its k; whole blocks are one run of bytes.
         plan.jobs = Jobs::Columns { unit: self.nr, wanted: COLUMNS };
         Ok(plan)
@@ -138,7 +138,7 @@ impl Target for Int4 {
             let Ok(plan) = &planned[i] else { continue };
             let Ok(layout) = self.layout(plan) else { continue };
             if stack.role == Role::Dense {
-                let linear = LinearDescription { layout, group_size: plan.group_size };
+                let linear = LinearDescription { layout, group_size: plan.groups.size };
                 all.insert(stack.module.clone(), described(stack, Description::Linear(linear)));
                 continue;
             }
@@ -180,13 +180,13 @@ impl Target for Int4 {
     fn pack(&self, job: &Job<'_>, mut weight: Weight<'_>) -> Result<Vec<Piece>> {
         let Job { plan, expert, part, .. } = *job;
         let layout = self.layout(plan)?;
-        let grouped = plan.role != Role::Dense && plan.group_size != GroupSize::Channel;
+        let grouped = plan.role != Role::Dense && plan.groups.size != GroupSize::Channel;
         weight.scales = operator_scales(&weight, grouped)?;
-        let own = RhsLayout::new(weight.shape(), plan.group_size, self.nr)?;
+        let own = RhsLayout::new(weight.shape(), plan.groups.size, self.nr)?;
         let packed = own.pack_weight(&weight)?;
         let before = expert * layout.packed_len();
         let at = before + part.columns.start / self.nr * layout.block_bytes();
-        Ok(vec![Piece::whole(Kind::Weight, at as u64, Bytes::Blocks(packed))])
+        Ok(vec![Piece::whole(TensorKind::Weight, at as u64, Bytes::Blocks(packed))])
     }
 
     fn runs_packed(&self) -> bool {
@@ -194,7 +194,7 @@ impl Target for Int4 {
     }
 }
 
-/// The stack without its act-order where the groups' index says what uniform groups would.
+/// The stack without act-order if its `g_idx` states uniform groups.
 ///
 /// # Errors
 /// [`ModelError`] for an index that cannot be read.
@@ -219,7 +219,7 @@ fn unordered<'s>(model: &Model<'_>, stack: &'s Stack) -> Result<Cow<'s, Stack>, 
     Ok(Cow::Owned(Stack { scheme: Scheme::Wna16(uniform), ..stack.clone() }))
 }
 
-/// Why the path does not take weights of `scheme`.
+/// The reasons why the path does not take weights of `scheme`.
 fn reasons(scheme: &Scheme) -> Vec<String> {
     let w = match scheme {
         Scheme::W4A8Int8 { .. } => return Vec::new(),
@@ -253,12 +253,12 @@ fn experts(
     let (Role::W13, Some(w2)) = (stack.role, sibling) else {
         return Err("found one of w13 and w2, expected both".to_owned());
     };
-    let (w13, down) = (plan.shape, w2.shape);
+    let (w13, down) = (plan.slice.shape, w2.slice.shape);
     if w13.size_n != 2 * down.size_k || w13.size_k != down.size_n {
         return Err(format!("found w13 {w13} and w2 {down}, expected [H, 2I] and [I, H]"));
     }
-    if plan.group_size != w2.group_size {
-        let (a, b) = (plan.group_size, w2.group_size);
+    if plan.groups.size != w2.groups.size {
+        let (a, b) = (plan.groups.size, w2.groups.size);
         return Err(format!("found groups of {a} in w13 and of {b} in w2, expected the same"));
     }
     let num_experts = stack.experts.len();
@@ -268,7 +268,7 @@ fn experts(
         intermediate_size: down.size_k,
         num_experts,
         expert_map,
-        group_size: plan.group_size,
+        group_size: plan.groups.size,
         nr,
         top_k: routing.rule.top_k,
         scoring_func: ScoringFunc::Softmax,
@@ -278,8 +278,8 @@ fn experts(
     })
 }
 
-/// The layer's routing, where it is what upstream's method computes: softmax without groups, bias
-/// or factor, and SiLU.
+/// The layer's routing, if upstream's method computes it: softmax without groups, bias or factor,
+/// and SiLU.
 fn routing(model: &Model<'_>, module: &str, num_experts: usize) -> Result<MoeRouting, String> {
     let groups = model.config_value("n_group").and_then(Value::as_u64);
     if model.stated_routing.is_none() && groups.is_some_and(|groups| groups > 1) {

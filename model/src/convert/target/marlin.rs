@@ -1,4 +1,4 @@
-//! Marlin: which part of a stack's matrices a rank has, whether the kernels take it, what comes out.
+//! Marlin: a rank's part of a stack, whether the kernels take it, and the outputs.
 
 mod pieces;
 mod unpack;
@@ -23,13 +23,13 @@ use serde_json::{Value, json};
 use super::{Context, Descriptor, Format, Planned, Target, notes};
 use crate::convert::entry::Entry;
 use crate::convert::job::Job;
-use crate::convert::names::Kind;
+use crate::convert::names::TensorKind;
 use crate::convert::parallel::Ranks;
 use crate::convert::piece::{Constants, Piece};
 use crate::convert::settings::Settings;
-use crate::convert::stack::StackPlan;
 use crate::convert::stack::info::{StackInfo, cut, cut_blocks, kv_heads};
 use crate::convert::stack::part::Jobs;
+use crate::convert::stack::{RankSlice, ScaleGroups, StackPlan};
 use crate::convert::verdict;
 use crate::load;
 use crate::model::bind;
@@ -40,7 +40,7 @@ use crate::model::{Model, ModelError};
 pub const FORMAT: Format = Format::new(&Descriptor {
     name: "marlin",
     title: "Marlin",
-    about: "Marlin's tiles, scales and orders",
+    about: "Marlin's weight tiles, with permuted scales and biases",
     column: "Marlin",
     tensors: "\
   GPTQ, AWQ            qweight, scales, qzeros, g_idx, g_idx_sort_indices, bias
@@ -60,7 +60,7 @@ pub const FORMAT: Format = Format::new(&Descriptor {
     choice: None,
 });
 
-/// Marlin's tiles, scales and orders.
+/// Marlin's weight tiles, with permuted scales and biases.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Marlin;
 
@@ -75,7 +75,7 @@ fn input_name(settings: &Settings) -> &'static str {
 
 /// Order of the scales' columns.
 fn permutation(plan: &StackPlan, settings: &Settings) -> ScalePermutation {
-    ScalePermutation::choose(plan.group_size, plan.shape.k(), settings.input.activations())
+    ScalePermutation::choose(plan.groups.size, plan.slice.shape.k(), settings.input.activations())
 }
 
 impl Target for Marlin {
@@ -110,15 +110,16 @@ impl Target for Marlin {
     fn constants(&self, plan: &StackPlan, context: Context<'_>) -> Result<Constants> {
         let Context { model, settings, .. } = context;
         let mut constants = Constants::default();
-        let has_global = plan.output(Kind::GlobalScale).is_some();
-        let int8 = plan.output(Kind::InputGlobalScale).is_some();
+        let has_global = plan.output(TensorKind::GlobalScale).is_some();
+        let int8 = plan.output(TensorKind::InputGlobalScale).is_some();
         if !has_global && !int8 {
             return Ok(constants);
         }
         let mut largest_code = 0u8;
         let mut max = f64::NEG_INFINITY;
         for matrices in &plan.experts {
-            let scale = load::merged(model, matrices, bind::Part::Scale, &plan.k, &plan.n)?;
+            let scale =
+                load::merged(model, matrices, bind::Part::Scale, &plan.slice.k, &plan.slice.n)?;
             let Some(scale) = scale else {
                 return Err(Error::missing(format!("{}: scales", plan.module), "its scheme"));
             };
@@ -152,7 +153,7 @@ impl Target for Marlin {
 
     fn pack(&self, job: &Job<'_>, weight: Weight<'_>) -> Result<Vec<Piece>> {
         let Job { plan, settings, constants, .. } = *job;
-        let weight = match (&plan.padding, plan.role) {
+        let weight = match (&plan.slice.padding, plan.role) {
             (None, _) => weight,
             (Some(shard), Role::W13) => shard.w13(&weight, GateUp::Interleaved)?,
             (Some(shard), _) => shard.w2(&weight)?,
@@ -177,8 +178,8 @@ impl Target for Marlin {
     }
 }
 
-/// What the selection says of this rank's part of `stack`; none where the stack cannot be cut,
-/// which the reasons then say.
+/// The selection for this rank's part of `stack`; `None` if the stack cannot be cut, with the
+/// reasons.
 ///
 /// # Errors
 /// [`ModelError`] for tensors that do not fit together.
@@ -206,7 +207,7 @@ pub(crate) fn ask(
 /// each expert's matrix in the kernel.
 ///
 /// # Errors
-/// The reason against, where a size cannot be cut or rounded.
+/// The reason why a size cannot be cut or rounded.
 fn padding(
     stack: &Stack,
     info: &StackInfo,
@@ -281,14 +282,13 @@ fn stack_plan(stack: &Stack, info: StackInfo, context: Context<'_>) -> Planned {
         role: stack.role,
         scheme: scheme.clone(),
         experts: info.experts,
-        k,
-        n,
-        shape,
-        group_size,
-        groups,
-        act_order,
-        is_k_full: !(act_order && row_parallel),
-        padding: padded.map(|(shard, _)| shard),
+        slice: RankSlice { k, n, shape, padding: padded.map(|(shard, _)| shard) },
+        groups: ScaleGroups {
+            size: group_size,
+            count: groups,
+            act_order,
+            is_k_full: !(act_order && row_parallel),
+        },
         // Padding changes sizes: an expert is one piece of work.
         jobs: if padded.is_some() { Jobs::Experts } else { Jobs::Rows },
         outputs: Vec::new(),
@@ -308,14 +308,14 @@ fn scale_dtype(scheme: &Scheme, model: DType) -> DType {
 fn outputs(plan: &mut StackPlan, has_bias: bool, settings: &Settings) {
     let model = if settings.dtype == ScalarType::FLOAT16 { DType::F16 } else { DType::BF16 };
     let pack = 32 / plan.code_bits() as usize;
-    let Shape { size_k, size_n } = plan.shape;
-    let (role, experts, groups) = (plan.role, plan.experts.len(), plan.groups);
+    let Shape { size_k, size_n } = plan.slice.shape;
+    let (role, experts, groups) = (plan.role, plan.experts.len(), plan.groups.count);
     let zeros = matches!(&plan.scheme, Scheme::Wna16(w) if !w.symmetric());
     let global = matches!(plan.scheme, Scheme::Block { format, .. } if format.has_global_scale());
-    let (scales, act_order) = (scale_dtype(&plan.scheme, model), plan.act_order);
+    let (scales, act_order) = (scale_dtype(&plan.scheme, model), plan.groups.act_order);
     let mut push = |kind, dtype, shape: Vec<usize>| {
         let mut full = Vec::with_capacity(3);
-        if role != Role::Dense && kind != Kind::InputGlobalScale {
+        if role != Role::Dense && kind != TensorKind::InputGlobalScale {
             full.push(experts);
         }
         full.extend(shape);
@@ -325,22 +325,22 @@ fn outputs(plan: &mut StackPlan, has_bias: bool, settings: &Settings) {
         }
         plan.push(kind, dtype, full);
     };
-    push(Kind::Weight, DType::I32, vec![size_k / 16, size_n * 16 / pack]);
-    push(Kind::Scales, scales, vec![groups, size_n]);
+    push(TensorKind::Weight, DType::I32, vec![size_k / 16, size_n * 16 / pack]);
+    push(TensorKind::Scales, scales, vec![groups, size_n]);
     if zeros {
-        push(Kind::Zeros, DType::I32, vec![groups, size_n / pack]);
+        push(TensorKind::Zeros, DType::I32, vec![groups, size_n / pack]);
     }
     if act_order {
-        push(Kind::GIdx, DType::I32, vec![size_k]);
-        push(Kind::SortIndices, DType::I32, vec![size_k]);
+        push(TensorKind::GIdx, DType::I32, vec![size_k]);
+        push(TensorKind::SortIndices, DType::I32, vec![size_k]);
     }
     if has_bias {
-        push(Kind::Bias, model, vec![size_n]);
+        push(TensorKind::Bias, model, vec![size_n]);
     }
     if global {
-        push(Kind::GlobalScale, DType::F32, vec![]);
+        push(TensorKind::GlobalScale, DType::F32, vec![]);
     }
     if settings.input == InputDtype::Int8 && groups > 1 {
-        push(Kind::InputGlobalScale, DType::F32, vec![1]);
+        push(TensorKind::InputGlobalScale, DType::F32, vec![1]);
     }
 }

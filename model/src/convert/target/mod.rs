@@ -1,4 +1,4 @@
-//! The kernel formats that `convert` writes: one table, a row for each.
+//! The kernel formats that `convert` writes, one row of a table for each.
 //!
 //! A new format takes a row in `TARGETS` and a file with its [`Descriptor`] and its `Target`.
 
@@ -27,21 +27,21 @@ use super::stack::info::StackInfo;
 use crate::model::layers::{Layers, Stack};
 use crate::model::{Model, ModelError};
 
-/// What the metadata of a file say of a layer.
+/// A layer's description in a file's metadata.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Described {
     /// The key of the metadata.
     pub key: String,
     /// Its JSON.
     pub value: Value,
-    /// The int4 path: the same, as it runs.
+    /// The int4 path: the parsed description.
     pub int4: Option<Description>,
 }
 
-/// A plan of a stack, or every reason against.
+/// The plan of a stack, or every reason why it is refused.
 pub(crate) type Planned = Result<StackPlan, Vec<String>>;
 
-/// What all stacks are planned with.
+/// The model and settings for planning stacks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Context<'c> {
     pub(crate) model: &'c Model<'c>,
@@ -51,7 +51,7 @@ pub(crate) struct Context<'c> {
 
 /// One kernel format: everything of a conversion that depends on it.
 pub(crate) trait Target: Debug {
-    /// The options of the manifest that this format alone has.
+    /// The options of the manifest that only this format has.
     fn options(&self, settings: &Settings) -> Vec<(&'static str, Value)>;
 
     /// Keys that this format adds to the section of the converted config.
@@ -71,11 +71,11 @@ pub(crate) trait Target: Debug {
         Ok(Cow::Borrowed(stack))
     }
 
-    /// The stack on this rank, or every reason against.
+    /// The plan of the stack on this rank, or every reason why it is refused.
     fn plan(&self, stack: &Stack, info: StackInfo, context: Context<'_>) -> Planned;
 
-    /// What preparation changes in the numbers of a planned stack, in sentences; or the reason
-    /// against, where the format cannot hold what was asked for.
+    /// Notes on values that preparation changes in a planned stack; or the reason why the format
+    /// cannot hold the result.
     fn notes(
         &self,
         _plan: &StackPlan,
@@ -84,8 +84,8 @@ pub(crate) trait Target: Debug {
         Ok(Ok(Vec::new()))
     }
 
-    /// What the files say of each layer, by module. A layer that cannot be described is refused in
-    /// `planned`, which has an entry for each of the stacks.
+    /// The descriptions of layers for the files' metadata, by module. `planned` has an entry for
+    /// each stack; a layer that cannot be described is refused there.
     fn describe(
         &self,
         _layers: &Layers,
@@ -96,7 +96,7 @@ pub(crate) trait Target: Debug {
         BTreeMap::new()
     }
 
-    /// Whether a file says whose rank's part its layers are.
+    /// Whether files state which rank's part of a layer they hold.
     fn states_ranks(&self) -> bool {
         false
     }
@@ -106,7 +106,7 @@ pub(crate) trait Target: Debug {
         false
     }
 
-    /// What all jobs of a stack share.
+    /// Values that all jobs of a stack share.
     fn constants(&self, plan: &StackPlan, context: Context<'_>) -> Result<Constants>;
 
     /// Packs the weight of a job.
@@ -118,7 +118,8 @@ pub(crate) trait Target: Debug {
         false
     }
 
-    /// Whether the format's kernels keep activations in 16 bits, whatever the checkpoint's method does.
+    /// Whether the format's kernels keep activations in 16 bits, even if the checkpoint's method
+    /// quantizes them.
     fn keeps_activations(&self) -> bool {
         false
     }
@@ -153,7 +154,7 @@ impl Format {
         section["layout"].as_str().and_then(Self::from_name)
     }
 
-    /// What is special about the format.
+    /// The behavior of the format.
     pub(crate) fn target(self) -> Box<dyn Target> {
         let row = TARGETS.iter().find(|(format, _)| format.name() == self.name());
         let (_, target) = row.expect("`TARGETS` has every format");

@@ -1,4 +1,4 @@
-//! What preparation changes in the numbers of experts, as it is said.
+//! Notes on values that preparation changes in experts.
 
 use marlinspike::config::{ScaleStrategy, Scheme};
 use marlinspike::formats::global_scale::W13Scale;
@@ -10,12 +10,12 @@ use crate::model::bind::Part;
 use crate::model::layers::Role;
 use crate::model::{ModelError, values};
 
-/// What preparation changes in the numbers of a planned stack, in sentences; or the reason against,
-/// where the format cannot hold what was asked for.
+/// Notes on values that preparation changes in a planned stack; or the reason why the format cannot
+/// hold the result.
 ///
 /// # Errors
-/// [`ModelError`] for scales that are missing or no positive finite numbers: the data is bad, which
-/// `--skip-unsupported` must not hide.
+/// [`ModelError`] for scales that are missing or not positive finite numbers: `--skip-unsupported`
+/// must not hide bad data.
 pub(super) fn notes(
     plan: &StackPlan,
     context: Context<'_>,
@@ -45,7 +45,8 @@ pub(super) fn notes(
         (Scheme::Fp8(f), Some(rule)) if f.strategy == ScaleStrategy::Tensor => {
             let mut changed = 0;
             for matrices in &plan.experts {
-                let scale = load::merged(model, matrices, Part::Scale, &plan.k, &plan.n);
+                let scale =
+                    load::merged(model, matrices, Part::Scale, &plan.slice.k, &plan.slice.n);
                 let scale = scale.map_err(bad)?;
                 let scales = scale.map_or(Ok(Vec::new()), |s| values::floats(&s));
                 let scales = scales.map_err(bad)?;

@@ -29,7 +29,7 @@ pub(super) fn experts(
     let [w13, w2] = stacks;
     let count = w13.experts.len();
     let shard = MoeShard::new(count, w13.size_k(), w2.size_k(), 1)?;
-    // Refusals of the pair of strategies and of sizes come before any tensor is read.
+    // The strategies and the sizes are checked before any tensor is read.
     ct_fp8_moe(scheme, &shard)?;
     let is_static = scheme.activations == ActivationScheme::StaticTensor;
     let input = |m: &Matrices<'_>, name: &str| -> Result<Option<Tensor<'static>>> {

@@ -10,7 +10,7 @@ use marlinspike::{Error, Result};
 
 use super::fp8;
 use super::matrices::Matrices;
-use super::parts::{Kind, Moe};
+use super::parts::{LayerWeights, Moe};
 use crate::load;
 use crate::load::preparation::Preparation;
 use crate::model::layers::{Layers, Role};
@@ -29,16 +29,16 @@ pub struct Loaded {
     pub module: String,
     /// How its weights are stored.
     pub format: String,
-    /// What is to be said of its preparation.
+    /// Notes on its preparation.
     pub notes: Vec<String>,
-    pub(super) kind: Kind,
+    pub(super) weights: LayerWeights,
 }
 
 impl Loaded {
     /// The layer `module`.
     ///
     /// # Errors
-    /// What its tensors, its config or its method are refused for.
+    /// The reason why its tensors, its config or its method are refused.
     pub fn new(
         model: &Model<'_>,
         layers: &Layers,
@@ -47,11 +47,11 @@ impl Loaded {
     ) -> Result<Self, RunError> {
         let stack = |role| layers.stacks.iter().find(|s| s.module == module && s.role == role);
         let mut notes = Vec::new();
-        let (format, kind) = if let Some(stack) = stack(Role::Dense) {
+        let (format, weights) = if let Some(stack) = stack(Role::Dense) {
             let matrices = Matrices::bind(model, stack)?;
-            let kind =
+            let weights =
                 linear(model, &matrices, options, &mut notes).map_err(RunError::weight(module))?;
-            (stack.scheme.label(), kind)
+            (stack.scheme.label(), weights)
         } else {
             let (Some(w13), Some(w2)) = (stack(Role::W13), stack(Role::W2)) else {
                 let reason = "found no quantized layer of this name";
@@ -67,18 +67,21 @@ impl Loaded {
             notes.extend(routing.notes.iter().cloned());
             let stacks = [Matrices::bind(model, w13)?, Matrices::bind(model, w2)?];
             let moe = experts(model, module, &stacks, routing, options, &mut notes);
-            (w13.scheme.label(), Kind::Moe(Box::new(moe.map_err(RunError::weight(module))?)))
+            (
+                w13.scheme.label(),
+                LayerWeights::Moe(Box::new(moe.map_err(RunError::weight(module))?)),
+            )
         };
-        Ok(Self { module: module.to_owned(), format, notes, kind })
+        Ok(Self { module: module.to_owned(), format, notes, weights })
     }
 
-    /// What its activations must fit.
+    /// The sizes that its activations must match.
     pub fn sizes(&self) -> Sizes {
-        match &self.kind {
-            Kind::Linear { weight, .. } => {
+        match &self.weights {
+            LayerWeights::Linear { weight, .. } => {
                 Sizes { size_k: weight.shape().size_k, num_experts: None }
             }
-            Kind::Moe(moe) => {
+            LayerWeights::Moe(moe) => {
                 let size_k = moe.w13[0].shape().size_k;
                 Sizes { size_k, num_experts: Some(moe.w13.len()) }
             }
@@ -96,8 +99,8 @@ impl Loaded {
     ) -> Result<Vec<Output>> {
         let Halves { ty: dtype, bits: x } = &inputs.x;
         let output = |name, size_n, bits: Vec<u16>| Output::halves(name, *dtype, size_n, &bits);
-        match &self.kind {
-            Kind::Linear { weight, quantizer } => {
+        match &self.weights {
+            LayerWeights::Linear { weight, quantizer } => {
                 let shape = weight.shape();
                 let expert_of = vec![Some(0); x.len() / shape.size_k];
                 let product = Product {
@@ -113,7 +116,7 @@ impl Loaded {
                 };
                 Ok(vec![output("y", shape.size_n, multiply(&product)?.into_bits())])
             }
-            Kind::Moe(moe) => {
+            LayerWeights::Moe(moe) => {
                 let routing;
                 let routed = match &inputs.routing {
                     Routing::Given { top_k, ids, weights } => {
@@ -154,19 +157,19 @@ impl Loaded {
 
     /// How activations enter the products.
     pub fn activations(&self) -> String {
-        match &self.kind {
-            Kind::Linear { quantizer, .. } => quantizer.to_string(),
-            Kind::Moe(moe) => moe.quantizers[0].to_string(),
+        match &self.weights {
+            LayerWeights::Linear { quantizer, .. } => quantizer.to_string(),
+            LayerWeights::Moe(moe) => moe.quantizers[0].to_string(),
         }
     }
 
-    /// How tokens of `inputs` found their experts; compared with a second implementation where
-    /// `check` says so.
+    /// The routing of `inputs`; with `check`, compared with a second implementation.
     ///
     /// # Errors
     /// For logits that cannot be routed.
     pub fn routing(&self, inputs: &Inputs<Halves>, check: bool) -> Result<Option<RoutingReport>> {
-        let (Kind::Moe(moe), Routing::Logits(logits)) = (&self.kind, &inputs.routing) else {
+        let (LayerWeights::Moe(moe), Routing::Logits(logits)) = (&self.weights, &inputs.routing)
+        else {
             return Ok(None);
         };
         let (routing, experts) = (&moe.routing, moe.w13.len());
@@ -178,9 +181,9 @@ impl Loaded {
 
     /// Kind and sizes.
     pub fn kind(&self) -> LayerKind {
-        match &self.kind {
-            Kind::Linear { weight, .. } => LayerKind::Linear(weight.shape()),
-            Kind::Moe(moe) => LayerKind::Moe {
+        match &self.weights {
+            LayerWeights::Linear { weight, .. } => LayerKind::Linear(weight.shape()),
+            LayerWeights::Moe(moe) => LayerKind::Moe {
                 num_experts: moe.w13.len(),
                 top_k: moe.routing.rule.top_k,
                 hidden_size: moe.w13[0].shape().size_k,
@@ -190,7 +193,7 @@ impl Loaded {
     }
 }
 
-/// What the scheme's activations are, where they are no numbers of the file.
+/// How the scheme quantizes activations; `None` if that depends on scales in the file.
 pub(super) fn dynamic(
     scheme: &Scheme,
     how: Activations,
@@ -234,7 +237,7 @@ fn linear(
     matrices: &Matrices<'_>,
     options: MethodOptions,
     notes: &mut Vec<String>,
-) -> Result<Kind> {
+) -> Result<LayerWeights> {
     let mut weights = matrices.weights(model, options.preparation)?;
     let quantizer = match dynamic(matrices.scheme, options.activations, false)? {
         Some(quantizer) => quantizer,
@@ -257,7 +260,7 @@ fn linear(
                 .into(),
         );
     }
-    Ok(Kind::Linear { weight: Box::new(weights.swap_remove(0)), quantizer })
+    Ok(LayerWeights::Linear { weight: Box::new(weights.swap_remove(0)), quantizer })
 }
 
 fn experts(
@@ -275,7 +278,8 @@ fn experts(
     {
         return fp8::experts(model, stacks, f, routing, options, notes);
     }
-    // With scales of their own, gate and up are read under w1's, and multiplied by their own below.
+    // Where gate and up have scales of their own, both are read with w1's; the multipliers below
+    // correct that.
     let first = Preparation { w13_scale: W13Scale::First, ..options.preparation };
     let [w13, w2] = [stacks[0].weights(model, first)?, stacks[1].weights(model, first)?];
     let mut multipliers = None;
@@ -285,7 +289,7 @@ fn experts(
         let policy = options.preparation.w13_scale;
         let scales = load::w13_scales(model, module, &stacks[0].experts, *container, policy)?;
         let rule = match policy {
-            W13Scale::First => "w1's is used for both (--w13-scale own: each its own)",
+            W13Scale::First => "w1's is used for both (--w13-scale own: each keeps its own)",
             W13Scale::Own => "each has its own (upstream uses w1's for both)",
         };
         notes.extend(scales.mismatches.iter().map(|m| format!("warning: {m}: {rule}")));

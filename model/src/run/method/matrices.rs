@@ -1,4 +1,4 @@
-//! The tensors of a stack's experts, as preparation takes them.
+//! The tensors of a stack's experts, in the form that preparation takes.
 
 use marlinspike::config::{FloatContainer, ScaleStrategy, Scheme};
 use marlinspike::formats::global_scale;
@@ -135,7 +135,7 @@ impl<'s> Matrices<'s> {
         Tensor::from_vec(name, DType::F8E4M3, shape, bytes)
     }
 
-    /// Scales of all experts as [`Fp8Experts`] has them.
+    /// Scales of all experts, in the form of [`Fp8Experts`](marlinspike::prepare::fp8::Fp8Experts).
     pub(super) fn scales(
         &self,
         model: &Model<'_>,

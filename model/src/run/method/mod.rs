@@ -1,7 +1,7 @@
-//! Layers of a checkpoint as its method runs them: FP8, MXFP8, MXFP4 and NVFP4, and integers with
-//! 16-bit activations.
+//! Runs layers of a checkpoint by its method: FP8, MXFP8, MXFP4 and NVFP4, and integers with 16-bit
+//! activations.
 //!
-//! [`load`] brings the layer into the hub, prepared as upstream prepares it; this file runs it.
+//! [`load`] reads the layer into the hub, prepared as upstream prepares it; this file runs it.
 
 mod fp8;
 pub mod load;
@@ -17,10 +17,10 @@ use rayon::ThreadPool;
 use super::error::RunError;
 use super::input::{Halves, Inputs};
 use super::options::{Options, Source};
-use super::output::{Check, Method, Run};
+use super::output::{Check, Method, Run, Timing};
 use load::Loaded;
 
-/// Runs a loaded layer; `packed` says that it was in a kernel's form.
+/// Runs a loaded layer. `packed`: it was in a kernel's form.
 ///
 /// # Errors
 /// For activations that cannot be used, each by name.
@@ -56,9 +56,7 @@ pub(super) fn run(
         packed,
         kind: loaded.kind(),
         outputs,
-        kernel: "the reference",
-        threads: pool.current_num_threads(),
-        seconds,
+        timing: Timing { kernel: "the reference", threads: pool.current_num_threads(), seconds },
         check,
         routing: loaded.routing(&inputs, options.check)?,
         partial: None,

@@ -1,5 +1,5 @@
-//! A layer of a folder converted for kernels elsewhere: its packed bytes are unpacked to the hub, and
-//! the result runs.
+//! A layer of a folder converted for GPU kernels: its packed bytes are unpacked to the hub, and the
+//! result runs.
 
 use marlinspike::config::{QuantConfig, Scheme};
 use marlinspike::formats;
@@ -9,7 +9,7 @@ use marlinspike::{Error, Result};
 use serde_json::Value;
 
 use super::load::{Loaded, dynamic};
-use super::parts::{Kind, Moe};
+use super::parts::{LayerWeights, Moe};
 use crate::convert::entry::Entry;
 use crate::convert::settings::Format;
 use crate::model::layers::Role;
@@ -40,8 +40,8 @@ pub fn modules(section: &Value) -> Vec<String> {
     names
 }
 
-/// Fails where the wanted module was copied unconverted, or without a wanted one experts were and none
-/// were converted.
+/// Returns an error if the wanted module was copied unconverted or, without a wanted module, if
+/// experts were copied and none were converted.
 ///
 /// # Errors
 /// [`ModelError::Module`] with the reasons that `convert` gave.
@@ -77,7 +77,8 @@ fn interleaved(entry: &Entry<'_>) -> bool {
     matches!(scheme, Ok(Scheme::Block { container, .. }) if container.stacks_experts())
 }
 
-/// How activations enter: in the format of the weights where the file has their multipliers.
+/// How activations are quantized: to the format of the weights if the file has multipliers for
+/// them.
 fn quantizer(entry: &Entry<'_>) -> Result<Quantizer> {
     let scales = entry.floats("input_scale", entry.size("experts")?)?;
     let Some(multipliers) = scales else { return Ok(Quantizer::None) };
@@ -86,7 +87,7 @@ fn quantizer(entry: &Entry<'_>) -> Result<Quantizer> {
     Ok(Quantizer::Block { format, multipliers })
 }
 
-/// The note for a checkpoint whose method quantizes activations, in a format whose kernels do not.
+/// The note for a checkpoint whose method quantizes activations, where the format's kernels do not.
 fn quantized_by_checkpoint(format: Format, section: &Value, module: &str) -> Option<String> {
     if !format.target().keeps_activations() {
         return None;
@@ -115,8 +116,8 @@ fn quantized_by_checkpoint(format: Format, section: &Value, module: &str) -> Opt
 /// Loads `module` of a converted folder.
 ///
 /// # Errors
-/// For a part of several ranks, whose output would be no layer's; [`ModelError`] and
-/// [`RunError`] naming the key or tensor that does not fit.
+/// For one rank's part, whose output would not be the layer's; [`ModelError`] and [`RunError`]
+/// naming the key or tensor that does not fit.
 pub fn load(
     model: &Model<'_>,
     (format, section): (Format, &Value),
@@ -136,12 +137,12 @@ pub fn load(
     };
     let mut notes: Vec<String> =
         quantized_by_checkpoint(format, section, module).into_iter().collect();
-    let (entry, kind) = match is_moe(section, module) {
+    let (entry, weights) = match is_moe(section, module) {
         false => {
             let entry = find(Role::Dense)?;
             let mut weights = weights(&entry)?;
             let weight = Box::new(weights.swap_remove(0));
-            (entry, Kind::Linear { weight, quantizer: Quantizer::None })
+            (entry, LayerWeights::Linear { weight, quantizer: Quantizer::None })
         }
         true => {
             let entries = [find(Role::W13)?, find(Role::W2)?];
@@ -154,10 +155,10 @@ pub fn load(
             let quantizers = [first?, second?];
             let moe = Moe { w13, w2, quantizers, multipliers: None, routing };
             let [entry, _] = entries;
-            (entry, Kind::Moe(Box::new(moe)))
+            (entry, LayerWeights::Moe(Box::new(moe)))
         }
     };
     let scheme = entry.text("scheme").unwrap_or_default();
     let format = format!("{scheme} in {}'s form", format.name());
-    Ok(Loaded { module: module.to_owned(), format, notes, kind })
+    Ok(Loaded { module: module.to_owned(), format, notes, weights })
 }

@@ -1,13 +1,13 @@
-//! What a loaded layer consists of.
+//! The parts of a loaded layer.
 
 use marlinspike::method::Quantizer;
 use marlinspike::weight::Weight;
 
 use crate::model::routing::MoeRouting;
 
-/// What runs.
+/// The weights of a layer, and how its activations are quantized.
 #[derive(Debug)]
-pub(super) enum Kind {
+pub(super) enum LayerWeights {
     Linear { weight: Box<Weight<'static>>, quantizer: Quantizer },
     Moe(Box<Moe>),
 }

@@ -42,7 +42,7 @@ pub(crate) fn judge(
         report.mismatches = wrong.len();
         let at = vec![first / k, first % k];
         report.first_mismatch = Some(mismatch(at, None, expected[*first], bits[*first]));
-        let text = format!("{text} ({} wrong entries)", wrong.len());
+        let text = format!("{text}; {} wrong entries", wrong.len());
         report.diagnosis = Some(Diagnosis::place(format!("{name}-differ"), text, wrong.len()));
         report
     };

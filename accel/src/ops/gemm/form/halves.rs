@@ -153,7 +153,7 @@ fn groups(
     let group_size = weight.shape().size_k / groups.max(1);
     let (fits, expected) = match scales {
         _ if uneven => {
-            let expected = "groups of one size; of several for uint4b8 and uint8b128 alone";
+            let expected = "groups of one size, or of several sizes for uint4b8 and uint8b128";
             (UNEVEN.contains(&codes), expected)
         }
         Scales::E8m0 | Scales::E8m0Wide => (group_size == 32, "32"),
@@ -183,7 +183,7 @@ fn groups(
 fn check_types(weight: &Weight<'_>, first: &Weight<'_>, scales: Scales) -> Result<(), AccelError> {
     if let Some(global) = weight.global_scale.filter(|_| scales != Scales::Ue4m3) {
         let found = format!("{}: {global}", weight.name);
-        return Err(ROW.refuse("global_scale", found, "none but with e4m3 scales"));
+        return Err(ROW.refuse("global_scale", found, "none, except with e4m3 scales"));
     }
     // Of 16 bits and more there are several types, all converted to the activations'.
     let (ty, expected) = (weight.scales.ty(), first.scales.ty());
@@ -264,7 +264,7 @@ mod tests {
         for (codes, offset, below, exponent) in
             [(16, 8.0, 0.5, 129), (16, 8.0, 1.0 / 32.0, 133), (256, 128.0, 1.0 / 32.0, 133)]
         {
-            // Normal numbers alone reach 2^133.
+            // Only normal numbers reach 2^133.
             let (half, rest) = (2f64.powi(127), 2f64.powi(exponent - 127));
             // Every magnitude, with one sign or the other.
             let signed = |bits: u32| BF16.to_f64(bits | bits << 15 & 0x8000);

@@ -1,4 +1,4 @@
-//! What products' sources are compiled for of a weight: its form.
+//! The properties of a weight that products' sources are compiled for.
 
 mod bytes;
 mod halves;

@@ -1,4 +1,4 @@
-//! Marlin's bytes back to the hub.
+//! Unpacks Marlin's bytes to the hub.
 
 use marlinspike::layouts::marlin::{ScalePermutation, Stored};
 use marlinspike::num::dims::Shape;
@@ -57,7 +57,7 @@ pub(super) fn stack(entry: &Entry<'_>) -> Result<Vec<Weight<'static>>> {
     (0..experts).into_par_iter().map(one).collect()
 }
 
-/// Without the padding of gpt-oss's sizes.
+/// Removes the padding of gpt-oss's sizes.
 fn unpadded(entry: &Entry<'_>, weight: Weight<'static>) -> Result<Weight<'static>> {
     let from = &entry.layer["padded_from"];
     if from.is_null() {

@@ -99,12 +99,12 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
         // A convention with far fewer wrong elements is more likely that of the kernel.
         if wrong.len() * 2 < fewest {
             fewest = wrong.len();
-            place = place::of(&other).map(|p| format!("{p} (under the convention `{name}`)"));
+            place = place::of(&other).map(|p| format!("under the convention `{name}`, {p}"));
         }
         if let Some(mut found) = search(&other)
             && best.as_ref().is_none_or(|b| found.says_more(b))
         {
-            found.diagnosis.text += &format!(" (of a kernel of the convention `{name}`)");
+            found.diagnosis.text += &format!("; the kernel's convention is `{name}`");
             best = Some(found);
         }
     }
