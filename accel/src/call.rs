@@ -1,6 +1,7 @@
 //! Operations on host memory, run by a device or by the reference.
 
 use marlinspike::moe::router::Routing;
+use marlinspike::ndarray::Array2;
 
 use crate::{device::Device, error::AccelError, operation::Row};
 
@@ -64,6 +65,6 @@ pub(crate) fn widened(x: &[u16]) -> Vec<u32> {
 }
 
 /// The low halves of 32-bit values.
-pub(crate) fn low_halves(y: Vec<u32>) -> Vec<u16> {
+pub(crate) fn low_halves(y: Array2<u32>) -> Vec<u16> {
     y.into_iter().map(|bits| bits as u16).collect()
 }

@@ -2,6 +2,7 @@
 
 use marlinspike::moe::Chain;
 use marlinspike::moe::activation::{Columns, Definition, Function};
+use marlinspike::num::array::{FloatView2, HalfArray2};
 use marlinspike::num::scalar::ScalarType;
 
 use super::check;
@@ -156,6 +157,8 @@ impl Call for Activate<'_> {
     }
 
     fn by_reference(&self) -> marlinspike::Result<Vec<u16>> {
-        self.definition.apply(self.gate_up, self.dtype, self.size_i, Chain::Canonical)
+        let width = self.definition.width_in(self.size_i);
+        let gate_up = FloatView2::from_rows("gate_up", self.dtype, width, self.gate_up)?;
+        self.definition.apply(gate_up, Chain::Canonical).map(HalfArray2::into_bits)
     }
 }

@@ -126,6 +126,6 @@ impl Call for Route<'_> {
     }
 
     fn by_reference(&self) -> marlinspike::Result<Routing> {
-        self.router.route(self.logits, self.experts)
+        self.router.route(rows_of("router_logits", self.logits, self.experts)?)
     }
 }

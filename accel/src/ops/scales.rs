@@ -3,6 +3,7 @@
 use marlinspike::layouts::marlin::{
     ScalePermutation, int4_to_fp8_asymmetric, int4_to_fp8_symmetric,
 };
+use marlinspike::num::array::{into_vec, rows_of};
 
 use super::check;
 use crate::{
@@ -186,7 +187,11 @@ impl Call for Int4Fp8<'_> {
     fn by_reference(&self) -> marlinspike::Result<Vec<u32>> {
         match self.qzeros {
             None => Ok(int4_to_fp8_symmetric(self.qweight)),
-            Some(zeros) => int4_to_fp8_asymmetric(self.qweight, zeros, self.words),
+            Some(zeros) => {
+                let zeros = rows_of("qzeros", zeros, self.words)?;
+                let qweight = rows_of("qweight", self.qweight, self.words)?;
+                int4_to_fp8_asymmetric(qweight, zeros).map(into_vec)
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The sum over a token's experts.
 
 use marlinspike::moe::{Chain, sum::sum};
+use marlinspike::num::array::{FloatView3, HalfArray2};
 use marlinspike::num::scalar::ScalarType;
 
 use super::{
@@ -191,6 +192,9 @@ impl Call for SumSlots<'_> {
     }
 
     fn by_reference(&self) -> marlinspike::Result<Vec<u16>> {
-        sum(self.down, self.dtype, self.top_k, self.size_n, Chain::Canonical)
+        let size_m = self.down.len() / (self.top_k * self.size_n).max(1);
+        let shape = [size_m, self.top_k, self.size_n];
+        let down = FloatView3::from_bits("down", self.dtype, shape, self.down)?;
+        sum(down, Chain::Canonical).map(HalfArray2::into_bits)
     }
 }

@@ -3,6 +3,7 @@
 use marlinspike::case::QuantConfig;
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::to_slots;
+use marlinspike::num::array::rows_of;
 use marlinspike::products::schedule::{Extras, Schedule, Stack};
 use marlinspike::weight::Weight;
 
@@ -81,7 +82,9 @@ impl Call for DenseProduct<'_> {
     fn by_reference(&self) -> marlinspike::Result<Vec<u16>> {
         let dtype = self.quant.dtype;
         let schedule = Schedule::canonical(self.weight, dtype, dtype)?;
-        schedule.execute(&widened(self.x), self.weight, Extras::default()).map(low_halves)
+        let x = widened(self.x);
+        let x = rows_of("x", &x, self.weight.shape().size_k)?;
+        schedule.execute(x, self.weight, Extras::default()).map(low_halves)
     }
 }
 
@@ -134,6 +137,8 @@ impl Call for ExpertProduct<'_> {
         let stack = Stack { weights, expert_of, orders: None, places: None };
         let extras = Extras { router_weights: self.topk_weights, ..Extras::default() };
         let schedule = Schedule::canonical(first, self.quant.dtype, self.quant.dtype)?;
-        schedule.execute_stack(&widened(&x), stack, extras).map(low_halves)
+        let x = widened(&x);
+        let x = rows_of("x", &x, first.shape().size_k)?;
+        schedule.execute_stack(x, stack, extras).map(low_halves)
     }
 }
