@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn bad_requests_are_errors() {
-        for request in ["", "{", "[]", r#"{"layout": 3}"#, r#"{"sizes": 1}"#, r#"{"layout": "x"}"#]
+        for request in ["", "{", "[1]", r#"{"layout": 3}"#, r#"{"sizes": 1}"#, r#"{"layout": "x"}"#]
         {
             assert!(parse(&positions(request))["error"].is_string(), "{request}");
         }
