@@ -5,6 +5,7 @@ use std::env;
 use std::io::{self, IsTerminal};
 
 use anstyle::{AnsiColor, Style};
+pub use marlinspike_report::{is_harmful, printable};
 
 /// When to use colours.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -73,35 +74,6 @@ impl Paint {
     pub fn strong(self, text: &str) -> String {
         self.with(Style::new().bold(), text)
     }
-}
-
-/// Whether a character controls a terminal or hides text: control characters (including C1),
-/// direction marks, line separators, zero-width characters, tags.
-pub fn is_harmful(c: char) -> bool {
-    c.is_control()
-        || matches!(
-            c,
-            '\u{ad}'
-                | '\u{34f}'
-                | '\u{61c}'
-                | '\u{180e}'
-                | '\u{200b}'..='\u{200f}'
-                | '\u{2028}'..='\u{202e}'
-                | '\u{2060}'..='\u{206f}'
-                | '\u{feff}'
-                | '\u{fff9}'..='\u{fffb}'
-                | '\u{e0000}'..='\u{e007f}'
-        )
-}
-
-/// `text` with harmful characters ([`is_harmful`]) escaped.
-pub fn printable(text: &str) -> Cow<'_, str> {
-    if !text.contains(is_harmful) {
-        return Cow::Borrowed(text);
-    }
-    let escape =
-        |c: char| if is_harmful(c) { c.escape_unicode().to_string() } else { c.to_string() };
-    Cow::Owned(text.chars().map(escape).collect())
 }
 
 /// Complete output, JSON or text, with harmful characters as JSON's `\uXXXX`, except line ends,

@@ -6,19 +6,14 @@ mod device;
 #[cfg(not(feature = "cuda"))]
 #[path = "no_device.rs"]
 mod device;
-mod error_map;
-mod flow;
-mod html;
 mod input;
 mod json;
-mod mismatch_map;
+mod labels;
 mod only;
 mod paragraph;
 mod shown;
 mod summary;
-mod svg;
 mod table;
-mod text;
 mod totals;
 
 use std::path::{Path, PathBuf};
@@ -28,6 +23,7 @@ use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use marlinspike::case::{Case, Limits};
 use marlinspike::check::{CaseReport, OutputReport, Verdict};
+use marlinspike_report::{Entry, Head};
 use rayon::prelude::*;
 
 use crate::error::Explained;
@@ -159,6 +155,13 @@ impl Checked {
         !self.left_out.is_empty() && self.result.as_ref().is_ok_and(|r| r.outputs.is_empty())
     }
 
+    /// The case as the report shows it.
+    fn entry(&self) -> Entry<'_> {
+        let result = self.result.as_ref().map_err(InputError::to_string);
+        Entry::new(&self.label, self.path.display().to_string(), result)
+            .with_recorded(self.fails_as_recorded())
+    }
+
     /// The known fault, if it explains every failed output completely and no output is unchecked.
     fn fails_as_recorded(&self) -> Option<&str> {
         let (fault, report) = (self.known_fault.as_deref()?, self.result.as_ref().ok()?);
@@ -182,6 +185,17 @@ struct Run {
     /// The device whose outputs replaced the recorded ones.
     device: Option<device::Tally>,
     elapsed: Duration,
+}
+
+impl Run {
+    /// The page that `--report` writes.
+    fn page(&self) -> String {
+        let cases = totals::cases(&self.summary, self.elapsed);
+        let outputs = totals::outputs(self);
+        let entries = self.checked.iter().filter(|c| !c.skipped()).map(Checked::entry);
+        let entries: Vec<_> = entries.collect();
+        marlinspike_report::page(&Head::new(&cases).line(&outputs), &entries)
+    }
 }
 
 /// Checks, prints, and writes the report.
@@ -228,7 +242,7 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     };
     output::print(&text).context("standard output")?;
     if let Some(path) = &args.report {
-        output::write_whole(path, html::render(&run).as_bytes()).map_err(|e| {
+        output::write_whole(path, run.page().as_bytes()).map_err(|e| {
             Explained::new(e, "name a file in a folder that exists and can be written to")
         })?;
         if !args.json {
@@ -246,7 +260,7 @@ fn check_all(
     judge: impl Fn(&Case<'_>) -> input::Judged + Sync,
 ) -> (Vec<Checked>, Vec<Counts>) {
     let paths: Vec<&Path> = sources.iter().map(|s| s.path.as_path()).collect();
-    let labels = text::labels(&paths);
+    let labels = labels::labels(&paths);
     let bar = ProgressBar::new(sources.len() as u64);
     if let Ok(style) = ProgressStyle::with_template("checking {bar:30} {pos}/{len} cases") {
         bar.set_style(style);

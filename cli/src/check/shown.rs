@@ -1,9 +1,10 @@
 //! Selects the cases and outputs to print and their details; `table` lays them out.
 
 use marlinspike::check::{CaseReport, OutputReport, Verdict};
+use marlinspike_report::{Severity, flow, passes_with_remark, text};
 
 use super::paragraph::Detail;
-use super::{Checked, Run, flow, text};
+use super::{Checked, Run};
 
 /// A case with its outputs, or a file that is not a case.
 pub(super) enum Block<'r> {
@@ -49,47 +50,12 @@ pub(super) fn blocks(run: &Run, verbose: bool) -> Vec<Block<'_>> {
         return selected.map(|c| block(c, true)).collect();
     }
     let mut blocks: Vec<_> = recorded(run).into_iter().map(Block::Recorded).collect();
-    let own = selected.filter(|c| !matches!(severity(c), Severity::Pass | Severity::Recorded));
+    let own =
+        selected.filter(|c| !matches!(c.entry().severity(), Severity::Pass | Severity::Recorded));
     let mut own: Vec<_> = own.collect();
-    own.sort_by_key(|c| severity(c));
+    own.sort_by_key(|c| c.entry().severity());
     blocks.extend(own.into_iter().map(|c| block(c, false)));
     blocks
-}
-
-/// The result of a case, from best to worst.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Severity {
-    Pass,
-    /// An output passes with a remark.
-    Remark,
-    /// A golden case fails as the manifest records.
-    Recorded,
-    Unchecked,
-    Fail,
-    Error,
-}
-
-pub(super) fn severity(checked: &Checked) -> Severity {
-    let report = match &checked.result {
-        Ok(report) => report,
-        Err(_) => return Severity::Error,
-    };
-    match report.verdict {
-        Verdict::Pass if report.outputs.iter().any(passes_with_remark) => Severity::Remark,
-        Verdict::Pass => Severity::Pass,
-        Verdict::Unchecked => Severity::Unchecked,
-        Verdict::Fail if checked.fails_as_recorded().is_some() => Severity::Recorded,
-        Verdict::Fail => Severity::Fail,
-    }
-}
-
-/// The reason shown for a case without outputs.
-pub(super) const NO_OUTPUT: &str =
-    "the file records no output; add what the kernel computed as tensors `out.NAME`";
-
-/// Whether an output passes although it differs from the reference.
-pub(super) fn passes_with_remark(output: &OutputReport) -> bool {
-    output.verdict == Verdict::Pass && output.diagnosis.is_some()
 }
 
 fn recorded(run: &Run) -> Vec<Recorded<'_>> {
@@ -134,7 +100,7 @@ fn block(checked: &Checked, verbose: bool) -> Block<'_> {
         }
     }
     if outputs.is_empty() {
-        let reason = Some(Detail::own("reason", NO_OUTPUT));
+        let reason = Some(Detail::own("reason", text::NO_OUTPUT));
         unchecked.push(Unchecked { names: vec!["no output"], reason });
     }
     let passing = passing.map(|o| o.name.as_str()).collect();

@@ -2,11 +2,12 @@
 
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use marlinspike::check::{OutputReport, Verdict};
+use marlinspike_report::text;
 use textwrap::core::display_width;
 
 use super::paragraph::{Detail, Details, View, hanging, labelled};
 use super::shown::{self, Block, CaseBlock, Recorded};
-use super::{Run, text, totals};
+use super::{Run, totals};
 use crate::style::printable;
 
 const HEADER: [&str; 6] = ["output", "values", "bit-equal", "wrong", "error/bound", "verdict"];

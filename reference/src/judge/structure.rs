@@ -81,19 +81,22 @@ pub(super) fn confined(subject: &Subject<'_>, found: &[u32]) -> Option<Diagnosis
     if subject.rows == Rows::List {
         return None;
     }
-    let mut sets: [BTreeSet<usize>; 4] = Default::default();
+    let mut sets: [BTreeSet<usize>; 3] = Default::default();
+    let mut tiles: BTreeSet<(usize, usize)> = BTreeSet::new();
     let mut count = 0;
     for (expert, place) in subject.places(found) {
         count += 1;
-        let tile = place.fragment.map_or(0, |f| f.tile_k * (1 << 32) + f.tile_n);
-        for (set, value) in sets.iter_mut().zip([expert, place.row, place.col, tile]) {
-            // Two distinct values are enough to answer.
+        // Two distinct values are enough to answer.
+        for (set, value) in sets.iter_mut().zip([expert, place.row, place.col]) {
             if set.len() < 2 {
                 set.insert(value);
             }
         }
+        if tiles.len() < 2 {
+            tiles.insert(place.fragment.map_or((0, 0), |f| (f.tile_k, f.tile_n)));
+        }
     }
-    let [experts, rows, cols, tiles] = &sets;
+    let [experts, rows, cols] = &sets;
     let one = |set: &BTreeSet<usize>| if set.len() == 1 { set.first().copied() } else { None };
     let label = subject.rows.label();
     let mut parts = Vec::new();
@@ -105,8 +108,9 @@ pub(super) fn confined(subject: &Subject<'_>, found: &[u32]) -> Option<Diagnosis
         (Some(r), None) => parts.push(format!("{label} {r}")),
         (None, Some(c)) => parts.push(format!("column n {c}")),
         (None, None) if subject.rows == Rows::K => {
-            let tile = one(tiles).map(|t| format!("tile ({}, {})", t >> 32, t & 0xffff_ffff));
-            parts.extend(tile);
+            if let (1, Some((k, n))) = (tiles.len(), tiles.first()) {
+                parts.push(format!("tile ({k}, {n})"));
+            }
         }
         _ => {}
     }

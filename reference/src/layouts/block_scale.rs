@@ -1,5 +1,6 @@
 //! Block scales interleaved in tiles for the block-scaled instructions of tensor cores.
 
+use super::positions::{Named, Part, Positions, Request, values};
 use super::rows::RowOrder;
 use super::{Layout, Place, Slot};
 use crate::num::scalar::ScalarType;
@@ -230,4 +231,26 @@ impl Layout for BlockScaleLayout {
         let col = if place < self.size_n { self.source(place) } else { place };
         Place { row: group, col, fragment: None }
     }
+}
+
+/// The rows of block scales in the list of layouts.
+pub(super) const ALL: &[Named] = &[
+    Named {
+        name: "block_scales_128x4",
+        title: "Block scales in tiles of 128 rows (CUTLASS)",
+        options: &[],
+        one: |r| block_scales(r, ScaleTile::Rows128),
+    },
+    Named {
+        name: "block_scales_8x4",
+        title: "Block scales in tiles of 8 rows",
+        options: &[],
+        one: |r| block_scales(r, ScaleTile::Rows8),
+    },
+];
+
+fn block_scales(r: &Request, tile: ScaleTile) -> Result<Positions> {
+    let groups = r.groups()?;
+    let layout = BlockScaleLayout::new(groups, r.size_n, tile, ScalarType::FLOAT8_E4M3FN)?;
+    values(&layout, 8, [groups, r.size_n], Part::Scale)
 }

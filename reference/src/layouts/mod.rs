@@ -8,11 +8,18 @@ pub mod block_scale;
 pub mod flashinfer;
 pub mod kleidi;
 pub mod marlin;
+pub mod positions;
 pub mod rows;
 
 use std::fmt;
 
 use serde::Serialize;
+
+use positions::Named;
+
+/// The layouts by name, for viewers: [`positions::positions`] lists the values of one.
+pub const ALL: &[&[Named]] =
+    &[marlin::positions::ALL, block_scale::ALL, flashinfer::positions::ALL, kleidi::positions::ALL];
 
 /// Bits `[bit, bit + width)` of element `element` of a packed tensor (row-major).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -20,6 +20,7 @@
 mod experts;
 mod nvfp4;
 mod packed_rows;
+pub(super) mod positions;
 mod projection;
 mod routing;
 

@@ -21,6 +21,7 @@
 mod columns;
 mod lhs;
 mod parts;
+pub(super) mod positions;
 mod rhs;
 mod stack;
 mod weight;

@@ -5,6 +5,7 @@ mod e4m3;
 mod float;
 mod kernel;
 mod options;
+pub(super) mod positions;
 mod prepare;
 mod repack;
 mod restore;

@@ -34,7 +34,7 @@ fn stage(output: &str) -> Stage {
 }
 
 /// The outputs of a case by stage, causes first, and by name within a stage.
-pub(super) fn ordered(report: &CaseReport) -> Vec<&OutputReport> {
+pub fn ordered(report: &CaseReport) -> Vec<&OutputReport> {
     let mut outputs: Vec<_> = report.outputs.iter().collect();
     outputs.sort_by_key(|o| stage(&o.name));
     outputs
@@ -44,7 +44,7 @@ pub(super) fn ordered(report: &CaseReport) -> Vec<&OutputReport> {
 ///
 /// Products are judged from the checkpoint's weights, so wrong packed weights also make products
 /// wrong. Every other stage is judged from the recorded outputs of the previous stage.
-pub(super) fn causes<'r>(report: &'r CaseReport, output: &OutputReport) -> Vec<&'r str> {
+pub fn causes<'r>(report: &'r CaseReport, output: &OutputReport) -> Vec<&'r str> {
     if output.verdict != Verdict::Fail {
         return Vec::new();
     }

@@ -4,9 +4,9 @@ use std::fmt::{self, Write as _};
 
 use marlinspike::check::{OutputReport, Verdict};
 
-use super::card::badge;
-use super::{Entry, escape, output_id};
-use crate::check::{flow, text};
+use crate::card::badge;
+use crate::page::{Numbered, output_id};
+use crate::{escape, flow, text};
 
 const HEADER: [(&str, &str); 8] = [
     ("output", ""),
@@ -20,7 +20,7 @@ const HEADER: [(&str, &str); 8] = [
 ];
 
 /// Writes a row for every output. Outputs of `carded` cases that do not pass link to their cards.
-pub(super) fn table(out: &mut String, entries: &[Entry<'_>], carded: &[usize]) -> fmt::Result {
+pub(crate) fn table(out: &mut String, entries: &[Numbered<'_>], carded: &[usize]) -> fmt::Result {
     out.push_str(
         "<h2 id=\"all\">All outputs</h2>\n<p class=\"soft\"><b>bit-equal</b>: share of values with \
          the reference's bits. <b>wrong</b>: values outside their bound (error/bound above 1) or, \
@@ -31,10 +31,10 @@ pub(super) fn table(out: &mut String, entries: &[Entry<'_>], carded: &[usize]) -
     }
     out.push_str("</tr></thead>\n");
     for entry in entries {
-        let label = escape(&entry.checked.label);
+        let label = escape(entry.entry.label);
         let columns = HEADER.len();
         writeln!(out, "<tbody><tr class=\"group\"><th colspan=\"{columns}\">{label}</th></tr>")?;
-        match &entry.checked.result {
+        match &entry.entry.result {
             Err(_) => writeln!(
                 out,
                 "<tr><td colspan=\"{}\" class=\"soft\">not read</td>\

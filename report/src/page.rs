@@ -1,52 +1,55 @@
-//! The self-contained page that `--report` writes, with a plot of every failed output. All text
-//! from files goes through [`escape`].
-
-mod card;
-mod figures;
-mod outputs;
+//! A self-contained page, and its parts.
 
 use std::fmt::{self, Write as _};
 
-use super::mismatch_map::LEVELS;
-use super::shown::{self, Severity};
-use super::{Checked, Run, totals};
-use crate::style::printable;
+use crate::mismatch_map::LEVELS;
+use crate::{Entry, Severity, card, escape, outputs};
 
 /// Largest number of cards, so that the page stays readable and loads quickly.
 const MAX_CARDS: usize = 200;
 
-/// Escapes text for HTML content and quoted attributes; control characters become escape sequences.
-fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in printable(text).chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c => out.push(c),
-        }
-    }
-    out
+/// The style of the page and of [`cards`].
+pub const CSS: &str = include_str!("page.css");
+
+/// The text at the top of a page.
+#[derive(Debug, Clone, Default)]
+pub struct Head<'t> {
+    lines: Vec<&'t str>,
 }
 
-/// A case with its index in the run.
+impl<'t> Head<'t> {
+    /// A summary in one line.
+    pub fn new(summary: &'t str) -> Self {
+        Self { lines: vec![summary] }
+    }
+
+    /// With another line.
+    pub fn line(mut self, line: &'t str) -> Self {
+        self.lines.push(line);
+        self
+    }
+}
+
+/// A case with its index in the page.
 #[derive(Clone, Copy)]
-struct Entry<'r> {
-    index: usize,
-    checked: &'r Checked,
+pub(crate) struct Numbered<'r> {
+    pub(crate) index: usize,
+    pub(crate) entry: &'r Entry<'r>,
+}
+
+fn numbered<'r>(entries: &'r [Entry<'r>]) -> Vec<Numbered<'r>> {
+    entries.iter().enumerate().map(|(index, entry)| Numbered { index, entry }).collect()
 }
 
 /// The id of an output's card.
-fn output_id(case: usize, output: usize) -> String {
+pub(crate) fn output_id(case: usize, output: usize) -> String {
     format!("c{case}o{output}")
 }
 
 /// Cases of one severity, in their order.
 struct Group<'r> {
     severity: Severity,
-    entries: Vec<Entry<'r>>,
+    entries: Vec<Numbered<'r>>,
     /// Number of leading cases that have cards.
     carded: usize,
 }
@@ -76,7 +79,7 @@ impl Group<'_> {
 }
 
 /// The cases that need attention, failures first.
-fn groups<'r>(entries: &[Entry<'r>]) -> Vec<Group<'r>> {
+fn groups<'r>(entries: &[Numbered<'r>]) -> Vec<Group<'r>> {
     let order = [
         Severity::Fail,
         Severity::Error,
@@ -87,10 +90,10 @@ fn groups<'r>(entries: &[Entry<'r>]) -> Vec<Group<'r>> {
     let mut cards = MAX_CARDS;
     let mut groups = Vec::new();
     for severity in order {
-        let own = entries.iter().filter(|e| shown::severity(e.checked) == severity);
+        let own = entries.iter().filter(|e| e.entry.severity() == severity);
         let entries: Vec<_> = own.copied().collect();
         let fits = entries.iter().take_while(|entry| {
-            let report = entry.checked.result.as_ref().ok();
+            let report = entry.entry.result.as_ref().ok();
             let needed = report.map_or(1, |r| card::outputs(r).len().max(1));
             let fits = needed <= cards;
             cards = if fits { cards - needed } else { 0 };
@@ -104,19 +107,37 @@ fn groups<'r>(entries: &[Entry<'r>]) -> Vec<Group<'r>> {
     groups
 }
 
-/// The whole page.
-pub(super) fn render(run: &Run) -> String {
+/// The whole page, with an index, a card for each output that does not pass and a table of all.
+pub fn page(head: &Head<'_>, entries: &[Entry<'_>]) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
-    let _ = page(&mut out, run);
+    let _ = write_page(&mut out, head, entries);
     out
 }
 
-fn page(out: &mut String, run: &Run) -> fmt::Result {
-    let entries = run.checked.iter().enumerate().filter(|(_, c)| !c.skipped());
-    let entries: Vec<_> = entries.map(|(index, checked)| Entry { index, checked }).collect();
+/// The cards and the table of one case, for a page that exists already and has [`CSS`].
+pub fn cards(entry: &Entry<'_>) -> String {
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    let _ = write_cards(&mut out, entry);
+    out
+}
+
+fn write_cards(out: &mut String, entry: &Entry<'_>) -> fmt::Result {
+    if entry.severity() == Severity::Fail {
+        legend(out)?;
+    }
+    let entries = numbered(std::slice::from_ref(entry));
+    for entry in &entries {
+        card::case(out, entry)?;
+    }
+    outputs::table(out, &entries, &[0])
+}
+
+fn write_page(out: &mut String, text: &Head<'_>, entries: &[Entry<'_>]) -> fmt::Result {
+    head(out, text, entries)?;
+    let entries = numbered(entries);
     let groups = groups(&entries);
-    head(out, run)?;
     index(out, &groups)?;
     if groups.iter().any(|g| matches!(g.severity, Severity::Fail | Severity::Recorded)) {
         legend(out)?;
@@ -137,25 +158,27 @@ fn page(out: &mut String, run: &Run) -> fmt::Result {
     Ok(())
 }
 
-fn head(out: &mut String, run: &Run) -> fmt::Result {
-    let s = &run.summary;
-    let (class, word) = match s {
-        _ if s.fail > 0 => ("fail", "failed"),
-        _ if s.error > 0 => ("error", "unreadable cases"),
-        _ if s.unchecked > 0 => ("unchecked", "with unchecked outputs"),
-        _ => ("pass", "passed"),
+fn head(out: &mut String, head: &Head<'_>, entries: &[Entry<'_>]) -> fmt::Result {
+    let any = |severity| entries.iter().any(|e| e.severity() == severity);
+    let (class, word) = if any(Severity::Fail) {
+        ("fail", "failed")
+    } else if any(Severity::Error) {
+        ("error", "unreadable cases")
+    } else if any(Severity::Unchecked) {
+        ("unchecked", "with unchecked outputs")
+    } else {
+        ("pass", "passed")
     };
-    let css = include_str!("page.css");
     let version = env!("CARGO_PKG_VERSION");
+    let lines: Vec<_> = head.lines.iter().map(|line| format!("{}.", escape(line))).collect();
     write!(
         out,
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>marlinspike check: {word}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n\
+         <title>marlinspike check: {word}</title>\n<style>\n{CSS}</style>\n</head>\n<body>\n<main>\n\
          <h1>marlinspike check <span class=\"badge {class}\">{word}</span></h1>\n\
-         <p>{}.<br>{}.</p>\n<p class=\"soft\">marlinspike {version}</p>\n",
-        escape(&totals::cases(s, run.elapsed)),
-        escape(&totals::outputs(run)),
+         <p>{}</p>\n<p class=\"soft\">marlinspike {version}</p>\n",
+        lines.join("<br>")
     )
 }
 
@@ -166,9 +189,9 @@ fn index(out: &mut String, groups: &[Group<'_>]) -> fmt::Result {
         let (id, title, count) = (group.id(), group.title(), group.entries.len());
         writeln!(out, "<p><a href=\"#{id}\">{title}</a> <span class=\"soft\">{count}</span></p>")?;
         out.push_str("<ul>\n");
-        for Entry { index, checked } in &group.entries[..group.carded] {
-            write!(out, "<li><a href=\"#c{index}\">{}</a>", escape(&checked.label))?;
-            if let Ok(report) = &checked.result {
+        for Numbered { index, entry } in &group.entries[..group.carded] {
+            write!(out, "<li><a href=\"#c{index}\">{}</a>", escape(entry.label))?;
+            if let Ok(report) = &entry.result {
                 let links = card::outputs(report).into_iter().map(|(number, o)| {
                     let id = output_id(*index, number);
                     format!("<a href=\"#{id}\">{}</a>", escape(&o.name))
@@ -201,17 +224,4 @@ fn legend(out: &mut String) -> fmt::Result {
          </svg>first wrong value</span></div>\n",
     );
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nothing_from_a_file_is_markup() {
-        assert_eq!(
-            escape("<script src=\"x\">&'\u{1b}"),
-            "&lt;script src=&quot;x&quot;&gt;&amp;&#39;\\u{1b}"
-        );
-    }
 }

@@ -2,15 +2,19 @@
 
 use std::fmt::{self, Write as _};
 
-use marlinspike::check::{CaseReport, OutputReport, Verdict};
+use marlinspike::check::{CaseReport, Mismatch, OutputReport, Verdict};
+use marlinspike::layouts::Layout as _;
+use marlinspike::layouts::marlin::{Activations, WeightLayout};
+use marlinspike::layouts::positions::MAX_VALUES;
+use marlinspike::num::dims::Shape;
 
-use super::figures::figures;
-use super::{Entry, escape, output_id};
-use crate::check::{flow, shown, text};
+use crate::figures::figures;
+use crate::page::{Numbered, output_id};
+use crate::{escape, flow, passes_with_remark, text};
 
 /// The outputs of a case that have a card, causes first, each with its index in the report.
-pub(super) fn outputs(report: &CaseReport) -> Vec<(usize, &OutputReport)> {
-    let needs_card = |o: &OutputReport| o.verdict != Verdict::Pass || shown::passes_with_remark(o);
+pub(crate) fn outputs(report: &CaseReport) -> Vec<(usize, &OutputReport)> {
+    let needs_card = |o: &OutputReport| o.verdict != Verdict::Pass || passes_with_remark(o);
     let index = |o: &OutputReport| report.outputs.iter().position(|p| p.name == o.name);
     let outputs = flow::ordered(report).into_iter().filter(|o| needs_card(o));
     outputs.filter_map(|o| Some((index(o)?, o))).collect()
@@ -18,13 +22,13 @@ pub(super) fn outputs(report: &CaseReport) -> Vec<(usize, &OutputReport)> {
 
 /// Writes a case: its file, its operation and its cards. A file that is not a case has its error
 /// instead.
-pub(super) fn case(out: &mut String, entry: &Entry<'_>) -> fmt::Result {
-    let Entry { index, checked } = *entry;
-    let label = escape(&checked.label);
-    let report = match &checked.result {
+pub(crate) fn case(out: &mut String, entry: &Numbered<'_>) -> fmt::Result {
+    let Numbered { index, entry: shown } = *entry;
+    let label = escape(shown.label);
+    let report = match &shown.result {
         Ok(report) => report,
         Err(error) => {
-            let error = escape(&error.to_string());
+            let error = escape(error);
             return writeln!(
                 out,
                 "<div class=\"case\" id=\"c{index}\"><h3>{label}</h3><div class=\"card\">\
@@ -32,23 +36,23 @@ pub(super) fn case(out: &mut String, entry: &Entry<'_>) -> fmt::Result {
             );
         }
     };
-    let path = escape(&checked.path.display().to_string());
+    let path = escape(&shown.source);
     write!(
         out,
         "<div class=\"case\" id=\"c{index}\">\n<h3>{label}</h3>\n<p class=\"soft\">{}{}, \
          <code>{path}</code></p>\n",
         escape(&report.op),
-        if report.name.is_empty() || report.name == checked.label {
+        if report.name.is_empty() || report.name == shown.label {
             String::new()
         } else {
             format!(", <q>{}</q>", escape(&report.name))
         },
     )?;
-    if let Some(fault) = checked.fails_as_recorded() {
+    if let Some(fault) = shown.recorded {
         writeln!(out, "<p>Fails as recorded: <code>{}</code>.</p>", escape(fault))?;
     }
     if report.outputs.is_empty() {
-        writeln!(out, "<p>{}</p>", escape(shown::NO_OUTPUT))?;
+        writeln!(out, "<p>{}</p>", escape(text::NO_OUTPUT))?;
     }
     for (number, output) in outputs(report) {
         card(out, entry, number, report, output)?;
@@ -64,7 +68,7 @@ pub(super) fn case(out: &mut String, entry: &Entry<'_>) -> fmt::Result {
 
 fn card(
     out: &mut String,
-    entry: &Entry<'_>,
+    entry: &Numbered<'_>,
     number: usize,
     report: &CaseReport,
     o: &OutputReport,
@@ -95,7 +99,7 @@ fn card(
         }
         None => {}
     }
-    facts(out, o)?;
+    facts(out, o, entry.entry.explorer)?;
     if let Some(picture) = &o.picture {
         figures(out, picture, o)?;
     }
@@ -103,8 +107,35 @@ fn card(
     Ok(())
 }
 
+/// The query that shows a wrong value of a packed Marlin weight in the explorer, for matrices that it
+/// can draw. Rows are those of the packed matrix, which act-order sorts.
+fn explored(o: &OutputReport, m: &Mismatch) -> Option<String> {
+    let picture = o.picture.as_ref()?;
+    let expert = m.expert.unwrap_or(0);
+    let (_, plane) = picture.planes.iter().find(|(e, _)| *e == expert)?;
+    let shape = Shape { size_k: plane.rows, size_n: plane.cols };
+    if plane.rows.checked_mul(plane.cols)? > MAX_VALUES {
+        return None;
+    }
+    let [.., row, col] = m.index[..] else { return None };
+    let element = row * picture.buffer.cols + col;
+    let same = |activations: &Activations| {
+        WeightLayout::new(shape, m.width, *activations).is_ok_and(|layout| {
+            element < layout.packed_len() && layout.locate(element, m.bit).fragment == m.fragment
+        })
+    };
+    let activations = [Activations::Bits16, Activations::Bits8].into_iter().find(same)?;
+    let activation_bits = if activations == Activations::Bits16 { 16 } else { 8 };
+    let (Shape { size_k, size_n }, Mismatch { width, bit, .. }) = (shape, m);
+    m.fragment?;
+    Some(format!(
+        "layout=marlin_qweight&amp;size_k={size_k}&amp;size_n={size_n}&amp;bits={width}\
+         &amp;activation_bits={activation_bits}&amp;element={element}&amp;bit={bit}"
+    ))
+}
+
 /// The class and the word of a verdict's badge.
-pub(super) fn badge(verdict: Verdict) -> (&'static str, &'static str) {
+pub(crate) fn badge(verdict: Verdict) -> (&'static str, &'static str) {
     match verdict {
         Verdict::Pass => ("pass", "pass"),
         Verdict::Fail => ("fail", "fail"),
@@ -112,7 +143,7 @@ pub(super) fn badge(verdict: Verdict) -> (&'static str, &'static str) {
     }
 }
 
-fn facts(out: &mut String, o: &OutputReport) -> fmt::Result {
+fn facts(out: &mut String, o: &OutputReport, explorer: bool) -> fmt::Result {
     out.push_str("<dl>");
     let fact = |out: &mut String, term: &str, text: &str| {
         write!(out, "<dt>{term}</dt><dd>{}</dd>", escape(text))
@@ -127,7 +158,11 @@ fn facts(out: &mut String, o: &OutputReport) -> fmt::Result {
     if let Some(m) = &o.first_mismatch {
         let lines = text::first_wrong(&o.name, m);
         let lines: Vec<_> = lines.iter().map(|l| format!("<code>{}</code>", escape(l))).collect();
-        write!(out, "<dt>first wrong</dt><dd>{}</dd>", lines.join("<br>"))?;
+        let link = explored(o, m).filter(|_| explorer);
+        let link = link.map_or_else(String::new, |query| {
+            format!("<br><a href=\"#layout?{query}\">show it in the layout</a>")
+        });
+        write!(out, "<dt>first wrong</dt><dd>{}{link}</dd>", lines.join("<br>"))?;
     }
     if o.max_ulp.is_some() || o.max_error_over_bound.is_some() {
         let (ulp, ratio) = (text::error(o.max_ulp), text::error(o.max_error_over_bound));

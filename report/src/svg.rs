@@ -13,14 +13,14 @@ const BOTTOM: f64 = 40.0;
 const NARROWEST: f64 = 160.0;
 
 /// An inline SVG under construction. The origin is the plot's upper left corner.
-pub(super) struct Svg {
+pub(crate) struct Svg {
     text: String,
     h: f64,
 }
 
 impl Svg {
     /// Starts a plot of at most `w` by `h` pixels with a left margin of `left` pixels.
-    pub(super) fn new(left: usize, w: f64, h: f64, label: &str) -> Self {
+    pub(crate) fn new(left: usize, w: f64, h: f64, label: &str) -> Self {
         let mut svg = Self { text: String::new(), h };
         let sides = left as f64 + RIGHT;
         // The padding holds the labels: inside it, percentages are of the plot's width alone.
@@ -35,20 +35,20 @@ impl Svg {
         svg
     }
 
-    pub(super) fn push(&mut self, part: fmt::Arguments<'_>) {
+    pub(crate) fn push(&mut self, part: fmt::Arguments<'_>) {
         // Writing to a string cannot fail.
         let _ = self.text.write_fmt(part);
     }
 
     /// A rectangle that covers the plot.
-    pub(super) fn rect(&mut self, class: &str) {
+    pub(crate) fn rect(&mut self, class: &str) {
         let h = self.h;
         self.push(format_args!("<rect class=\"{class}\" width=\"100%\" height=\"{h}\"/>"));
     }
 
     /// Draws rows of cells that fill the plot. All cells of a level form one path, whose class is
     /// `prefix` followed by the level; cells without a level are not drawn.
-    pub(super) fn cells<'r>(
+    pub(crate) fn cells<'r>(
         &mut self,
         prefix: &str,
         [rows, cols]: [usize; 2],
@@ -79,7 +79,7 @@ impl Svg {
     }
 
     /// A filled part of the width, at least `least` pixels wide.
-    pub(super) fn band(&mut self, class: &str, [from, to]: [f64; 2], least: f64) {
+    pub(crate) fn band(&mut self, class: &str, [from, to]: [f64; 2], least: f64) {
         let (h, x, width) = (self.h, 100.0 * from, 100.0 * (to - from));
         self.push(format_args!(
             "<rect class=\"{class}\" x=\"{x:.3}%\" style=\"width:max({width:.3}%,{least}px)\" \
@@ -88,19 +88,19 @@ impl Svg {
     }
 
     /// A line across the plot at a share of its width.
-    pub(super) fn line_x(&mut self, at: f64) {
+    pub(crate) fn line_x(&mut self, at: f64) {
         let (h, x) = (self.h, 100.0 * at);
         self.push(format_args!("<line class=\"lines\" x1=\"{x:.3}%\" x2=\"{x:.3}%\" y2=\"{h}\"/>"));
     }
 
     /// A line across the plot at `y` pixels.
-    pub(super) fn line_y(&mut self, y: f64) {
+    pub(crate) fn line_y(&mut self, y: f64) {
         self.push(format_args!("<line class=\"lines\" x2=\"100%\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>"));
     }
 
     /// The ticks below the plot with their labels, each at a share of its width. A narrow page shows
     /// every other tick.
-    pub(super) fn ticks_x(&mut self, ticks: impl Iterator<Item = (f64, usize)>) {
+    pub(crate) fn ticks_x(&mut self, ticks: impl Iterator<Item = (f64, usize)>) {
         for (i, (at, name)) in ticks.enumerate() {
             let class = if i % 2 == 1 { " class=\"odd\"" } else { "" };
             let (h, x, y) = (self.h, 100.0 * at, self.h + 16.0);
@@ -112,21 +112,21 @@ impl Svg {
     }
 
     /// A tick with a label left of a plot.
-    pub(super) fn tick_y(&mut self, y: f64, name: impl fmt::Display) {
+    pub(crate) fn tick_y(&mut self, y: f64, name: impl fmt::Display) {
         self.push(format_args!("<path class=\"tick\" d=\"M-4 {y:.1}h4\"/>"));
         let y = y + 3.5;
         self.push(format_args!("<text x=\"-7\" y=\"{y:.1}\" class=\"y\">{name}</text>"));
     }
 
     /// The label of the horizontal axis.
-    pub(super) fn name_x(&mut self, name: &str) {
+    pub(crate) fn name_x(&mut self, name: &str) {
         let y = self.h + 33.0;
         self.push(format_args!("<text x=\"50%\" y=\"{y}\" class=\"x axis\">{name}</text>"));
     }
 
     /// Draws a ring around a cell of `px` by `py` pixels. Its centre is at a share of the width and
     /// at `y` pixels.
-    pub(super) fn ring(&mut self, at: f64, y: f64, [px, py]: [f64; 2]) {
+    pub(crate) fn ring(&mut self, at: f64, y: f64, [px, py]: [f64; 2]) {
         let (x, radius) = (100.0 * at, (px.hypot(py) / 2.0 + 3.0).max(6.0));
         for class in ["halo", "mark"] {
             self.push(format_args!(
@@ -136,7 +136,7 @@ impl Svg {
     }
 
     /// The complete `<svg>` element.
-    pub(super) fn finish(mut self) -> String {
+    pub(crate) fn finish(mut self) -> String {
         self.text.push_str("</svg>");
         self.text
     }

@@ -4,10 +4,10 @@
 
 use marlinspike::check::Grid;
 
-use super::svg::Svg;
+use crate::svg::Svg;
 
 /// The colour scale: wrong values as a share of a cell's values. A level includes its lower bound.
-pub(super) const LEVELS: [&str; 5] = ["below 1 %", "1 to 10 %", "10 to 50 %", "over 50 %", "all"];
+pub(crate) const LEVELS: [&str; 5] = ["below 1 %", "1 to 10 %", "10 to 50 %", "over 50 %", "all"];
 
 /// Room for axis labels, in pixels.
 const LEFT: usize = 62;
@@ -19,19 +19,19 @@ const MAX_CELL: f64 = 24.0;
 const MIN_LINES: usize = 12;
 
 /// What to draw.
-pub(super) struct Drawing<'g> {
-    pub(super) grid: &'g Grid,
+pub(crate) struct Drawing<'g> {
+    pub(crate) grid: &'g Grid,
     /// Values per unit of the rectangle: 1 in a plane, codes per element in the buffer.
-    pub(super) density: f64,
+    pub(crate) density: f64,
     /// Labels of the axes.
-    pub(super) rows: &'g str,
-    pub(super) cols: &'g str,
+    pub(crate) rows: &'g str,
+    pub(crate) cols: &'g str,
     /// Distance between lines along rows and columns; `None` draws no lines.
-    pub(super) lines: [Option<usize>; 2],
+    pub(crate) lines: [Option<usize>; 2],
     /// Row and column of the first mismatch.
-    pub(super) mark: Option<(usize, usize)>,
+    pub(crate) mark: Option<(usize, usize)>,
     /// Text for screen readers.
-    pub(super) label: String,
+    pub(crate) label: String,
 }
 
 /// An axis of the plot.
@@ -90,7 +90,7 @@ impl Drawing<'_> {
     }
 
     /// Distance between drawn lines along each axis; `None` without lines.
-    pub(super) fn line_steps(&self) -> [Option<usize>; 2] {
+    pub(crate) fn line_steps(&self) -> [Option<usize>; 2] {
         let axes = self.axes();
         [0, 1].map(|d| {
             let step = axes[d].lines(self.lines[d]?);
@@ -99,13 +99,13 @@ impl Drawing<'_> {
     }
 
     /// Rows and columns of the rectangle that a cell covers, rounded up.
-    pub(super) fn cell(&self) -> [usize; 2] {
+    pub(crate) fn cell(&self) -> [usize; 2] {
         let g = self.grid;
         [g.rows.div_ceil(g.cell_rows.max(1)), g.cols.div_ceil(g.cell_cols.max(1))]
     }
 
     /// The `<svg>` element.
-    pub(super) fn render(&self) -> String {
+    pub(crate) fn render(&self) -> String {
         let [y, x] = &self.axes();
         let mut out = Svg::new(LEFT, (x.pixels() as f64).max(64.0), y.pixels() as f64, &self.label);
         out.rect("plot");

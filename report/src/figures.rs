@@ -4,9 +4,9 @@ use std::fmt::{self, Write as _};
 
 use marlinspike::check::{ErrorMap, Grid, Mismatch, OutputReport, Picture};
 
-use super::super::error_map;
-use super::super::mismatch_map::Drawing;
-use super::escape;
+use crate::error_map;
+use crate::escape;
+use crate::mismatch_map::Drawing;
 
 /// Rows of a Marlin tile.
 const TILE_K: usize = 16;
@@ -14,7 +14,7 @@ const TILE_K: usize = 16;
 const TILE_N: usize = 64;
 
 /// The plots of one output.
-pub(super) fn figures(out: &mut String, picture: &Picture, o: &OutputReport) -> fmt::Result {
+pub(crate) fn figures(out: &mut String, picture: &Picture, o: &OutputReport) -> fmt::Result {
     let class = if picture.errors.is_some() { "figures one" } else { "figures" };
     writeln!(out, "<div class=\"{class}\">")?;
     match &picture.errors {

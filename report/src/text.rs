@@ -1,11 +1,9 @@
-//! Texts that the table and the page share.
-
-use std::path::{Component, Path};
+//! Texts that a terminal and the page share.
 
 use marlinspike::check::{Diagnosis, Mismatch, OutputReport, Strength, Verdict};
 
 /// The word for a verdict.
-pub(super) fn verdict(verdict: Verdict) -> &'static str {
+pub fn verdict(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Pass => "pass",
         Verdict::Fail => "FAIL",
@@ -14,7 +12,7 @@ pub(super) fn verdict(verdict: Verdict) -> &'static str {
 }
 
 /// Share of equal values in percent: `100 %` only when all are, `0 %` only when none is.
-pub(super) fn share(output: &OutputReport) -> String {
+pub fn share(output: &OutputReport) -> String {
     let Some(share) = output.equal_bits else { return "-".to_owned() };
     if output.mismatches == 0 && share >= 1.0 {
         return "100 %".to_owned();
@@ -26,12 +24,16 @@ pub(super) fn share(output: &OutputReport) -> String {
     format!("{:.4} %", (share * 100.0).clamp(0.0001, 99.9999))
 }
 
+/// The reason shown for a case without outputs.
+pub const NO_OUTPUT: &str =
+    "the file records no output; add what the kernel computed as tensors `out.NAME`";
+
 /// The diagnosis of a failed output that no known mistake explains.
-pub(super) const NO_CAUSE: &str = "no known mistake explains it";
+pub const NO_CAUSE: &str = "no known mistake explains it";
 
 /// Lines about the first wrong value: the tensor element with both bit patterns, then the matrix
 /// value and, if the output has a layout, the register that loads it.
-pub(super) fn first_wrong(output: &str, m: &Mismatch) -> Vec<String> {
+pub fn first_wrong(output: &str, m: &Mismatch) -> Vec<String> {
     let index: Vec<_> = m.index.iter().map(usize::to_string).collect();
     let last = m.bit + m.width - 1;
     let bits = match m.bit {
@@ -64,7 +66,7 @@ pub(super) fn first_wrong(output: &str, m: &Mismatch) -> Vec<String> {
 }
 
 /// States that an output is computed from other failed outputs. `causes` are their printable names.
-pub(super) fn follows(causes: &[impl AsRef<str>]) -> String {
+pub fn follows(causes: &[impl AsRef<str>]) -> String {
     let (fails, it) = if causes.len() == 1 { ("fails", "it") } else { ("fail", "them") };
     let names: Vec<_> = causes.iter().map(|cause| cause.as_ref()).collect();
     let names = names.join(", ");
@@ -72,7 +74,7 @@ pub(super) fn follows(causes: &[impl AsRef<str>]) -> String {
 }
 
 /// An error for a table column: three digits, or scientific notation if it is large.
-pub(super) fn error(x: Option<f64>) -> String {
+pub fn error(x: Option<f64>) -> String {
     match x {
         None => "-".to_owned(),
         Some(x) if x.is_infinite() => "inf".to_owned(),
@@ -85,7 +87,7 @@ pub(super) fn error(x: Option<f64>) -> String {
 
 /// The explanation and the number of wrong values that it covers; for an output that passes, the
 /// reason why it is accepted.
-pub(super) fn diagnosis(d: &Diagnosis, mismatches: usize) -> String {
+pub fn diagnosis(d: &Diagnosis, mismatches: usize) -> String {
     let explained = mismatches.saturating_sub(d.unexplained);
     if mismatches == 0 {
         return format!("accepted with a remark: {}", d.text);
@@ -97,37 +99,6 @@ pub(super) fn diagnosis(d: &Diagnosis, mismatches: usize) -> String {
         Strength::Explains => {}
     }
     format!("{explained} of {mismatches} wrong values explained: {}", d.text)
-}
-
-/// Short names: each path without the folders that all paths share and without its extension.
-pub(super) fn labels(paths: &[&Path]) -> Vec<String> {
-    let folders = |p: &Path| -> Vec<_> {
-        let parent = p.parent().unwrap_or(Path::new(""));
-        parent.components().map(|c| c.as_os_str().to_owned()).collect()
-    };
-    let mut shared: Option<Vec<_>> = None;
-    for path in paths {
-        let own = folders(path);
-        shared = Some(match shared {
-            None => own,
-            Some(s) => s.into_iter().zip(own).take_while(|(a, b)| a == b).map(|(a, _)| a).collect(),
-        });
-    }
-    let skip = shared.unwrap_or_default().len();
-    let label = |path: &&Path| {
-        let rest: std::path::PathBuf = path.components().skip(skip).collect();
-        let rest = if rest.extension().is_some_and(|e| e == "safetensors") {
-            rest.with_extension("")
-        } else {
-            rest
-        };
-        // A path that is a root or ends in `..` is kept whole.
-        match rest.components().next_back() {
-            Some(Component::Normal(_)) => rest.display().to_string(),
-            _ => path.display().to_string(),
-        }
-    };
-    paths.iter().map(label).collect()
 }
 
 #[cfg(test)]
@@ -151,16 +122,6 @@ mod tests {
         assert_eq!(share(&output(9, Some(1e-12))), "0.0001 %");
         assert_eq!(share(&output(10, Some(0.0))), "0 %");
         assert_eq!(share(&output(0, None)), "-");
-    }
-
-    #[test]
-    fn labels_drop_what_all_share() {
-        let of = |paths: &[&str]| labels(&paths.iter().map(Path::new).collect::<Vec<_>>());
-        assert_eq!(of(&["/a/b/x.safetensors", "/a/b/c/y.safetensors"]), ["x", "c/y"]);
-        assert_eq!(of(&["x.safetensors"]), ["x"]);
-        assert_eq!(of(&["a/x.safetensors", "b/x.safetensors"]), ["a/x", "b/x"]);
-        assert_eq!(of(&["a/x.safetensors", "/"]), ["a/x", "/"]);
-        assert!(of(&[]).is_empty());
     }
 
     #[test]

@@ -7,10 +7,10 @@
 
 use marlinspike::check::{Cause, ErrorMap};
 
-use super::svg::Svg;
+use crate::svg::Svg;
 
 /// The colour scale: error over bound. A level includes its upper bound.
-pub(super) const LEVELS: [&str; 7] =
+pub(crate) const LEVELS: [&str; 7] =
     ["to 0.01", "to 0.1", "to 1: right", "to 10: wrong", "to 100", "to 10⁴", "more, or no number"];
 
 /// Left margin in pixels, without row names.
@@ -37,7 +37,7 @@ fn ticks(len: usize) -> impl Iterator<Item = usize> {
 }
 
 /// The plane of errors; `mark` is the first wrong element.
-pub(super) fn map(map: &ErrorMap, mark: Option<(usize, usize)>) -> String {
+pub(crate) fn map(map: &ErrorMap, mark: Option<(usize, usize)>) -> String {
     let (rows, cols) = (map.cell_rows.max(1), map.cell_cols.max(1));
     let px = (MAX_WIDTH / cols as f64).min(MAX_CELL);
     let py = (MAX_HEIGHT / rows as f64).min(MAX_CELL);
@@ -62,7 +62,7 @@ pub(super) fn map(map: &ErrorMap, mark: Option<(usize, usize)>) -> String {
 }
 
 /// The strip of k; the ranges that explain the errors are filled.
-pub(super) fn strip(cause: &Cause) -> String {
+pub(crate) fn strip(cause: &Cause) -> String {
     let mut out = Svg::new(LEFT, MAX_WIDTH, 22.0, "the part of k that explains the errors");
     out.rect("plot");
     let at = |k: usize| k as f64 / cause.size_k.max(1) as f64;
