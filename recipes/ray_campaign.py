@@ -14,6 +14,7 @@ A shard whose worker died is reported as missing. Exit codes are those of `marli
 import argparse
 import concurrent.futures
 import importlib.util
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -45,7 +46,9 @@ class Local:
     """Processes of this machine."""
 
     def __init__(self, workers):
-        self.pool = concurrent.futures.ProcessPoolExecutor(workers)
+        # A forked process would lack the threads of its parent.
+        context = multiprocessing.get_context("spawn")
+        self.pool = concurrent.futures.ProcessPoolExecutor(workers, context)
 
     def submit(self, *arguments):
         return self.pool.submit(run_shard, *arguments)

@@ -181,7 +181,7 @@ fn what_cannot_be_merged_is_named() {
     for file in std::fs::read_dir(at("a").join("kept")).unwrap() {
         std::fs::write(file.unwrap().path(), b"torn").unwrap();
     }
-    assert!(problem(&[first.clone()]).contains("safetensors: "));
+    assert!(problem(std::slice::from_ref(&first)).contains("safetensors: "));
     std::fs::remove_dir_all(at("a").join("kept")).unwrap();
     assert!(problem(&[first]).contains("a kept case is absent"));
 }

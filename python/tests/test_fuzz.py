@@ -117,7 +117,11 @@ def test_unsupported_configs_are_skipped():
 
 def test_unchecked_cases_are_no_success():
     def kernel(inputs, config):
-        return marlinspike.reference("router", inputs, config)
+        try:
+            made = marlinspike.reference("router", inputs, config)
+        except marlinspike.Error as error:
+            raise marlinspike.Unsupported(str(error)) from error
+        return {name: made[name] for name in ("topk_ids", "topk_weights")}
 
     summary = marlinspike.run_fuzz(kernel, "router", cases=40, seed=7, outputs=["topk_ids", "topk_weights"])
     assert summary.passed and summary.unchecked and not summary.failed, summary

@@ -6,7 +6,9 @@ import numpy as np
 
 Typed = Tuple[str, Sequence[int], np.ndarray]
 Named = Tuple[str, Typed]
-Packed = Tuple[Typed, Typed, Optional[Typed], Optional[Tuple[Typed, Typed]], Optional[Typed]]
+Packed = Tuple[
+    Typed, Typed, Optional[Typed], Optional[Tuple[Typed, Typed]], Optional[Typed], Optional[Typed]
+]
 Parts = Tuple[str, str, List[Named], List[Named], str, str]
 
 class Error(ValueError):
