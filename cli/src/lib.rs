@@ -104,7 +104,7 @@ impl Command {
             Self::Inspect(args) => args.json,
             Self::Convert(args) => args.json,
             Self::Run(args) => args.json && !args.list,
-            Self::Fuzz(args) => args.json,
+            Self::Fuzz(args) => args.is_json(),
             Self::Schema(args) => args.json,
             _ => false,
         }

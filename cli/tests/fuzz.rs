@@ -98,6 +98,11 @@ fn fuzz(folder: &Path, kernel: &[&str]) -> (Output, String) {
     (output, text)
 }
 
+fn merge(folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_marlinspike"));
+    command.args(["fuzz", "merge"]).args(arguments).current_dir(folder).output().unwrap()
+}
+
 fn fuzz_library(mistake: &str) -> (Output, String) {
     let folder = folder(mistake);
     library(&folder, mistake);
@@ -186,6 +191,8 @@ fn reports_for_programs_hold_every_finding() {
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json["summary"]["failed"], 12);
     assert_eq!(json["summary"]["findings"][0]["signature"], "crash");
+    assert_eq!(json["summary"]["findings"][0]["failure"]["fault"]["fault"], "crashed");
+    assert_eq!((&json["success"], &json["summary"]["shard"]), (&false.into(), &"1/1".into()));
     let file = json["files"][0].as_str().unwrap();
     assert!(folder.join(file).is_file(), "{file}");
     let xml = std::fs::read_to_string(folder.join("junit.xml")).unwrap();
@@ -193,6 +200,39 @@ fn reports_for_programs_hold_every_finding() {
     // Kept cases run first.
     let (_, text) = fuzz(&folder, &["--cmd", &kernel]);
     assert!(text.contains("still fails:"), "{text}");
+}
+
+/// Two machines: each runs a shard and writes a summary; the summaries and failing cases are merged.
+#[test]
+fn shards_of_two_machines_are_merged() {
+    let folder = folder("machines");
+    let wrong = script(&folder, "exit 3");
+    for number in ["1", "2"] {
+        let (shard, summary) = (format!("{number}/2"), format!("{number}/summary.json"));
+        std::fs::create_dir_all(folder.join(number)).unwrap();
+        let kept = format!("{number}/kept");
+        let more = ["--shard", &shard, "--summary", &summary, "--keep", &kept];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_marlinspike"));
+        command.args(["fuzz", "--op", "int4_fp8_preprocess", "--seed", "1", "--cases", "12"]);
+        let output = command.args(more).args(["--cmd", &wrong]).current_dir(&folder).output();
+        assert_eq!(output.unwrap().status.code(), Some(1));
+    }
+    let both = ["1/summary.json", "2/summary.json", "--regressions", "regressions"];
+    let output = merge(&folder, &both);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("2 runs, 12 cases in") && text.contains("12 fail (1 distinct)"),
+        "{text}"
+    );
+    assert!(text.contains("finding: crash (2 runs)"), "{text}");
+    assert!(std::fs::read_dir(folder.join("regressions")).unwrap().count() > 0);
+
+    let output = merge(&folder, &["2/summary.json", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["campaigns"][0]["missing"][0]["shard"], "1/2");
+    assert_eq!(json["campaigns"][0]["failed"], 6);
 }
 
 #[test]
@@ -203,10 +243,15 @@ fn arguments_that_cannot_be_used_are_named() {
         (vec!["--cmd", "x 'y"], "a quote is open"),
         (vec!["--cmd", "x", "--set", "schedule"], "KEY=VALUE"),
         (vec!["--cmd", "x", "--output", "z"], "expected one of qweight"),
-        (vec!["--cmd", "x", "--shard", "4/4"], "I below N"),
+        (vec!["--cmd", "x", "--shard", "0/4"], "I from 1 to N"),
+        (vec!["--cmd", "x", "--shard", "5/4"], "I from 1 to N"),
+        (vec!["merge", "absent.json"], "absent.json"),
     ];
     for (arguments, words) in cases {
-        let (output, _) = fuzz(&folder, &arguments);
+        let output = match arguments[0] {
+            "merge" => merge(&folder, &arguments[1..]),
+            _ => fuzz(&folder, &arguments).0,
+        };
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
         assert!(error.contains(words), "{arguments:?}: {error}");

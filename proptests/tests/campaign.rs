@@ -5,7 +5,7 @@ use std::time::Duration;
 use marlinspike::case::Op;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike_proptests::campaign::{
-    Campaign, CampaignError, Fault, Filter, Judgement, Limit, Outputs, Summary, Trial, Wanted,
+    Campaign, CampaignError, Fault, Filter, Judgement, Limit, OutputSpec, Outputs, Summary, Trial,
     keep, kept,
 };
 
@@ -109,6 +109,50 @@ fn wrong_zero_points_are_named_and_shrunk() {
     assert!(size("size_k") <= 128 && size("size_n") <= 64, "{:?}", finding.minimal);
     // One row of simple values: all of them ones.
     assert!(x.elements::<u16>().iter().all(|bits| *bits == 0x3c00));
+    // The weights, too: every code is the zero point, every scale is one.
+    let inputs = &finding.failure.case.inputs;
+    assert!(inputs["qweight"].elements::<u32>().iter().all(|word| *word == 0x8888_8888));
+    assert!(inputs["scales"].elements::<u16>().iter().all(|bits| *bits == 0x3c00));
+}
+
+/// A kernel that reads packed weights fails on shrunk cases for the same reason: they belong to the
+/// shrunk inputs.
+#[test]
+fn reference_outputs_follow_shrunk_inputs() {
+    let packed = |trial: &Trial| {
+        let mut case = trial.case.clone();
+        marlinspike::check::add_outputs(&mut case).unwrap();
+        for (name, tensor) in &trial.reference {
+            assert_eq!(case.outputs[name], *tensor, "{name}");
+        }
+        assert!(trial.reference.contains_key("marlin_qweight"));
+        Ok(product(trial, 7, |k| k))
+    };
+    let summary = run(packed, 2);
+    assert_eq!(summary.findings[0].signature, "y: zero-off-by-one");
+}
+
+/// 8-bit activations are quantized again when x is edited.
+#[test]
+fn quantized_activations_follow_shrunk_inputs() {
+    let filter = Filter::parse("input_dtype=int8,checkpoint_format=gptq").unwrap();
+    let campaign = Campaign::new(Op::Linear, 3, filter).unwrap();
+    let mut edited = 0;
+    let mut zeros = |trial: &Trial| {
+        let x = trial.case.inputs["x"].elements::<u16>();
+        if x.iter().all(|bits| *bits == x[0]) {
+            let codes = trial.case.inputs["a_q"].elements::<i8>();
+            assert!(codes.iter().all(|code| *code == 127));
+            edited += 1;
+        }
+        let (wanted, shape) = (&trial.wanted[0], trial.wanted[0].shape.clone().unwrap());
+        let bytes = vec![0; 2 * shape.iter().product::<usize>()];
+        let dtype = DType::from_name(&wanted.dtype).unwrap();
+        Ok(Outputs::from([("y".to_owned(), Tensor::new("y", dtype, shape, bytes).unwrap())]))
+    };
+    let summary = campaign.run(&mut zeros, &Limit::cases(1), &mut |_| ()).unwrap();
+    assert_eq!(summary.findings.len(), 1);
+    assert!(edited > 0);
 }
 
 #[test]
@@ -173,7 +217,7 @@ fn outputs_that_cannot_be_judged_are_findings() {
         .map(str::to_owned)
         .into();
     let mut wrong = |trial: &Trial| {
-        let tensor = |wanted: &Wanted| {
+        let tensor = |wanted: &OutputSpec| {
             let shape = wanted.shape.clone().unwrap_or(vec![3]);
             let dtype = DType::from_name(&wanted.dtype).unwrap();
             let bytes = vec![0x7f; shape.iter().product::<usize>() * dtype.bytes()];
@@ -200,10 +244,10 @@ fn kept_cases_fail_again_until_the_kernel_is_mended() {
     let trials = kept(&campaign, &folder).unwrap();
     assert_eq!(trials.len(), 1);
     assert_eq!(trials[0].0, path);
-    let again = campaign.judge(&mut wrong, &trials[0].1).unwrap();
+    let again = campaign.judge(&mut wrong, &trials[0].1);
     assert!(matches!(again, Judgement::Wrong(_)));
     let mut right = |trial: &Trial| Ok(product(trial, 8, |k| k));
-    let mended = campaign.judge(&mut right, &trials[0].1).unwrap();
+    let mended = campaign.judge(&mut right, &trials[0].1);
     assert!(matches!(mended, Judgement::Pass));
     std::fs::write(folder.join("torn.safetensors"), b"not a case").unwrap();
     assert!(kept(&campaign, &folder).is_err());

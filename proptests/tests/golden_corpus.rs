@@ -159,6 +159,20 @@ fn golden_cases_are_accepted_by_the_door() {
     }
 }
 
+/// Their reports judge inputs, too.
+#[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
+fn cases_of_quantized_activations_are_accepted_by_the_door() {
+    let manifest = Manifest::load().unwrap();
+    let files = manifest.cases().iter().map(|case| case.file().path);
+    let files: Vec<_> = files.filter(|path| path.contains("u4_int8act_g")).collect();
+    assert!(files.len() >= 2, "{files:?}");
+    for path in files {
+        let bytes = std::fs::read(manifest.path(&path)).unwrap();
+        fuzz::case(&bytes).unwrap_or_else(|e| panic!("{path}: {e}"));
+    }
+}
+
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn mutations_of_golden_cases() {

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use marlinspike::num::tensor::Tensor;
 use marlinspike_proptests::campaign::{
-    Campaign, CampaignError, Fault, Filter, Judgement, Limit, Outputs, Trial, keep, kept,
+    Campaign, CampaignError, Fault, Filter, Limit, Outputs, Shard, Trial, merge as merged,
 };
 use pyo3::prelude::*;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::arrays::{Named, output};
 use crate::cases::{object, operation};
-use crate::error::Failed;
+use crate::error::{Failed, raised};
 
 /// A callable of inputs, reference outputs, config and wanted outputs. It returns outputs, or the kind
 /// and text of a fault; exceptions that end the run are raised.
@@ -67,17 +67,7 @@ impl Callable<'_> {
     }
 }
 
-/// What a judgement says, and whether it is a failure.
-fn described(judgement: Judgement) -> (bool, String) {
-    match judgement {
-        Judgement::Pass => (false, "passes".to_owned()),
-        Judgement::Unchecked(reason) => (false, format!("unchecked: {reason}")),
-        Judgement::Skipped(reason) => (false, format!("skipped: {reason}")),
-        Judgement::Wrong(failure) => (true, failure.signature()),
-    }
-}
-
-/// Runs the cases kept in `folder`, then a campaign; returns kept cases, findings and counts as JSON.
+/// Runs the cases kept in `folder`, then a campaign; returns the run as JSON.
 #[pyfunction]
 pub(crate) fn fuzz(
     py: Python<'_>,
@@ -90,33 +80,38 @@ pub(crate) fn fuzz(
     outputs: Vec<String>,
     set: &str,
     folder: Option<PathBuf>,
+    shard: &str,
 ) -> PyResult<String> {
     let op = operation(op)?;
     let set = object(set)?;
+    let shard: Shard = shard.parse().map_err(|problem| raised(format!("shard: {problem}")))?;
+    let time = seconds.map(|seconds| {
+        let problem = format!("seconds: found {seconds}, expected a number from 0 on");
+        Duration::try_from_secs_f64(seconds).map_err(|_| raised(problem))
+    });
+    let limit = Limit { time: time.transpose()?, ..Limit::cases(cases) };
     let mut callable = Callable { kernel: &kernel, raised: None };
     let run = py.detach(|| -> Result<Value, CampaignError> {
         let mut campaign = Campaign::new(op, seed, Filter::parse(filter)?)?;
         campaign.set = set;
         campaign.outputs = outputs;
-        let mut judged = Vec::new();
+        campaign.shard = shard;
         let mut call = |trial: &Trial| callable.call(trial);
-        if let Some(folder) = &folder {
-            for (path, trial) in kept(&campaign, folder)? {
-                let (failed, text) = described(campaign.judge(&mut call, &trial)?);
-                judged.push(json!({"path": path, "failed": failed, "text": text}));
-            }
-        }
-        let time = seconds.map(Duration::from_secs_f64);
-        let summary =
-            campaign.run(&mut call, &Limit { time, ..Limit::cases(cases) }, &mut |_| ())?;
-        let mut paths = Vec::new();
-        for finding in &summary.findings {
-            paths.push(folder.as_ref().map(|folder| keep(folder, finding)).transpose()?);
-        }
-        Ok(json!({"kept": judged, "summary": summary, "paths": paths}))
+        campaign.run_with_kept(folder.as_deref(), &mut call, &limit, &mut |_| ())?.to_json()
     });
     if let Some(error) = callable.raised {
         return Err(error);
     }
     Ok(run.failed()?.to_string())
+}
+
+/// Merges summary files, and copies the failing cases that they name into `regressions`; returns JSON.
+#[pyfunction]
+pub(crate) fn merge(
+    py: Python<'_>,
+    summaries: Vec<PathBuf>,
+    regressions: Option<PathBuf>,
+) -> PyResult<String> {
+    let merged = py.detach(|| merged(&summaries, regressions.as_deref())).failed()?;
+    serde_json::to_string(&merged).failed()
 }

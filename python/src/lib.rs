@@ -20,7 +20,7 @@ mod _core {
     #[pymodule_export]
     use super::error::Error;
     #[pymodule_export]
-    use super::fuzz::fuzz;
+    use super::fuzz::{fuzz, merge};
     #[pymodule_export]
     use super::layouts::{
         awq_marlin_repack, gptq_marlin_repack, marlin_int4_fp8_preprocess, marlin_permute_bias,

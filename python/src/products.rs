@@ -16,13 +16,14 @@ use crate::arrays::{Input, Output, output};
 use crate::error::{Failed, raised};
 
 /// The tensors of a packed matrix, or of a stack of them: weight, scales, zero points, `g_idx` and its
-/// sort, bias.
+/// sort, bias, global scale.
 #[derive(FromPyObject)]
 pub(crate) struct Packed<'py>(
     Input<'py>,
     Input<'py>,
     Option<Input<'py>>,
     Option<(Input<'py>, Input<'py>)>,
+    Option<Input<'py>>,
     Option<Input<'py>>,
 );
 
@@ -33,6 +34,7 @@ struct Parts<'t> {
     zeros: Option<Tensor<'t>>,
     order: Option<[Tensor<'t>; 2]>,
     bias: Option<Tensor<'t>>,
+    global_scale: Option<Tensor<'t>>,
 }
 
 impl Packed<'_> {
@@ -49,6 +51,7 @@ impl Packed<'_> {
                 }
             },
             bias: self.4.as_ref().map(|t| t.tensor(&named("bias"))).transpose()?,
+            global_scale: self.5.as_ref().map(|t| t.tensor(&named("global_scale"))).transpose()?,
         })
     }
 }
@@ -66,6 +69,7 @@ impl<'t> Parts<'t> {
                 Some([g_idx, perm]) => Some([part(g_idx)?, part(perm)?]),
             },
             bias: self.bias.as_ref().map(part).transpose()?,
+            global_scale: self.global_scale.as_ref().map(part).transpose()?,
         })
     }
 
@@ -89,6 +93,7 @@ impl<'t> Parts<'t> {
         let permutation =
             ScalePermutation::choose(group_size, LogicalK(shape.size_k), Activations::Bits16);
         let order = self.order.as_ref().map(|[_, perm]| perm.elements::<u32>().into_owned());
+        let global = self.global_scale.as_ref().map(one_float).transpose()?;
         let stored = Stored {
             name,
             ty,
@@ -101,11 +106,27 @@ impl<'t> Parts<'t> {
             zeros: self.zeros,
             order: self.order,
             bias: self.bias,
-            global: None,
+            // The factor that the block scales took from the global scale stays in them.
+            global: global.map(|scale| [scale, 1.0]),
         };
         let weight = stored.restore()?;
         let order = order.filter(|_| matches!(weight.groups, Groups::Indexed { .. }));
         Ok((weight, order))
+    }
+}
+
+/// The value of a tensor of one float.
+fn one_float(tensor: &Tensor<'_>) -> Result<f32> {
+    if tensor.len() != 1 {
+        return Err(Error::shape(tensor.name(), tensor.shape(), "one value"));
+    }
+    match tensor.dtype() {
+        DType::F32 => Ok(tensor.elements::<f32>()[0]),
+        DType::F16 | DType::BF16 => {
+            let ty = float_type(tensor.dtype()).unwrap_or(ScalarType::FLOAT16);
+            Ok(ty.to_f64(tensor.elements::<u16>()[0].into()) as f32)
+        }
+        other => Err(Error::dtype(tensor.name(), other, "F32, F16 or BF16")),
     }
 }
 
@@ -116,6 +137,7 @@ fn weight_type(name: &str) -> PyResult<ScalarType> {
         ScalarType::UINT4,
         ScalarType::UINT8,
         ScalarType::FLOAT8_E4M3FN,
+        ScalarType::FLOAT4_E2M1F,
     ];
     known.into_iter().find(|ty| ty.name() == name).ok_or_else(|| {
         let known: Vec<_> = known.iter().map(|ty| ty.name()).collect();

@@ -59,6 +59,27 @@ def test_scalars_and_empty_arrays():
     assert _arrays.typed(np.empty((0, 4), np.int32))[2].size == 0
 
 
+def test_arrays_with_dlpack_only(rng):
+    class Exported:
+        """A tensor of a library that is neither numpy nor torch."""
+
+        def __init__(self, values):
+            self.values = values
+
+        def __dlpack__(self, **options):
+            return self.values.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.values.__dlpack_device__()
+
+    linear = conftest.Linear(rng)
+    exported = {name: Exported(value) for name, value in linear.inputs.items()}
+    assert marlinspike.check("linear", exported, {"y": Exported(linear.product())}, linear.config).passed
+    dtype, shape, data = _arrays.typed(Exported(linear.x[:, ::2]))
+    assert (dtype, list(shape)) == ("F16", list(linear.x[:, ::2].shape))
+    assert data.tobytes() == linear.x[:, ::2].tobytes()
+
+
 def test_torch_tensors(rng):
     torch = pytest.importorskip("torch")
     linear = conftest.Linear(rng)

@@ -1,5 +1,7 @@
 """Helpers named like vLLM's, against numpy code of their own."""
 
+import json
+
 import conftest
 import numpy as np
 import pytest
@@ -157,3 +159,70 @@ def test_fused_marlin_moe_gives_the_bits_of_a_generated_case():
         out["w13_marlin_scales"], out["w2_marlin_scales"], out["topk_weights"], out["topk_ids"], "uint4b8",
     )  # fmt: skip
     assert np.array_equal(y.view(np.uint16), out["y"].view(np.uint16))
+
+
+def lattice(op, **values):
+    configs = map(json.loads, marlinspike._core.lattice(op))
+    return [c for c in configs if all(c.get(key) == value for key, value in values.items())]
+
+
+def flushes(scales):
+    """Whether the kernel's format flushes one of the scales, so that y differs from the checkpoint's."""
+    return scales.view(np.uint8).min() < 48
+
+
+def bits(values):
+    return np.ascontiguousarray(values).view(np.uint16)
+
+
+@pytest.mark.parametrize("checkpoint_format", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gptq_marlin_gemm_of_four_bit_floats(checkpoint_format, dtype):
+    configs = lattice("linear", checkpoint_format=checkpoint_format, dtype=dtype, input_dtype=None)
+    seen = 0
+    for seed, config in enumerate(configs[:12]):
+        case = marlinspike.Case.draw("linear", seed=seed, config=config)
+        out, size = case.outputs, case.config
+        if flushes(case.inputs["weight_scale"]):
+            continue
+        seen += 1
+        y = marlinspike.gptq_marlin_gemm(
+            case.inputs["x"], None, out["marlin_qweight"], out.get("marlin_bias"), out["marlin_scales"], None,
+            out.get("marlin_global_scale"), None, None, None, None, "float4_e2m1f",
+            size["size_m"], size["size_n"], size["size_k"],
+        )  # fmt: skip
+        assert np.array_equal(bits(y), bits(out["y"])), config
+    assert seen >= 6
+
+
+def test_a_global_scale_is_only_for_four_bit_floats(rng):
+    linear = conftest.Linear(rng, group_size=64)
+    m, n, k = linear.shape
+    one = np.ones(1, np.float32)
+    with pytest.raises(marlinspike.Error, match="global_scale"):
+        marlinspike.gptq_marlin_gemm(
+            linear.x, None, conftest.marlin_pack(linear.codes, 4), None, linear.scales, None, one,
+            None, None, None, None, "uint4b8", m, n, k,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("checkpoint_format", ["nvfp4", "mxfp4"])
+def test_fused_marlin_moe_of_four_bit_floats(checkpoint_format):
+    config = lattice(
+        "moe", checkpoint_format=checkpoint_format, input_dtype=None, activation="silu", ep_size=1
+    )[0]
+    case = marlinspike.Case.draw("moe", seed=4, config=config)
+    for name in ("w13_weight_scale", "w2_weight_scale"):
+        scales = case.inputs[name]
+        case.inputs[name] = np.maximum(scales.view(np.uint8), 120).view(scales.dtype)
+        assert not flushes(case.inputs[name])
+    stated = {key: value for key, value in case.config.items() if not key.startswith("scale_factor")}
+    out = marlinspike.reference("moe", case.inputs, stated)
+    y = marlinspike.fused_marlin_moe(
+        case.inputs["x"], out["w13_marlin_qweight"], out["w2_marlin_qweight"],
+        out.get("w13_marlin_bias"), out.get("w2_marlin_bias"),
+        out["w13_marlin_scales"], out["w2_marlin_scales"], out["topk_weights"], out["topk_ids"], "float4_e2m1f",
+        case.config.get("apply_router_weight_on_input", False),
+        global_scale1=out.get("w13_marlin_global_scale"), global_scale2=out.get("w2_marlin_global_scale"),
+    )  # fmt: skip
+    assert np.array_equal(bits(y), bits(out["y"]))

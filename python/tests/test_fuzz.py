@@ -115,6 +115,65 @@ def test_unsupported_configs_are_skipped():
     assert not run(none, cases=3).ok
 
 
+def test_unchecked_cases_are_no_success():
+    def kernel(inputs, config):
+        try:
+            made = marlinspike.reference("router", inputs, config)
+        except marlinspike.Error as error:
+            raise marlinspike.Unsupported(str(error)) from error
+        return {name: made[name] for name in ("topk_ids", "topk_weights")}
+
+    summary = marlinspike.run_fuzz(kernel, "router", cases=40, seed=7, outputs=["topk_ids", "topk_weights"])
+    assert summary.passed and summary.unchecked and not summary.failed, summary
+    assert not summary.ok
+    assert "unchecked: " in str(summary)
+
+
+def test_shards_make_up_the_campaign(tmp_path):
+    def names(shard):
+        seen = []
+
+        def kernel(inputs, config):
+            seen.append((tuple(sorted(config.items(), key=str).__repr__()), inputs["x"].tobytes()))
+            return product(inputs, config)
+
+        return seen, run(kernel, cases=13, shard=shard)
+
+    whole, all_of_it = names("1/1")
+    parts = [names(shard) for shard in ("1/3", (2, 3), "3/3")]
+    assert sorted(sum((seen for seen, _ in parts), [])) == sorted(whole)
+    assert [summary.passed for _, summary in parts] == [5, 4, 4]
+    for i, (_, summary) in enumerate(parts):
+        summary.write(tmp_path / f"{i}.json")
+    [merged] = marlinspike.merge([tmp_path / f"{i}.json" for i in range(3)])
+    assert merged.ok and merged.coverage == all_of_it.coverage and merged.passed == 13
+    [merged] = marlinspike.merge([tmp_path / "0.json", tmp_path / "2.json"])
+    assert not merged.ok and merged.missing == ["2/3 of seed 0x5"]
+    for shard in ("0/3", "4/3", (0, 1), "x"):
+        with pytest.raises(marlinspike.Error, match="I from 1 to N"):
+            run(product, shard=shard)
+
+
+def test_regressions_of_several_machines(tmp_path):
+    paths = []
+    for i in (1, 2):
+        folder = tmp_path / str(i)
+        wrong = lambda inputs, config: product(inputs, config, zero=9)  # noqa: E731
+        summary = run(wrong, cases=4, folder=str(folder), shard=(i, 2))
+        summary.write(folder / "summary.json")
+        paths.append(folder / "summary.json")
+    [merged] = marlinspike.merge(paths, tmp_path / "regressions")
+    assert not merged.ok and [(f.cause, f.runs) for f in merged.findings] == [("zero-off-by-one", 2)]
+    kept = list((tmp_path / "regressions").iterdir())
+    assert kept and all(marlinspike.Case.read(str(path)).check().verdict == "fail" for path in kept)
+    assert run(product, cases=1, folder=str(tmp_path / "regressions")).ok
+
+
+def test_wrong_seconds_are_refused():
+    with pytest.raises(marlinspike.Error, match="seconds: found -1"):
+        run(product, seconds=-1.0)
+
+
 def test_an_interrupt_ends_the_run():
     def kernel(inputs, config):
         raise KeyboardInterrupt
@@ -167,6 +226,12 @@ def test_the_decorator_in_pytest(pytester):
     second = pytester.runpytest_subprocess("--marlinspike-cases", "1", "-k", "forgotten")
     second.assert_outcomes(failed=1, deselected=1)
     assert "kept case fails" in second.stdout.str()
+    shard = pytester.runpytest_subprocess("--marlinspike-shard", "2/3", "--marlinspike-seconds", "60")
+    shard.assert_outcomes(passed=1, failed=1)
+    assert "--marlinspike-shard 2/3" in shard.stdout.str()
+    [summary] = [p for p in (pytester.path / ".marlinspike").rglob("summary.json") if "scales" in str(p)]
+    [merged] = marlinspike.merge([summary])
+    assert merged.passed == 2 and merged.missing == ["1/3 of seed 0x0", "3/3 of seed 0x0"]
 
 
 def test_hypothesis_strategies():

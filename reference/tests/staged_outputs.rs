@@ -9,7 +9,7 @@ use marlinspike::vectors::Generator;
 /// Drops the outputs of generated cases and computes them again.
 #[test]
 fn outputs_are_those_of_generated_cases() {
-    for (op, count) in [(Op::Linear, 60), (Op::Moe, 12), (Op::Preprocess, 12)] {
+    for (op, count) in [(Op::Linear, 60), (Op::Moe, 12), (Op::Preprocess, 12), (Op::DynQuant, 40)] {
         let generator = Generator::new(op, 0x5eed).unwrap();
         for index in 0..count {
             let whole = generator.case(index).unwrap();

@@ -1,6 +1,7 @@
 //! `marlinspike fuzz`: a kernel of any language on generated cases.
 
 mod junit;
+mod merge;
 mod text;
 
 use std::io::IsTerminal as _;
@@ -11,10 +12,10 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use marlinspike::case::Op;
 use marlinspike_proptests::campaign::{
-    Campaign, CampaignError, Event, Filter, Judgement, Kernel, LibraryKernel, Limit, ProcessKernel,
-    Protocol, Summary, Trial, keep, kept, serve,
+    Campaign, CampaignError, Event, Fault, Filter, Judgement, Kernel, LibraryKernel, Limit,
+    Outputs, ProcessKernel, Protocol, Shard, Trial, serve,
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::check::declared;
 use crate::error::Explained;
@@ -46,6 +47,10 @@ Examples:
   marlinspike fuzz --op linear --cmd 'python3 kernel.py' --persistent --time 600
   marlinspike fuzz --op moe --lib ./libkernel.so --seed 0x2a --case 17
       repeats one case
+  marlinspike fuzz --op linear --cmd ./kernel --seed 0x2a --shard 2/4 --summary two.json
+      the second quarter of the cases, for one of four machines
+  marlinspike fuzz merge one.json two.json three.json four.json --regressions regressions
+      the four as one
   marlinspike vectors --op linear --list
       lists the configurations, whose keys --where takes
 
@@ -57,10 +62,14 @@ Exit codes:
 /// Arguments of `fuzz`.
 #[derive(Debug, clap::Args)]
 #[command(long_about = ABOUT, after_long_help = EXAMPLES)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+
     /// Operation, as for `marlinspike vectors`
-    #[arg(long, value_parser = crate::vectors::operation)]
-    op: Op,
+    #[arg(long, required = true, value_parser = crate::vectors::operation)]
+    op: Option<Op>,
 
     /// The kernel: a program with its arguments
     #[arg(long, value_name = "PROGRAM", required_unless_present = "lib", conflicts_with = "lib")]
@@ -111,9 +120,9 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     timeout: Duration,
 
-    /// Part I of N of the cases, for runs on several machines: --shard 0/4
-    #[arg(long, value_name = "I/N", default_value = "0/1", value_parser = shard)]
-    shard: (u64, u64),
+    /// Part I of N of the cases, for runs on several machines: --shard 1/4
+    #[arg(long, value_name = "I/N", default_value_t)]
+    shard: Shard,
 
     /// Folder of failing cases, which run first
     #[arg(long, value_name = "DIR", default_value = ".marlinspike")]
@@ -123,12 +132,34 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
 
-    /// Print one JSON object: counts, findings, coverage
+    /// Write the summary that `marlinspike fuzz merge` reads: the object of --json
+    #[arg(long, value_name = "FILE")]
+    summary: Option<PathBuf>,
+
+    /// Print one JSON object: counts, findings, coverage, kept cases
     #[arg(long)]
-    pub(crate) json: bool,
+    json: bool,
 
     #[command(flatten)]
     declared: declared::Args,
+}
+
+/// What `fuzz` does other than running a kernel.
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Merge the summaries and failing cases of several machines.
+    #[command(long_about = merge::ABOUT)]
+    Merge(merge::Args),
+}
+
+impl Args {
+    /// Whether the command prints JSON.
+    pub(crate) fn is_json(&self) -> bool {
+        match &self.command {
+            Some(Command::Merge(args)) => args.json,
+            None => self.json,
+        }
+    }
 }
 
 /// Arguments of the worker process, which calls a library.
@@ -143,13 +174,6 @@ fn seconds(text: &str) -> Result<Duration, String> {
     parsed
         .map(Duration::from_secs_f64)
         .ok_or_else(|| format!("found {text}, expected seconds from 0.001 to 10000000"))
-}
-
-fn shard(text: &str) -> Result<(u64, u64), String> {
-    let parsed = text.split_once('/').and_then(|(i, n)| Some((i.parse().ok()?, n.parse().ok()?)));
-    parsed
-        .filter(|(i, n): &(u64, u64)| i < n)
-        .ok_or_else(|| format!("found {text}, expected I/N with I below N"))
 }
 
 /// Calls a library's kernel for [`run`], case by case.
@@ -174,64 +198,61 @@ fn explained(error: CampaignError) -> Explained {
     Explained::new(error, help)
 }
 
-/// Fuzzes the kernel.
+/// Fuzzes the kernel, or merges summaries.
 ///
 /// # Errors
 /// For a filter, a kernel or a folder that cannot be used.
 pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
+    match (&args.command, args.op) {
+        (Some(Command::Merge(merge)), _) => merge::run(merge, color),
+        (None, Some(op)) => fuzz(args, op, color),
+        (None, None) => Err(Explained::new("--op is absent", "for example --op linear").into()),
+    }
+}
+
+fn fuzz(args: &Args, op: Op, color: ColorChoice) -> Result<Outcome> {
     let seed = args.seed.unwrap_or_else(crate::vectors::drawn_seed);
-    let campaign = campaign(args, seed)?;
+    let campaign = campaign(args, op, seed)?;
     let mut kernel = kernel(args)?;
     let mut kernel = ReferenceFilter { kernel: kernel.as_mut(), reference: !args.no_reference };
     let paint = color.for_stdout();
-    if !args.json {
-        output::print(&text::head(&campaign, seed))?;
-    }
+    let print = |text: String| if args.json { Ok(()) } else { output::print(&text) };
+    print(text::head(&campaign, seed))?;
     if let Some(index) = args.case {
-        let judgement = campaign.judge(&mut kernel, &campaign.trial(index)?)?;
+        let judgement = campaign.judge(&mut kernel, &campaign.trial(index).map_err(explained)?);
         output::print(&text::single(index, &judgement, paint))?;
-        return Ok(if matches!(judgement, Judgement::Pass) {
-            Outcome::Pass
-        } else {
-            Outcome::Mismatch
+        return Ok(match judgement {
+            Judgement::Pass => Outcome::Pass,
+            _ => Outcome::Mismatch,
         });
-    }
-    let mut seen_again = Vec::new();
-    for (path, trial) in kept(&campaign, &args.keep).map_err(explained)? {
-        let judgement = campaign.judge(&mut kernel, &trial)?;
-        if !args.json {
-            output::print(&text::kept(&path, &judgement, paint))?;
-        }
-        if matches!(judgement, Judgement::Wrong(_)) {
-            seen_again.push(path.display().to_string());
-        }
     }
     let bar = bar(args);
     let limit = Limit { cases: args.cases, time: args.time, findings: 8 };
-    let summary = campaign.run(&mut kernel, &limit, &mut |event| show(&bar, &event));
-    bar.finish_and_clear();
-    let summary = summary.map_err(explained)?;
-    let own = own_options(args);
-    let again = |index: u64| text::replay(args.op, &own, seed, &args.filter, index);
-    let mut files = Vec::new();
-    for finding in &summary.findings {
-        let path = keep(&args.keep, finding).map_err(explained)?;
-        if !args.json {
-            output::print(&text::finding(finding, &path, &again(finding.index), paint))?;
+    let mut printed = Ok(());
+    let run = campaign.run_with_kept(Some(&args.keep), &mut kernel, &limit, &mut |event| {
+        if let Event::Kept(path, judgement) = event {
+            let line = print(text::kept(path, judgement, paint));
+            printed = std::mem::replace(&mut printed, Ok(())).and(line);
         }
-        files.push(path.display().to_string());
+        show(&bar, &event);
+    });
+    bar.finish_and_clear();
+    let run = run.map_err(explained)?;
+    printed?;
+    let own = own_options(args);
+    for (finding, file) in run.summary.findings.iter().zip(&run.files) {
+        let again = text::replay(op, &own, seed, &args.filter, finding.index);
+        print(text::finding(finding, file, &again, paint))?;
     }
     if let Some(path) = &args.junit {
-        output::write_whole(path, junit::report(&summary, &files).as_bytes())?;
+        output::write_whole(path, junit::report(&run.summary, &run.files).as_bytes())?;
     }
-    if args.json {
-        let line =
-            json!({ "summary": summary, "files": files, "kept_cases_that_fail": seen_again });
-        output::print(&format!("{line}\n"))?;
-    } else {
-        output::print(&text::summary(&summary, &seen_again, paint))?;
+    let json = format!("{}\n", run.to_json().map_err(explained)?);
+    if let Some(path) = &args.summary {
+        output::write_whole(path, json.as_bytes())?;
     }
-    Ok(outcome(&summary, &seen_again))
+    output::print(&if args.json { json } else { text::summary(&run, paint) })?;
+    Ok(if run.success { Outcome::Pass } else { Outcome::Mismatch })
 }
 
 /// The options of the kernel and its inputs, for a command that repeats a case.
@@ -251,18 +272,9 @@ fn own_options(args: &Args) -> Vec<String> {
     own
 }
 
-fn outcome(summary: &Summary, seen_again: &[String]) -> Outcome {
-    let judged = summary.passed > 0;
-    if judged && summary.failed == 0 && summary.unchecked == 0 && seen_again.is_empty() {
-        Outcome::Pass
-    } else {
-        Outcome::Mismatch
-    }
-}
-
-fn campaign(args: &Args, seed: u64) -> Result<Campaign> {
+fn campaign(args: &Args, op: Op, seed: u64) -> Result<Campaign> {
     let filter = Filter::parse(&args.filter).map_err(explained)?;
-    let mut campaign = Campaign::new(args.op, seed, filter).map_err(explained)?;
+    let mut campaign = Campaign::new(op, seed, filter).map_err(explained)?;
     campaign.set = set(&args.set)?;
     campaign.outputs = args.outputs.clone();
     campaign.declared = args.declared.read()?;
@@ -308,11 +320,7 @@ struct ReferenceFilter<'k> {
 }
 
 impl Kernel for ReferenceFilter<'_> {
-    fn run(
-        &mut self,
-        trial: &Trial,
-    ) -> Result<marlinspike_proptests::campaign::Outputs, marlinspike_proptests::campaign::Fault>
-    {
+    fn run(&mut self, trial: &Trial) -> Result<Outputs, Fault> {
         if self.reference {
             return self.kernel.run(trial);
         }
@@ -339,6 +347,6 @@ fn show(bar: &ProgressBar, event: &Event<'_>) {
             }
         }
         Event::Shrinking(signature) => bar.set_message(format!("shrinking {signature}")),
-        Event::Found(_) => {}
+        Event::Kept(..) | Event::Found(_) => {}
     }
 }

@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use marlinspike::case::Op;
-use marlinspike_proptests::campaign::{Campaign, Failure, Finding, Judgement, Summary};
+use marlinspike_proptests::campaign::{
+    Campaign, Coverage, Failure, Finding, Judgement, KeptResult, Run,
+};
 
 use crate::style::{Paint, printable};
 
@@ -53,7 +55,7 @@ pub(super) fn single(index: u64, judgement: &Judgement, paint: Paint) -> String 
     }
 }
 
-pub(super) fn finding(finding: &Finding, path: &Path, again: &str, paint: Paint) -> String {
+pub(super) fn finding(finding: &Finding, path: &str, again: &str, paint: Paint) -> String {
     let title = printable(&finding.signature).into_owned();
     let mut text = format!("\n{} {title}\n", paint.bad("finding:"));
     if let Some(cause) = &finding.cause {
@@ -61,7 +63,7 @@ pub(super) fn finding(finding: &Finding, path: &Path, again: &str, paint: Paint)
     }
     text += &failing(&finding.failure);
     text += &format!("  minimal      {}\n", finding.minimal.join(" "));
-    text += &format!("  kept in      {}\n", printable(&path.display().to_string()));
+    text += &format!("  kept in      {}\n", printable(path));
     text += &format!(
         "  first seen   {} ({} runs to shrink)\n",
         printable(&finding.first),
@@ -99,28 +101,60 @@ fn failing(failure: &Failure) -> String {
     text
 }
 
-pub(super) fn summary(summary: &Summary, seen_again: &[String], paint: Paint) -> String {
-    let Summary { passed, failed, skipped, unchecked, seconds, .. } = summary;
-    let cases = passed + failed + skipped + unchecked;
-    let verdict = match (failed, passed) {
-        (0, 0) => paint.odd("nothing was judged"),
-        (0, _) => paint.good("no failure"),
-        _ => paint.bad(&format!("{failed} fail ({} distinct)", summary.findings.len())),
+/// Numbers of cases by result.
+pub(super) struct Counts<'r> {
+    pub(super) passed: u64,
+    pub(super) failed: u64,
+    pub(super) findings: usize,
+    pub(super) skipped: u64,
+    pub(super) unchecked: u64,
+    pub(super) unchecked_reason: Option<&'r str>,
+    pub(super) kept_that_fail: usize,
+    pub(super) seconds: f64,
+}
+
+impl Counts<'_> {
+    /// `N cases in S s: N pass, ...`.
+    pub(super) fn line(&self, paint: Paint) -> String {
+        let Self { passed, failed, skipped, unchecked, seconds, .. } = self;
+        let cases = passed + failed + skipped + unchecked;
+        let verdict = match (failed, passed) {
+            (0, 0) => paint.odd("nothing was judged"),
+            (0, _) => paint.good("no failure"),
+            _ => paint.bad(&format!("{failed} fail ({} distinct)", self.findings)),
+        };
+        let mut text = format!("{cases} cases in {seconds:.1} s: {passed} pass, {verdict}");
+        if *skipped > 0 {
+            text += &format!(", {skipped} not supported by the kernel");
+        }
+        if *unchecked > 0 {
+            let reason = printable(self.unchecked_reason.unwrap_or_default()).into_owned();
+            text += &format!(", {unchecked} unchecked ({reason})");
+        }
+        if self.kept_that_fail > 0 {
+            text += &format!(", {} kept cases still fail", self.kept_that_fail);
+        }
+        text
+    }
+}
+
+pub(super) fn coverage(coverage: &Coverage) -> String {
+    let line = |line: &String| format!("  {}\n", printable(line));
+    let lines: String = coverage.lines().iter().map(line).collect();
+    format!("coverage\n{lines}")
+}
+
+pub(super) fn summary(run: &Run, paint: Paint) -> String {
+    let summary = &run.summary;
+    let counts = Counts {
+        passed: summary.passed,
+        failed: summary.failed,
+        findings: summary.findings.len(),
+        skipped: summary.skipped,
+        unchecked: summary.unchecked,
+        unchecked_reason: summary.unchecked_reason.as_deref(),
+        kept_that_fail: run.kept.iter().filter(|case| case.result == KeptResult::Fail).count(),
+        seconds: summary.seconds,
     };
-    let mut text = format!("\n{cases} cases in {seconds:.1} s: {passed} pass, {verdict}");
-    if *skipped > 0 {
-        text += &format!(", {skipped} not supported by the kernel");
-    }
-    if *unchecked > 0 {
-        let reason = summary.unchecked_reason.as_deref().unwrap_or_default();
-        text += &format!(", {unchecked} unchecked ({reason})");
-    }
-    if !seen_again.is_empty() {
-        text += &format!(", {} kept cases still fail", seen_again.len());
-    }
-    text += "\ncoverage\n";
-    for line in summary.coverage.lines() {
-        text += &format!("  {line}\n");
-    }
-    text
+    format!("\n{}\n{}", counts.line(paint), coverage(&summary.coverage))
 }

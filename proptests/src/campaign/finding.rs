@@ -2,6 +2,7 @@
 
 use marlinspike::case::Case;
 use marlinspike::check::{CaseReport, Diagnosis, OutputReport, Verdict};
+use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
 use super::{Campaign, Fault, Trial, axes};
@@ -79,13 +80,16 @@ pub struct Finding {
     pub minimal: Vec<String>,
     /// Kernel runs that shrinking took.
     pub runs: u32,
-    /// The minimal case's verdict.
+    /// The minimal case's verdict; as JSON, an object of `report` and `fault`.
     #[serde(serialize_with = "reported")]
     pub failure: Failure,
 }
 
 fn reported<S: Serializer>(failure: &Failure, serializer: S) -> Result<S::Ok, S::Error> {
-    (&failure.report, &failure.fault).serialize(serializer)
+    let mut object = serializer.serialize_struct("Failure", 2)?;
+    object.serialize_field("report", &failure.report)?;
+    object.serialize_field("fault", &failure.fault)?;
+    object.end()
 }
 
 impl Finding {

@@ -38,12 +38,12 @@ pub struct Trial {
     /// sorted indices.
     pub reference: Outputs,
     /// The outputs that the kernel must compute.
-    pub wanted: Vec<Wanted>,
+    pub wanted: Vec<OutputSpec>,
 }
 
-/// An output that a kernel must compute.
+/// Name, type and shape of an output that a kernel must compute.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wanted {
+pub struct OutputSpec {
     /// Bare name.
     pub name: String,
     /// safetensors name of the element type.
@@ -156,7 +156,7 @@ impl Trial {
             let shape = shape.or_else(|| given.map(|tensor| tensor.shape().to_vec()));
             let dtype = given.map(Tensor::dtype).filter(|ty| rule.dtypes.contains(ty));
             let dtype = dtype.or_else(|| rule.dtypes.first().copied()).unwrap_or(DType::F32);
-            wanted.push(Wanted { name, dtype: dtype.name().to_owned(), shape });
+            wanted.push(OutputSpec { name, dtype: dtype.name().to_owned(), shape });
         }
         let mut case = case;
         let mut reference = std::mem::take(&mut case.outputs);
@@ -211,7 +211,7 @@ pub(super) fn size(dim: &Dim) -> Option<usize> {
     }
 }
 
-/// The element type of a [`Wanted`].
-pub(super) fn dtype(wanted: &Wanted) -> DType {
+/// The element type of a [`OutputSpec`].
+pub(super) fn dtype(wanted: &OutputSpec) -> DType {
     DType::from_name(&wanted.dtype).unwrap_or(DType::U8)
 }

@@ -29,30 +29,35 @@ mod finding;
 mod kernel;
 #[cfg(unix)]
 mod library;
+mod merge;
 #[cfg(unix)]
 mod process;
 mod regressions;
+mod shard;
 mod shrink;
+mod summary;
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use marlinspike::case::{Case, CaseConfig, Op};
 use marlinspike::check::{CaseReport, Declared, Verdict, check_case_as};
 use marlinspike::vectors::Generator;
-use serde::Serialize;
 use serde_json::{Map, Value};
 
 pub use coverage::Coverage;
 pub use filter::{Filter, axes};
 pub use finding::{Failure, Finding};
-pub use kernel::{Fault, Kernel, Outputs, Trial, Wanted};
+pub use kernel::{Fault, Kernel, OutputSpec, Outputs, Trial};
 #[cfg(unix)]
 pub use library::{ABI_VERSION, LibraryKernel, serve};
+pub use merge::{Merged, MergedCampaign, MergedFinding, MergedRun, MissingShard, merge};
 #[cfg(unix)]
 pub use process::{ProcessKernel, Protocol};
 pub use regressions::{keep, kept};
+pub use shard::Shard;
+pub use summary::{KeptCase, KeptResult, RecordedCause, RecordedFinding, Run, Summary};
 
 use shrink::Shrinker;
 
@@ -96,6 +101,22 @@ pub enum CampaignError {
         /// The writer's reason.
         problem: String,
     },
+    /// A kept file that is not a case.
+    #[error("{}: {source}", path.display())]
+    Case {
+        /// The file.
+        path: PathBuf,
+        /// The reader's reason.
+        source: marlinspike::Error,
+    },
+    /// A summary file that cannot be merged.
+    #[error("{}: {problem}", path.display())]
+    Summary {
+        /// The file.
+        path: PathBuf,
+        /// What was found and what was expected.
+        problem: String,
+    },
     /// The reference's error.
     #[error(transparent)]
     Reference(#[from] marlinspike::Error),
@@ -114,8 +135,8 @@ pub struct Campaign {
     pub outputs: Vec<String>,
     /// The declared arithmetic of the kernel.
     pub declared: Declared,
-    /// Only cases whose number is `shard.0` modulo `shard.1`.
-    pub shard: (u64, u64),
+    /// The part of the cases to run.
+    pub shard: Shard,
     /// Limits on kernel runs and time for shrinking one finding.
     pub shrink: (u32, Duration),
 }
@@ -154,41 +175,14 @@ pub enum Judgement {
 /// Progress of a campaign.
 #[derive(Debug)]
 pub enum Event<'e> {
+    /// A kept case was judged.
+    Kept(&'e Path, &'e Judgement),
     /// A case was judged.
     Judged(u64, &'e Judgement),
     /// A finding is being shrunk.
     Shrinking(&'e str),
     /// A finding that differs from all previous ones.
     Found(&'e Finding),
-}
-
-/// The result of a campaign.
-#[derive(Debug, Serialize)]
-pub struct Summary {
-    /// Operation.
-    pub op: String,
-    /// Seed.
-    pub seed: u64,
-    /// The filter's text.
-    pub filter: String,
-    /// Cases that passed.
-    pub passed: u64,
-    /// Cases that were not checked.
-    pub unchecked: u64,
-    /// The reason for the first of them.
-    pub unchecked_reason: Option<String>,
-    /// Cases that the kernel does not support.
-    pub skipped: u64,
-    /// Cases with a wrong output or a fault, including those of findings.
-    pub failed: u64,
-    /// Distinct findings, each shrunk.
-    pub findings: Vec<Finding>,
-    /// Values of config keys that were judged.
-    pub coverage: Coverage,
-    /// Number of the first case that was not tried.
-    pub next: u64,
-    /// Seconds.
-    pub seconds: f64,
 }
 
 impl Campaign {
@@ -208,7 +202,7 @@ impl Campaign {
             set: Map::new(),
             outputs: Vec::new(),
             declared: Declared::default(),
-            shard: (0, 1),
+            shard: Shard::WHOLE,
             shrink: (400, Duration::from_secs(60)),
         })
     }
@@ -241,6 +235,34 @@ impl Campaign {
         Trial::new(case, &self.outputs)
     }
 
+    /// Runs the kernel on the cases kept in `folder`, then on drawn cases, and keeps each finding in
+    /// `folder`.
+    ///
+    /// # Errors
+    /// The errors of [`kept`], [`Campaign::run`] and [`keep`].
+    pub fn run_with_kept(
+        &self,
+        folder: Option<&Path>,
+        kernel: &mut dyn Kernel,
+        limit: &Limit,
+        on: &mut dyn FnMut(Event<'_>),
+    ) -> Result<Run, CampaignError> {
+        let mut judged = Vec::new();
+        for (path, trial) in folder.map_or(Ok(Vec::new()), |folder| kept(self, folder))? {
+            let judgement = self.judge(kernel, &trial);
+            on(Event::Kept(&path, &judgement));
+            judged.push(KeptCase::new(&path, &judgement));
+        }
+        let summary = self.run(kernel, limit, on)?;
+        let mut files = Vec::new();
+        for (folder, finding) in
+            folder.iter().flat_map(|f| summary.findings.iter().map(move |x| (f, x)))
+        {
+            files.push(keep(folder, finding)?.display().to_string());
+        }
+        Ok(Run::new(summary, files, judged))
+    }
+
     /// Runs the kernel on cases until a limit is reached.
     ///
     /// # Errors
@@ -252,10 +274,12 @@ impl Campaign {
         on: &mut dyn FnMut(Event<'_>),
     ) -> Result<Summary, CampaignError> {
         let start = Instant::now();
-        let mut summary = Summary {
+        let mut summary: Summary = Summary {
             op: self.op.to_string(),
             seed: self.generator.seed(),
             filter: self.filter.to_string(),
+            shard: self.shard,
+            cases: limit.cases,
             passed: 0,
             unchecked: 0,
             unchecked_reason: None,
@@ -267,17 +291,18 @@ impl Campaign {
             seconds: 0.0,
         };
         let mut shrunk = BTreeSet::new();
-        let (shard, shards) = self.shard;
-        let indices = (0..limit.cases).filter(|index| index % shards.max(1) == shard);
-        for index in indices {
+        for index in (0..limit.cases).filter(|index| self.shard.contains(*index)) {
             let late = limit.time.is_some_and(|time| start.elapsed() >= time);
             if late || summary.findings.len() >= limit.findings {
                 break;
             }
             summary.next = index + 1;
             let trial = self.trial(index)?;
-            let judgement = self.judge(kernel, &trial)?;
+            let judgement = self.judge(kernel, &trial);
             on(Event::Judged(index, &judgement));
+            if !matches!(judgement, Judgement::Skipped(_)) {
+                summary.coverage.count(self.generator.configuration(index));
+            }
             match judgement {
                 Judgement::Pass => summary.passed += 1,
                 Judgement::Skipped(_) => summary.skipped += 1,
@@ -289,7 +314,7 @@ impl Campaign {
                     summary.failed += 1;
                     if shrunk.insert(failure.signature()) {
                         on(Event::Shrinking(&failure.signature()));
-                        let finding = self.shrunk(kernel, index, trial, *failure)?;
+                        let finding = self.shrunk(kernel, index, trial, *failure);
                         // Shrinking may reveal a common cause of two different failures.
                         if !summary.findings.iter().any(|f| f.signature == finding.signature) {
                             shrunk.insert(finding.signature.clone());
@@ -299,27 +324,19 @@ impl Campaign {
                     }
                 }
             }
-            summary.coverage.count(self.generator.configuration(index));
         }
         summary.seconds = start.elapsed().as_secs_f64();
         Ok(summary)
     }
 
-    /// Runs the kernel on one case and judges its outputs.
-    ///
-    /// # Errors
-    /// None. A trial's inputs are valid, so outputs that `check` refuses, such as `topk_ids` out of
-    /// range, are the kernel's fault.
-    pub fn judge(
-        &self,
-        kernel: &mut dyn Kernel,
-        trial: &Trial,
-    ) -> Result<Judgement, CampaignError> {
-        let wrong = |fault| Ok(Judgement::Wrong(Box::new(Failure::fault(trial, fault))));
+    /// Runs the kernel on one case and judges its outputs. A trial's inputs are valid, so outputs that
+    /// `check` refuses, such as `topk_ids` out of range, are the kernel's fault.
+    pub fn judge(&self, kernel: &mut dyn Kernel, trial: &Trial) -> Judgement {
+        let wrong = |fault| Judgement::Wrong(Box::new(Failure::fault(trial, fault)));
         let unreadable = |detail| wrong(Fault::Unreadable { detail });
         let outputs = match kernel.run(trial) {
             Ok(outputs) => outputs,
-            Err(Fault::Unsupported { reason }) => return Ok(Judgement::Skipped(reason)),
+            Err(Fault::Unsupported { reason }) => return Judgement::Skipped(reason),
             Err(fault) => return wrong(fault),
         };
         let mut case = trial.case.clone();
@@ -340,11 +357,11 @@ impl Campaign {
             Ok(report) => report,
             Err(error) => return unreadable(error.to_string()),
         };
-        Ok(match report.verdict {
+        match report.verdict {
             Verdict::Pass => Judgement::Pass,
             Verdict::Fail => Judgement::Wrong(Box::new(Failure::wrong(case, report))),
             Verdict::Unchecked => Judgement::Unchecked(unchecked_reason(&report)),
-        })
+        }
     }
 
     /// The smallest failing case that shrinking finds.
@@ -354,15 +371,15 @@ impl Campaign {
         index: u64,
         trial: Trial,
         failure: Failure,
-    ) -> Result<Finding, CampaignError> {
+    ) -> Finding {
         let mut shrinker = Shrinker::new(self, kernel, failure.clone());
-        let (trial, mut minimal) = shrinker.minimal(trial, failure.clone())?;
+        let (trial, mut minimal) = shrinker.minimal(trial, failure.clone());
         let runs = shrinker.runs();
         // A kept case passes the same reference outputs to the kernel.
         for (name, tensor) in trial.reference {
             minimal.case.outputs.entry(name).or_insert(tensor);
         }
-        Ok(Finding::new(self, index, failure, minimal, runs))
+        Finding::new(self, index, failure, minimal, runs)
     }
 }
 

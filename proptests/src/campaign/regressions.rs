@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use marlinspike::case::{Case, Op};
+use sha2::{Digest as _, Sha256};
 
 use super::{Campaign, CampaignError, Finding, Trial};
 
@@ -12,7 +13,7 @@ use super::{Campaign, CampaignError, Finding, Trial};
 const LIMIT: u64 = 1 << 30;
 
 /// What turns the system's error about `path` into the campaign's.
-fn io(path: &Path) -> impl FnOnce(io::Error) -> CampaignError {
+pub(super) fn io(path: &Path) -> impl FnOnce(io::Error) -> CampaignError {
     let path = path.to_owned();
     move |source| CampaignError::Io { path, source }
 }
@@ -31,7 +32,8 @@ pub fn keep(folder: &Path, finding: &Finding) -> Result<PathBuf, CampaignError> 
         .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
         .collect();
     let config = serde_json::Value::Object(case.config.to_json()).to_string();
-    let name = format!("{}-{words}-{:08x}.safetensors", case.op, fnv1a(config.as_bytes()));
+    let digest = hex(&Sha256::digest(config));
+    let name = format!("{}-{words}-{}.safetensors", case.op, &digest[..8]);
     let path = folder.join(name.replace("--", "-"));
     let bytes = case.to_bytes()?;
     let part = path.with_extension("part");
@@ -40,16 +42,46 @@ pub fn keep(folder: &Path, finding: &Finding) -> Result<PathBuf, CampaignError> 
     Ok(path)
 }
 
-/// 32-bit FNV-1a, for file names.
-fn fnv1a(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// SHA-256 of a case's operation, config and inputs, which determine a rerun. Its name, its origin
+/// and its outputs are left out.
+pub(super) fn content(case: &Case<'_>) -> String {
+    let mut hash = Sha256::new();
+    // A length before each part, so that no two cases give the same bytes.
+    let mut part = |bytes: &[u8]| {
+        hash.update((bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    };
+    part(case.op.name().as_bytes());
+    part(serde_json::Value::Object(case.config.to_json()).to_string().as_bytes());
+    for (name, tensor) in &case.inputs {
+        part(name.as_bytes());
+        part(format!("{:?} {:?}", tensor.dtype(), tensor.shape()).as_bytes());
+        part(tensor.bytes());
+    }
+    hex(&hash.finalize())
 }
 
 /// The inputs of the kept cases of `op` in `folder`; empty if the folder does not exist.
 ///
 /// # Errors
-/// [`CampaignError::Io`], and [`CampaignError::Reference`] for a file that is not a case.
+/// [`CampaignError::Io`], and [`CampaignError::Case`] for a file that is not a case.
 pub fn kept(campaign: &Campaign, folder: &Path) -> Result<Vec<(PathBuf, Trial)>, CampaignError> {
+    let mut trials = Vec::new();
+    for path in case_files(folder)? {
+        let (_, case) = read_case(&path)?;
+        if case.op == campaign.op() {
+            trials.push((path, Trial::new(case, &campaign.outputs)?));
+        }
+    }
+    Ok(trials)
+}
+
+/// The case files of a folder, sorted; empty if the folder does not exist.
+pub(super) fn case_files(folder: &Path) -> Result<Vec<PathBuf>, CampaignError> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -63,21 +95,20 @@ pub fn kept(campaign: &Campaign, folder: &Path) -> Result<Vec<(PathBuf, Trial)>,
         }
     }
     paths.sort();
-    let mut trials = Vec::new();
-    for path in paths {
-        let length = fs::metadata(&path).map_err(io(&path))?.len();
-        if length > LIMIT {
-            let problem = format!("found a file of {length} bytes, expected at most {LIMIT}");
-            return Err(io(&path)(io::Error::new(io::ErrorKind::FileTooLarge, problem)));
-        }
-        let bytes = fs::read(&path).map_err(io(&path))?;
-        let case = owned(Case::parse(&bytes)?);
-        if case.op != campaign.op() {
-            continue;
-        }
-        trials.push((path, Trial::new(case, &campaign.outputs)?));
+    Ok(paths)
+}
+
+/// The bytes of a case file, and the case.
+pub(super) fn read_case(path: &Path) -> Result<(Vec<u8>, Case<'static>), CampaignError> {
+    let length = fs::metadata(path).map_err(io(path))?.len();
+    if length > LIMIT {
+        let problem = format!("found a file of {length} bytes, expected at most {LIMIT}");
+        return Err(io(path)(io::Error::new(io::ErrorKind::FileTooLarge, problem)));
     }
-    Ok(trials)
+    let bytes = fs::read(path).map_err(io(path))?;
+    let parsed = Case::parse(&bytes).map(owned);
+    let case = parsed.map_err(|source| CampaignError::Case { path: path.to_owned(), source })?;
+    Ok((bytes, case))
 }
 
 /// The case, owning its tensors.

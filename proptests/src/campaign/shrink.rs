@@ -5,11 +5,12 @@
 use std::time::Instant;
 
 use marlinspike::case::{Case, CaseConfig, Dim};
+use marlinspike::check::add_outputs;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::vectors::{Rng, case_of};
 use serde_json::{Map, Value};
 
-use super::{Campaign, CampaignError, Failure, Judgement, Kernel, Trial};
+use super::{Campaign, Failure, Judgement, Kernel, Trial};
 
 /// Number of draws per configuration, since a mistake may need certain values.
 const DRAWS: u64 = 3;
@@ -17,6 +18,10 @@ const DRAWS: u64 = 3;
 const SIZES: [u64; 12] = [1, 2, 3, 4, 8, 16, 32, 48, 64, 96, 128, 256];
 /// Configurations of the lattice that are tried, the smallest first.
 const LATTICE: usize = 24;
+/// Most parts of an input that are made constant one by one.
+const PARTS: usize = 64;
+/// Inputs that the reference computes from `x`.
+const QUANTIZED: [&str; 2] = ["a_q", "a_scales"];
 /// Row counts that are tried.
 const ROWS: [usize; 5] = [1, 2, 4, 8, 16];
 
@@ -50,58 +55,47 @@ impl<'c, 'k> Shrinker<'c, 'k> {
     }
 
     /// The smallest failing case.
-    ///
-    /// # Errors
-    /// Returns an error of the reference for a case that it generated.
-    pub(super) fn minimal(
-        &mut self,
-        trial: Trial,
-        failure: Failure,
-    ) -> Result<(Trial, Failure), CampaignError> {
+    pub(super) fn minimal(&mut self, trial: Trial, failure: Failure) -> (Trial, Failure) {
         let mut at = Failing { trial, failure };
-        self.by_lattice(&mut at)?;
-        self.by_sizes(&mut at)?;
-        self.by_flags(&mut at)?;
-        self.by_sizes(&mut at)?;
-        self.by_rows(&mut at)?;
-        self.by_values(&mut at)?;
-        Ok((at.trial, at.failure))
+        self.by_lattice(&mut at);
+        self.by_sizes(&mut at);
+        self.by_flags(&mut at);
+        self.by_sizes(&mut at);
+        self.by_rows(&mut at);
+        self.by_values(&mut at);
+        (at.trial, at.failure)
     }
 
     /// The trial, if the kernel fails on it in the same way as before.
-    fn fails(&mut self, trial: Trial) -> Result<Option<Failing>, CampaignError> {
+    fn fails(&mut self, trial: Trial) -> Option<Failing> {
         self.runs += 1;
         match self.campaign.judge(self.kernel, &trial) {
-            Ok(Judgement::Wrong(failure)) if failure.is_like(&self.first) => {
-                Ok(Some(Failing { trial, failure: *failure }))
+            Judgement::Wrong(failure) if failure.is_like(&self.first) => {
+                Some(Failing { trial, failure: *failure })
             }
-            // A shrunk case that the reference refuses is invalid and is dropped.
-            Ok(_) | Err(CampaignError::Reference(_)) => Ok(None),
-            Err(error) => Err(error),
+            _ => None,
         }
     }
 
     /// Draws cases of a configuration until one fails.
-    fn redraw(&mut self, config: &CaseConfig) -> Result<Option<Failing>, CampaignError> {
+    fn redraw(&mut self, config: &CaseConfig) -> Option<Failing> {
         for draw in 0..DRAWS {
             if !self.may_go_on() {
                 break;
             }
             let mut rng = Rng::for_case(self.campaign.generator.seed(), draw);
-            let Ok(case) = case_of(config.clone(), &mut rng) else { return Ok(None) };
-            let Ok(trial) = self.campaign.trial_of(case) else { return Ok(None) };
-            if trial.case.validate().is_err() {
-                return Ok(None);
-            }
-            if let Some(failing) = self.fails(trial)? {
-                return Ok(Some(failing));
+            let case = case_of(config.clone(), &mut rng).ok()?;
+            let trial = self.campaign.trial_of(case).ok()?;
+            trial.case.validate().ok()?;
+            if let Some(failing) = self.fails(trial) {
+                return Some(failing);
             }
         }
-        Ok(None)
+        None
     }
 
     /// The smallest configuration of the lattice on which the kernel fails.
-    fn by_lattice(&mut self, at: &mut Failing) -> Result<(), CampaignError> {
+    fn by_lattice(&mut self, at: &mut Failing) {
         let size = volume(&at.trial.case.config.to_json());
         let campaign = self.campaign;
         let mut smaller: Vec<(f64, &CaseConfig)> = campaign
@@ -115,16 +109,15 @@ impl<'c, 'k> Shrinker<'c, 'k> {
         // use all tries.
         let step = smaller.len().div_ceil(LATTICE).max(1);
         for (_, config) in smaller.into_iter().step_by(step) {
-            if let Some(failing) = self.redraw(config)? {
+            if let Some(failing) = self.redraw(config) {
                 *at = failing;
                 break;
             }
         }
-        Ok(())
     }
 
     /// Makes each integer of the configuration as small as the failure allows.
-    fn by_sizes(&mut self, at: &mut Failing) -> Result<(), CampaignError> {
+    fn by_sizes(&mut self, at: &mut Failing) {
         let map = at.trial.case.config.to_json();
         let mut keys: Vec<(String, u64)> = map
             .iter()
@@ -135,19 +128,18 @@ impl<'c, 'k> Shrinker<'c, 'k> {
         for (key, now) in keys {
             for smaller in SIZES.into_iter().filter(|size| *size < now) {
                 if !self.may_go_on() {
-                    return Ok(());
+                    return;
                 }
-                if let Some(failing) = self.with_key(at, &key, smaller.into())? {
+                if let Some(failing) = self.with_key(at, &key, smaller.into()) {
                     *at = failing;
                     break;
                 }
             }
         }
-        Ok(())
     }
 
     /// Turns each flag off and removes each optional key.
-    fn by_flags(&mut self, at: &mut Failing) -> Result<(), CampaignError> {
+    fn by_flags(&mut self, at: &mut Failing) {
         let map = at.trial.case.config.to_json();
         for (key, value) in map {
             let simpler = match value {
@@ -156,37 +148,27 @@ impl<'c, 'k> Shrinker<'c, 'k> {
                 _ => continue,
             };
             if !self.may_go_on() {
-                return Ok(());
+                return;
             }
-            if let Some(failing) = self.with_key(at, &key, simpler)? {
+            if let Some(failing) = self.with_key(at, &key, simpler) {
                 *at = failing;
             }
         }
-        Ok(())
     }
 
-    fn with_key(
-        &mut self,
-        at: &Failing,
-        key: &str,
-        value: Value,
-    ) -> Result<Option<Failing>, CampaignError> {
-        let mut map: Map<String, Value> = at.trial.case.config.to_json();
-        // Keys that belong to the drawn values, not to the configuration.
-        map.remove("scale_factor");
+    fn with_key(&mut self, at: &Failing, key: &str, value: Value) -> Option<Failing> {
+        let mut map = drawn_keys_removed(at.trial.case.config.to_json());
         match value {
             Value::Null => map.remove(key),
             value => map.insert(key.to_owned(), value),
         };
-        match CaseConfig::from_json(at.trial.case.op, &map) {
-            Ok(config) => self.redraw(&config),
-            Err(_) => Ok(None),
-        }
+        let config = CaseConfig::from_json(at.trial.case.op, &map).ok()?;
+        self.redraw(&config)
     }
 
     /// Keeps only the first rows, or only the first wrong row.
-    fn by_rows(&mut self, at: &mut Failing) -> Result<(), CampaignError> {
-        let by_row = row_inputs(&at.trial.case)?;
+    fn by_rows(&mut self, at: &mut Failing) {
+        let by_row = row_inputs(&at.trial.case).unwrap_or_default();
         let tensors = by_row.iter().filter_map(|name| at.trial.case.inputs.get(name));
         let rows = tensors.filter_map(|t| t.shape().first().copied()).max().unwrap_or(1);
         let wrong = at.failure.failed().find_map(|output| {
@@ -197,109 +179,112 @@ impl<'c, 'k> Shrinker<'c, 'k> {
             firsts.extend(wrong.filter(|row| kept == 1 && *row > 0 && *row < rows));
             for first in firsts {
                 if !self.may_go_on() {
-                    return Ok(());
+                    return;
                 }
-                let Some(trial) = self.rows(&at.trial, &by_row, first, kept)? else { continue };
-                if let Some(failing) = self.fails(trial)? {
+                let Some(trial) = with_rows(&at.trial, &by_row, first, kept) else { continue };
+                if let Some(failing) = self.fails(trial) {
                     *at = failing;
-                    return Ok(());
+                    return;
                 }
             }
         }
-        Ok(())
     }
 
-    /// The trial of rows `first..first + kept`.
-    fn rows(
-        &self,
-        trial: &Trial,
-        by_row: &[String],
-        first: usize,
-        kept: usize,
-    ) -> Result<Option<Trial>, CampaignError> {
-        let mut case = trial.case.clone();
-        let mut map = case.config.to_json();
-        if map.contains_key("size_m") {
-            map.insert("size_m".to_owned(), kept.into());
-        }
-        let Ok(config) = CaseConfig::from_json(case.op, &map) else { return Ok(None) };
-        case.config = config;
-        for name in by_row {
-            if let Some(tensor) = case.inputs.get(name) {
-                let Some(part) = leading(tensor, first, kept) else { return Ok(None) };
-                case.add_input(name, part);
-            }
-        }
-        self.rebuilt(case, trial)
-    }
-
-    /// The trial of a case whose rows or values were edited, with the reference outputs that still
-    /// apply.
-    fn rebuilt(&self, mut case: Case<'static>, of: &Trial) -> Result<Option<Trial>, CampaignError> {
-        if case.validate().is_err() {
-            return Ok(None);
-        }
-        let mut wanted = of.wanted.clone();
-        let rules = case.rules()?;
-        for output in &mut wanted {
-            let rule = rules.iter().find(|r| r.name.strip_prefix("out.") == Some(&output.name));
-            let shape = rule.and_then(|r| r.shape.iter().map(super::kernel::size).collect());
-            output.shape = shape.or(output.shape.take());
-        }
-        // Packed weights do not depend on edited rows or values; other reference outputs are
-        // dropped.
-        let mut reference = of.reference.clone();
-        reference.retain(|name, _| name.contains("marlin_") || name.ends_with("rhs_packed"));
-        case.outputs.clear();
-        Ok(Some(Trial { case, reference, wanted }))
-    }
-
-    /// Simpler values: whole inputs constant, then halves, quarters and so on.
-    fn by_values(&mut self, at: &mut Failing) -> Result<(), CampaignError> {
-        // Packed reference outputs belong to the drawn weights.
-        let editable: Vec<String> = at
-            .trial
-            .case
-            .inputs
-            .keys()
-            .filter(|name| at.trial.reference.is_empty() || name.as_str() == "x")
-            .cloned()
-            .collect();
-        for name in editable {
-            let tensor = at.trial.case.inputs[&name].clone();
-            for base in bases(&tensor) {
-                let mut parts = 1;
-                while parts <= tensor.len().min(64) && self.may_go_on() {
+    /// Simpler values: whole inputs constant, then their halves, quarters and so on.
+    fn by_values(&mut self, at: &mut Failing) {
+        let mut names: Vec<String> = at.trial.case.inputs.keys().cloned().collect();
+        // Activations first: a mistake is easiest to read off a row of ones.
+        names.sort_by_key(|name| name != "x");
+        let most = at.trial.case.inputs.values().map(Tensor::len).max().unwrap_or(0).min(PARTS);
+        let mut parts = 1;
+        while parts <= most {
+            for name in &names {
+                for base in bases(&at.trial.case.inputs[name]) {
                     for part in 0..parts {
                         if !self.may_go_on() {
-                            break;
+                            return;
                         }
-                        let now = &at.trial.case.inputs[&name];
+                        let now = &at.trial.case.inputs[name];
                         let Some(simpler) = filled(now, part, parts, &base) else { continue };
-                        let mut case = at.trial.case.clone();
-                        case.add_input(&name, simpler);
-                        let Some(trial) = self.rebuilt(case, &at.trial)? else { continue };
-                        if let Some(failing) = self.fails(trial)? {
+                        let Some(trial) = with_input(&at.trial, name, simpler) else { continue };
+                        if let Some(failing) = self.fails(trial) {
                             *at = failing;
                         }
                     }
-                    parts *= 4;
                 }
             }
+            parts *= 4;
         }
-        Ok(())
     }
+}
+
+/// The config without the keys that follow from drawn values.
+fn drawn_keys_removed(mut map: Map<String, Value>) -> Map<String, Value> {
+    map.retain(|key, _| !key.starts_with("scale_factor"));
+    map
+}
+
+/// The trial of rows `first..first + kept`.
+fn with_rows(trial: &Trial, by_row: &[String], first: usize, kept: usize) -> Option<Trial> {
+    let mut case = trial.case.clone();
+    let mut map = case.config.to_json();
+    if map.contains_key("size_m") {
+        map.insert("size_m".to_owned(), kept.into());
+    }
+    case.config = CaseConfig::from_json(case.op, &map).ok()?;
+    for name in by_row {
+        if let Some(tensor) = case.inputs.get(name) {
+            let part = leading(tensor, first, kept)?;
+            case.add_input(name, part);
+        }
+    }
+    recomputed(case, trial)
+}
+
+/// The trial with one input replaced.
+fn with_input(trial: &Trial, name: &str, value: Tensor<'static>) -> Option<Trial> {
+    let mut case = trial.case.clone();
+    let map = drawn_keys_removed(case.config.to_json());
+    case.config = CaseConfig::from_json(case.op, &map).ok()?;
+    case.add_input(name, value);
+    // The reference adds the codes and scales of activations again.
+    if !QUANTIZED.contains(&name) {
+        case.inputs.retain(|input, _| !QUANTIZED.contains(&input.as_str()));
+    }
+    recomputed(case, trial)
+}
+
+/// The trial of an edited case, with the reference outputs that `of` has; `None` for inputs that the
+/// reference refuses.
+fn recomputed(mut case: Case<'static>, of: &Trial) -> Option<Trial> {
+    case.outputs.clear();
+    case.validate().ok()?;
+    if add_outputs(&mut case).is_err() {
+        // Some routings have no reference outputs; their kernels need none.
+        if !of.reference.is_empty() {
+            return None;
+        }
+        case.outputs.clear();
+    }
+    let asked = |name: &String| of.wanted.iter().any(|wanted| wanted.name == *name);
+    case.outputs.retain(|name, _| asked(name) || of.reference.contains_key(name));
+    let names: Vec<String> = of.wanted.iter().map(|wanted| wanted.name.clone()).collect();
+    let mut trial = Trial::new(case, &names).ok()?;
+    for (wanted, before) in trial.wanted.iter_mut().zip(&of.wanted) {
+        wanted.dtype.clone_from(&before.dtype);
+    }
+    Some(trial)
 }
 
 /// The inputs whose leading axis is the rows: those whose shape follows `size_m`, otherwise those
 /// whose leading axis the config does not fix.
-fn row_inputs(case: &Case<'_>) -> Result<Vec<String>, CampaignError> {
-    let shapes = |rows: Option<usize>| -> Result<Vec<(String, Option<Dim>)>, CampaignError> {
+fn row_inputs(case: &Case<'_>) -> marlinspike::Result<Vec<String>> {
+    let shapes = |rows: Option<usize>| -> marlinspike::Result<Vec<(String, Option<Dim>)>> {
         let mut map = case.config.to_json();
         if let Some(rows) = rows {
             map.insert("size_m".to_owned(), rows.into());
         }
-        let config = CaseConfig::from_json(case.op, &map).map_err(marlinspike::Error::from)?;
+        let config = CaseConfig::from_json(case.op, &map)?;
         let probe = Case { config, ..case.clone() };
         Ok(probe.rules()?.into_iter().map(|r| (r.name, r.shape.first().copied())).collect())
     };
@@ -329,19 +314,19 @@ fn leading(tensor: &Tensor<'static>, first: usize, kept: usize) -> Option<Tensor
     Tensor::new(tensor.name(), tensor.dtype(), shape, data).ok()
 }
 
-/// Bytes of the simplest elements: one for floats, zero for others, and also the middle code for
-/// 32-bit words of packed codes.
+/// Bytes of the simplest elements, the simplest first: one for floats, zero for others; for 32-bit words
+/// of packed codes also the middle code, whose weights are zero.
 fn bases(tensor: &Tensor<'_>) -> Vec<Vec<u8>> {
     match tensor.dtype() {
         DType::F32 => vec![1f32.to_le_bytes().to_vec()],
         DType::F16 => vec![0x3c00u16.to_le_bytes().to_vec()],
         DType::BF16 => vec![0x3f80u16.to_le_bytes().to_vec()],
-        DType::I32 => vec![0u32.to_le_bytes().to_vec(), 0x8888_8888u32.to_le_bytes().to_vec()],
+        DType::I32 => vec![0x8888_8888u32.to_le_bytes().to_vec(), 0u32.to_le_bytes().to_vec()],
         dtype => vec![vec![0; dtype.bytes()]],
     }
 }
 
-/// The tensor with part `part` of `parts` filled with `base`; `None` if nothing changes.
+/// The tensor with part `part` of `parts` filled with `base`; `None` if the part is simple already.
 fn filled(
     tensor: &Tensor<'static>,
     part: usize,
@@ -351,9 +336,11 @@ fn filled(
     let bytes = tensor.dtype().bytes();
     let (from, to) = (tensor.len() * part / parts, tensor.len() * (part + 1) / parts);
     let mut data = tensor.bytes().to_vec();
-    data[from * bytes..to * bytes].chunks_exact_mut(bytes).for_each(|e| e.copy_from_slice(base));
-    if data == tensor.bytes() {
+    let filled = &mut data[from * bytes..to * bytes];
+    let bases = bases(tensor);
+    if filled.chunks_exact(bytes).all(|e| bases.iter().any(|base| base == e)) {
         return None;
     }
+    filled.chunks_exact_mut(bytes).for_each(|e| e.copy_from_slice(base));
     Tensor::new(tensor.name(), tensor.dtype(), tensor.shape().to_vec(), data).ok()
 }

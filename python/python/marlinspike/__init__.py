@@ -36,7 +36,17 @@ from ._functions import (
     scaled_fp4_quant,
     scaled_fp8_quant,
 )
-from ._fuzz import Finding, FuzzFailure, FuzzSummary, Unsupported, fuzz, run_fuzz
+from ._fuzz import (
+    Finding,
+    FuzzFailure,
+    FuzzSummary,
+    MergedFinding,
+    MergedSummary,
+    Unsupported,
+    fuzz,
+    merge,
+    run_fuzz,
+)
 from ._report import OutputReport, Report
 
 
@@ -56,6 +66,8 @@ __all__ = [
     "Finding",
     "FuzzFailure",
     "FuzzSummary",
+    "MergedFinding",
+    "MergedSummary",
     "OutputReport",
     "Report",
     "Unsupported",
@@ -75,6 +87,7 @@ __all__ = [
     "marlin_moe_permute_scales",
     "marlin_permute_bias",
     "marlin_permute_scales",
+    "merge",
     "moe_align_block_size",
     "operations",
     "per_token_quant_int8",

@@ -6,7 +6,9 @@ import numpy as np
 
 Typed = Tuple[str, Sequence[int], np.ndarray]
 Named = Tuple[str, Typed]
-Packed = Tuple[Typed, Typed, Optional[Typed], Optional[Tuple[Typed, Typed]], Optional[Typed]]
+Packed = Tuple[
+    Typed, Typed, Optional[Typed], Optional[Tuple[Typed, Typed]], Optional[Typed], Optional[Typed]
+]
 Parts = Tuple[str, str, List[Named], List[Named], str, str]
 
 class Error(ValueError):
@@ -36,7 +38,9 @@ def fuzz(
     outputs: List[str],
     set: str,
     folder: Optional[str],
+    shard: str,
 ) -> str: ...
+def merge(summaries: List[str], regressions: Optional[str]) -> str: ...
 def lattice(op: str) -> List[str]: ...
 def reference(op: str, config: str, inputs: List[Named]) -> List[Named]: ...
 def gptq_marlin_repack(

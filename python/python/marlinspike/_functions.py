@@ -261,17 +261,35 @@ def scaled_fp4_quant(
     return like(input, made["x_fp4"]), like(input, made["x_scale"])
 
 
+#: Types of scales that arrays may hold as unsigned integers: of e2m1 codes, by their global scale.
+_BLOCK_SCALES = {True: ("F8_E4M3",), False: ("F8_E8M0", "U8")}
+
+
 def _packed(
-    weight: Any, scales: Any, zeros: Any, g_idx: Any, perm: Any, bias: Any
-) -> Tuple[Typed, Typed, Optional[Typed], Optional[Tuple[Typed, Typed]], Optional[Typed]]:
+    weight: Any,
+    scales: Any,
+    zeros: Any,
+    g_idx: Any,
+    perm: Any,
+    bias: Any,
+    quant_type: str,
+    global_scale: Any = None,
+) -> Tuple[
+    Typed, Typed, Optional[Typed], Optional[Tuple[Typed, Typed]], Optional[Typed], Optional[Typed]
+]:
+    scale = optional(global_scale, "global_scale")
+    if quant_type != "float4_e2m1f" and scale is not None:
+        raise _core.Error(f"`global_scale` is not supported for {quant_type}: only float4_e2m1f has one")
+    block = _BLOCK_SCALES[scale is not None] if quant_type == "float4_e2m1f" else ()
     order = (_optional_words(g_idx, "g_idx"), _optional_words(perm, "perm"))
     both = order if order[0] is not None and order[1] is not None else None
     return (
         _words(weight, "weight"),
-        typed(scales, "scales"),
+        as_one_of(typed(scales, "scales"), block),
         _optional_words(zeros, "zeros"),
         both,  # type: ignore[return-value]
         optional(bias, "bias"),
+        scale,
     )
 
 
@@ -299,18 +317,18 @@ def gptq_marlin_gemm(
     """The product of activations ``a`` and a packed weight, by the canonical arithmetic.
 
     A kernel sums in another order: compare with ``assert_correct``, not for equality. ``b_q_type`` is
-    ``uint4b8``, ``uint8b128``, ``uint4``, ``uint8`` or ``float8_e4m3fn``. ``c``, ``workspace`` and the
-    flags are not read; 8-bit activations, global scales and float zero points are refused.
+    ``uint4b8``, ``uint8b128``, ``uint4``, ``uint8``, ``float8_e4m3fn`` or ``float4_e2m1f`` (NVFP4 with a
+    global scale, MXFP4 without). ``c``, ``workspace`` and the flags are not read; 8-bit activations and
+    float zero points are refused.
     """
     del c, workspace, is_k_full, use_atomic_add, use_fp32_reduce
-    for name, value in [("a_scales", a_scales), ("global_scale", global_scale)]:
-        if optional(value, name) is not None:
-            raise _core.Error(f"`{name}` is not supported: only 16-bit activations and scales without one are")
+    if optional(a_scales, "a_scales") is not None:
+        raise _core.Error("`a_scales` is not supported: only 16-bit activations are")
     if is_zp_float:
         raise _core.Error("`is_zp_float` is not supported: zero points are integers")
     if int(a.shape[0]) != size_m:
         raise _core.Error(f"`a`: found {int(a.shape[0])} rows, expected size_m {size_m}")
-    packed = _packed(b_q_weight, b_scales, b_zeros, g_idx, perm, b_bias)
+    packed = _packed(b_q_weight, b_scales, b_zeros, g_idx, perm, b_bias, str(b_q_type), global_scale)
     made = _core.marlin_gemm(typed(a, "a"), packed, str(b_q_type), size_n, size_k)
     return like(a, made)
 
@@ -336,19 +354,23 @@ def fused_marlin_moe(
     sort_indices2: Optional[Any] = None,
     w1_zeros: Optional[Any] = None,
     w2_zeros: Optional[Any] = None,
+    global_scale1: Optional[Any] = None,
+    global_scale2: Optional[Any] = None,
 ) -> Any:
     """A layer of packed experts, by the canonical arithmetic: y ``[M, H]``.
 
-    ``quant_type`` is a name as for ``gptq_marlin_gemm``; other arguments are upstream's.
+    ``quant_type`` is a name as for ``gptq_marlin_gemm``; other arguments are upstream's, for 16-bit
+    activations.
     """
+    quant_type = str(quant_type)
     experts = int(w1.shape[0]) if global_num_experts == -1 else global_num_experts
     made = _core.fused_marlin_moe(
         typed(hidden_states, "hidden_states"),
-        _packed(w1, w1_scale, w1_zeros, g_idx1, sort_indices1, bias1),
-        _packed(w2, w2_scale, w2_zeros, g_idx2, sort_indices2, bias2),
+        _packed(w1, w1_scale, w1_zeros, g_idx1, sort_indices1, bias1, quant_type, global_scale1),
+        _packed(w2, w2_scale, w2_zeros, g_idx2, sort_indices2, bias2, quant_type, global_scale2),
         typed(topk_weights, "topk_weights"),
         _words(topk_ids, "topk_ids"),
-        str(quant_type),
+        quant_type,
         activation,
         # w2 is packed in rows of 16 k.
         int(w2.shape[1]) * 16,

@@ -7,7 +7,7 @@ import json
 import os
 import traceback
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _core
 from ._arrays import array, as_one_of, typed
@@ -17,7 +17,10 @@ from ._case import Case
 FOLDER = ".marlinspike"
 
 # What the pytest plugin sets: the project's root, and the options of the command line.
-_settings: Dict[str, Any] = {"root": None, "seed": None, "cases": None}
+_settings: Dict[str, Any] = {"root": None, "seed": None, "cases": None, "seconds": None, "shard": None}
+
+#: Part ``i`` of ``n`` of a campaign's cases: ``"2/4"`` or ``(2, 4)``.
+Shard = Union[str, Tuple[int, int]]
 
 
 class Unsupported(Exception):
@@ -78,20 +81,50 @@ class FuzzSummary:
     unchecked: int
     unchecked_reason: Optional[str]
     findings: List[Finding]
+    #: Whether cases were judged, and none failed or was left unchecked, kept cases included.
+    ok: bool
+    #: The part of the campaign that ran: ``1/1`` is all of it.
+    shard: str = "1/1"
     #: Kept cases that failed again, with the reason.
     regressions: List[str] = field(default_factory=list)
     #: Cases judged, by config key and value.
     coverage: Dict[str, Dict[str, int]] = field(default_factory=dict)
+    _text: str = field(default="", repr=False)
 
-    @property
-    def ok(self) -> bool:
-        """Whether cases were judged, and none failed."""
-        return self.passed > 0 and not self.findings and not self.regressions
+    @classmethod
+    def _of(cls, text: str) -> "FuzzSummary":
+        run = json.loads(text)
+        raw = run["summary"]
+        files = run["files"] or [None] * len(raw["findings"])
+        findings = []
+        for found, path in zip(raw["findings"], files):
+            cause = found["cause"] or {}
+            findings.append(
+                Finding(
+                    found["signature"], found["index"], cause.get("id"), cause.get("text"),
+                    found["minimal"], found["runs"], path,
+                )
+            )  # fmt: skip
+        same = ("op", "seed", "passed", "failed", "skipped", "unchecked", "unchecked_reason", "shard")
+        return cls(
+            **{key: raw[key] for key in same},
+            findings=findings,
+            ok=run["success"],
+            regressions=[f"{k['path']}: {k['detail']}" for k in run["kept"] if k["result"] == "fail"],
+            coverage=raw["coverage"]["axes"],
+            _text=text,
+        )
+
+    def write(self, path: Union[str, "os.PathLike[str]"]) -> None:
+        """Writes the summary file that ``merge`` and ``marlinspike fuzz merge`` read."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self._text)
 
     def __str__(self) -> str:
         lines = [
             f"{self.op}: {self.passed} passed, {self.failed} failed, {self.unchecked} unchecked, "
             f"{self.skipped} skipped; seed {self.seed:#x}"
+            + ("" if self.shard == "1/1" else f", shard {self.shard}")
         ]
         if self.unchecked_reason:
             lines.append(f"unchecked: {self.unchecked_reason}")
@@ -152,6 +185,7 @@ def run_fuzz(
     outputs: Sequence[str] = (),
     config: Optional[Mapping[str, Any]] = None,
     folder: Optional[str] = None,
+    shard: Shard = "1/1",
 ) -> FuzzSummary:
     """Runs ``kernel(inputs, config)`` on generated cases of ``op`` and returns what was found.
 
@@ -159,27 +193,20 @@ def run_fuzz(
     outputs that the kernel returns; by default ``y``, or all outputs of an operation without one. A
     kernel with a parameter ``reference`` is given the reference's other outputs, such as packed
     weights. ``config`` sets keys in every case. Cases kept in ``folder`` run first, and each finding
-    is kept there.
+    is kept there. ``shard="2/4"`` runs the second of four parts; each case belongs to one part, and
+    ``merge`` puts the parts together.
     """
+    part = shard if isinstance(shard, str) else f"{shard[0]}/{shard[1]}"
     text = _core.fuzz(
-        _adapted(kernel, op), op, where, seed, cases, seconds, list(outputs), json.dumps(dict(config or {})), folder
-    )
-    raw = json.loads(text)
-    summary = raw["summary"]
-    findings = []
-    for found, path in zip(summary["findings"], raw["paths"]):
-        cause = found["cause"] or {}
-        findings.append(
-            Finding(
-                found["signature"], found["index"], cause.get("id"), cause.get("text"),
-                found["minimal"], found["runs"], path,
-            )
-        )  # fmt: skip
-    counts = {key: summary[key] for key in ("passed", "failed", "skipped", "unchecked", "unchecked_reason")}
-    regressions = [f"{kept['path']}: {kept['text']}" for kept in raw["kept"] if kept["failed"]]
-    coverage = summary["coverage"]
-    coverage = coverage.get("axes", coverage)
-    return FuzzSummary(op, seed, findings=findings, regressions=regressions, coverage=coverage, **counts)
+        _adapted(kernel, op), op, where, seed, cases, seconds, list(outputs), json.dumps(dict(config or {})),
+        folder, part,
+    )  # fmt: skip
+    return FuzzSummary._of(text)
+
+
+def _set_or(option: str, stated: Any) -> Any:
+    """The value of an option of pytest, else the stated one."""
+    return stated if _settings[option] is None else _settings[option]
 
 
 def fuzz(
@@ -191,30 +218,37 @@ def fuzz(
     seconds: Optional[float] = None,
     outputs: Sequence[str] = (),
     config: Optional[Mapping[str, Any]] = None,
+    shard: Shard = "1/1",
 ) -> Callable[[Callable[..., Any]], Callable[[], None]]:
     """Makes a test of a kernel: ``@marlinspike.fuzz(op="linear", where="weight_type=uint4b8")``.
 
     The test fails with the cause and the smallest failing case, which is kept under ``.marlinspike``
-    and runs first the next time. Arguments are those of ``run_fuzz``; pytest's options
-    ``--marlinspike-seed`` and ``--marlinspike-cases`` override them.
+    and runs first the next time. ``summary.json`` next to it is a summary for ``merge``. Arguments are
+    those of ``run_fuzz``; pytest's options ``--marlinspike-seed``, ``--marlinspike-cases``,
+    ``--marlinspike-seconds`` and ``--marlinspike-shard`` override them.
     """
 
     def decorate(kernel: Callable[..., Any]) -> Callable[[], None]:
         def test() -> None:
-            used = seed if _settings["seed"] is None else _settings["seed"]
-            count = cases if _settings["cases"] is None else _settings["cases"]
+            used = _set_or("seed", seed)
+            count = _set_or("cases", cases)
+            part = _set_or("shard", shard)
             root = _settings["root"] or os.getcwd()
             folder = os.path.join(root, FOLDER, f"{kernel.__module__}.{kernel.__qualname__}")
             summary = run_fuzz(
-                kernel, op, where, cases=count, seed=used, seconds=seconds, outputs=outputs,
-                config=config, folder=folder,
+                kernel, op, where, cases=count, seed=used, seconds=_set_or("seconds", seconds),
+                outputs=outputs, config=config, folder=folder, shard=part,
             )  # fmt: skip
+            os.makedirs(folder, exist_ok=True)
+            summary.write(os.path.join(folder, "summary.json"))
             if summary.ok:
                 return
             message = str(summary)
             if not summary.passed and not summary.failed and not summary.regressions:
                 message += "\nno case was judged: the kernel skipped all, or their outputs cannot be judged"
             again = f"pytest -k {kernel.__name__} --marlinspike-seed {used:#x} --marlinspike-cases {count}"
+            if summary.shard != "1/1":
+                again += f" --marlinspike-shard {summary.shard}"
             raise FuzzFailure(f"{message}\nagain: {again}", summary)
 
         # No `__wrapped__`: pytest would take the kernel's parameters for fixtures.
@@ -224,3 +258,83 @@ def fuzz(
         return test
 
     return decorate
+
+
+@dataclass(frozen=True)
+class MergedFinding:
+    """A finding of one run or of several."""
+
+    signature: str
+    #: Short name of the cause; None where no known mistake explains the failure.
+    cause: Optional[str]
+    explanation: Optional[str]
+    #: The minimal case's config, one ``key=value`` per key.
+    minimal: List[str]
+    #: The first run that found it, and its first failing case.
+    seed: int
+    index: int
+    #: Number of runs that found it.
+    runs: int
+
+
+@dataclass(frozen=True)
+class MergedSummary:
+    """The runs of one operation, added up."""
+
+    op: str
+    #: Seed, filter and shard of each run.
+    runs: List[Dict[str, Any]]
+    #: Shards without a summary: ``2/4 of seed 0x1``.
+    missing: List[str]
+    passed: int
+    failed: int
+    skipped: int
+    unchecked: int
+    unchecked_reason: Optional[str]
+    findings: List[MergedFinding]
+    #: Kept cases that failed again.
+    regressions: List[str]
+    coverage: Dict[str, Dict[str, int]]
+    #: Whether cases were judged, none failed or was left unchecked, and no shard is missing.
+    ok: bool
+
+    @classmethod
+    def _of(cls, raw: Dict[str, Any]) -> "MergedSummary":
+        findings = []
+        for found in raw["findings"]:
+            cause = found["cause"] or {}
+            same = {key: found[key] for key in ("signature", "minimal", "seed", "index", "runs")}
+            findings.append(MergedFinding(cause=cause.get("id"), explanation=cause.get("text"), **same))
+        same = ("op", "runs", "passed", "failed", "skipped", "unchecked", "unchecked_reason")
+        return cls(
+            **{key: raw[key] for key in same},
+            missing=[f"{lost['shard']} of seed {lost['seed']:#x}" for lost in raw["missing"]],
+            findings=findings,
+            regressions=raw["kept_that_fail"],
+            coverage=raw["coverage"]["axes"],
+            ok=raw["success"],
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.op}: {len(self.runs)} runs, {self.passed} passed, {self.failed} failed, "
+            f"{self.unchecked} unchecked, {self.skipped} skipped"
+        ]
+        lines += [f"missing: shard {text}" for text in self.missing]
+        for found in self.findings:
+            lines.append(f"{found.signature} ({found.runs} runs): {' '.join(found.minimal)}")
+        return "\n".join(lines)
+
+
+def merge(
+    summaries: Iterable[Union[str, "os.PathLike[str]"]],
+    regressions: Optional[Union[str, "os.PathLike[str]"]] = None,
+) -> List[MergedSummary]:
+    """Merges summary files of several machines into one summary for each operation.
+
+    ``regressions`` is a folder into which the failing cases are copied, each content once; a case is
+    looked for next to its summary, then at its path from the summary's folder.
+    """
+    folder = None if regressions is None else os.fspath(regressions)
+    text = _core.merge([os.fspath(path) for path in summaries], folder)
+    return [MergedSummary._of(raw) for raw in json.loads(text)["campaigns"]]

@@ -13,7 +13,7 @@ def _seed(text: str) -> int:
 
 
 def pytest_addoption(parser: Any) -> None:
-    """Adds ``--marlinspike-seed`` and ``--marlinspike-cases``."""
+    """Adds the options ``--marlinspike-...``."""
     group = parser.getgroup("marlinspike", "fuzzing of quantized kernels")
     group.addoption(
         "--marlinspike-seed", type=_seed, metavar="SEED", help="seed of every fuzz test, or `random`"
@@ -21,12 +21,18 @@ def pytest_addoption(parser: Any) -> None:
     group.addoption(
         "--marlinspike-cases", type=int, metavar="N", help="cases of every fuzz test"
     )
+    group.addoption(
+        "--marlinspike-seconds", type=float, metavar="S", help="time of every fuzz test"
+    )
+    group.addoption(
+        "--marlinspike-shard", metavar="I/N", help="part I of N of the cases of every fuzz test"
+    )
 
 
 def pytest_configure(config: Any) -> None:
     """Passes options and the root folder on to the fuzz tests."""
-    _fuzz._settings["seed"] = config.getoption("--marlinspike-seed")
-    _fuzz._settings["cases"] = config.getoption("--marlinspike-cases")
+    for option in ("seed", "cases", "seconds", "shard"):
+        _fuzz._settings[option] = config.getoption(f"--marlinspike-{option}")
     _fuzz._settings["root"] = str(config.rootpath)
 
 

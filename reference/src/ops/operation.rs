@@ -116,7 +116,7 @@ pub(crate) trait Operation: std::fmt::Debug {
     /// # Errors
     /// Returns an error for inputs that the operation refuses; [`crate::Error::Unsupported`] by default.
     fn add_staged_outputs(&self, case: &mut Case<'_>) -> Result<()> {
-        Err(crate::Error::unsupported(case.op, "its outputs are added by `vectors`"))
+        Err(crate::Error::unsupported(case.op, "the reference does not compute its outputs"))
     }
 
     /// The verdicts on the outputs of the case; by default, compared bit for bit with

@@ -20,7 +20,7 @@ use marlinspike::num::tensor::{DType, Tensor};
 use memory::Guarded;
 
 use super::kernel::dtype;
-use super::{CampaignError, Fault, Kernel, Outputs, ProcessKernel, Protocol, Trial, Wanted};
+use super::{CampaignError, Fault, Kernel, OutputSpec, Outputs, ProcessKernel, Protocol, Trial};
 
 /// Version of `marlinspike_kernel.h`.
 pub const ABI_VERSION: i32 = 1;
@@ -256,7 +256,7 @@ impl Tensors {
             }
         }
         let wanted = container.metadata().get("outputs").map_or("[]", String::as_str);
-        let wanted: Vec<Wanted> = serde_json::from_str(wanted).map_err(|e| e.to_string())?;
+        let wanted: Vec<OutputSpec> = serde_json::from_str(wanted).map_err(|e| e.to_string())?;
         for output in &wanted {
             let shape = output.shape.as_deref().unwrap_or(&[]);
             all.outputs.push(GuardedTensor::new(&output.name, dtype(output), shape)?);

@@ -1,0 +1,2 @@
+#!/bin/bash -eu
+exec "$SRC/marlinspike/fuzz/oss-fuzz.sh"
