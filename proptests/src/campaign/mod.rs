@@ -23,10 +23,12 @@
 //! A kernel is anything that implements [`Kernel`]: a closure, another process ([`ProcessKernel`]) or
 //! a shared library ([`LibraryKernel`]).
 
+mod configurations;
 mod coverage;
 mod filter;
 mod finding;
 mod kernel;
+mod laws;
 #[cfg(unix)]
 mod library;
 #[cfg(unix)]
@@ -48,6 +50,7 @@ pub use coverage::Coverage;
 pub use filter::{Filter, axes};
 pub use finding::{Failure, Finding};
 pub use kernel::{Fault, Kernel, Outputs, Trial, Wanted};
+pub use laws::Laws;
 #[cfg(unix)]
 pub use library::{ABI_VERSION, LibraryKernel, serve};
 #[cfg(unix)]
@@ -114,6 +117,8 @@ pub struct Campaign {
     pub outputs: Vec<String>,
     /// The declared arithmetic of the kernel.
     pub declared: Declared,
+    /// Properties that are tested on cases without a wrong output.
+    pub laws: Laws,
     /// Only cases whose number is `shard.0` modulo `shard.1`.
     pub shard: (u64, u64),
     /// Limits on kernel runs and time for shrinking one finding.
@@ -208,6 +213,7 @@ impl Campaign {
             set: Map::new(),
             outputs: Vec::new(),
             declared: Declared::default(),
+            laws: Laws::default(),
             shard: (0, 1),
             shrink: (400, Duration::from_secs(60)),
         })
@@ -305,7 +311,7 @@ impl Campaign {
         Ok(summary)
     }
 
-    /// Runs the kernel on one case and judges its outputs.
+    /// Runs the kernel on one case, judges its outputs and tests [`Campaign::laws`].
     ///
     /// # Errors
     /// None. A trial's inputs are valid, so outputs that `check` refuses, such as `topk_ids` out of
@@ -323,15 +329,15 @@ impl Campaign {
             Err(fault) => return wrong(fault),
         };
         let mut case = trial.case.clone();
-        for (name, tensor) in outputs {
-            if !trial.wanted.iter().any(|wanted| wanted.name == name) {
+        for (name, tensor) in &outputs {
+            if !trial.wanted.iter().any(|wanted| wanted.name == *name) {
                 let expected: Vec<_> = trial.wanted.iter().map(|w| w.name.as_str()).collect();
                 return unreadable(format!(
                     "found output `{name}`, expected {}",
                     expected.join(", ")
                 ));
             }
-            case.add_output(&name, tensor);
+            case.add_output(name, tensor.clone());
         }
         if let Some(absent) = trial.wanted.iter().find(|w| !case.outputs.contains_key(&w.name)) {
             return unreadable(format!("output `{}` is absent", absent.name));
@@ -340,6 +346,11 @@ impl Campaign {
             Ok(report) => report,
             Err(error) => return unreadable(error.to_string()),
         };
+        if report.verdict != Verdict::Fail
+            && let Some(fault) = self.laws.broken(kernel, trial, &outputs)?
+        {
+            return wrong(fault);
+        }
         Ok(match report.verdict {
             Verdict::Pass => Judgement::Pass,
             Verdict::Fail => Judgement::Wrong(Box::new(Failure::wrong(case, report))),

@@ -199,7 +199,7 @@ impl<'c, 'k> Shrinker<'c, 'k> {
                 if !self.may_go_on() {
                     return Ok(());
                 }
-                let Some(trial) = self.rows(&at.trial, &by_row, first, kept)? else { continue };
+                let Some(trial) = rows_of(&at.trial, &by_row, first, kept)? else { continue };
                 if let Some(failing) = self.fails(trial)? {
                     *at = failing;
                     return Ok(());
@@ -207,51 +207,6 @@ impl<'c, 'k> Shrinker<'c, 'k> {
             }
         }
         Ok(())
-    }
-
-    /// The trial of rows `first..first + kept`.
-    fn rows(
-        &self,
-        trial: &Trial,
-        by_row: &[String],
-        first: usize,
-        kept: usize,
-    ) -> Result<Option<Trial>, CampaignError> {
-        let mut case = trial.case.clone();
-        let mut map = case.config.to_json();
-        if map.contains_key("size_m") {
-            map.insert("size_m".to_owned(), kept.into());
-        }
-        let Ok(config) = CaseConfig::from_json(case.op, &map) else { return Ok(None) };
-        case.config = config;
-        for name in by_row {
-            if let Some(tensor) = case.inputs.get(name) {
-                let Some(part) = leading(tensor, first, kept) else { return Ok(None) };
-                case.add_input(name, part);
-            }
-        }
-        self.rebuilt(case, trial)
-    }
-
-    /// The trial of a case whose rows or values were edited, with the reference outputs that still
-    /// apply.
-    fn rebuilt(&self, mut case: Case<'static>, of: &Trial) -> Result<Option<Trial>, CampaignError> {
-        if case.validate().is_err() {
-            return Ok(None);
-        }
-        let mut wanted = of.wanted.clone();
-        let rules = case.rules()?;
-        for output in &mut wanted {
-            let rule = rules.iter().find(|r| r.name.strip_prefix("out.") == Some(&output.name));
-            let shape = rule.and_then(|r| r.shape.iter().map(super::kernel::size).collect());
-            output.shape = shape.or(output.shape.take());
-        }
-        // Packed weights do not depend on edited rows or values; other reference outputs are
-        // dropped.
-        let mut reference = of.reference.clone();
-        reference.retain(|name, _| name.contains("marlin_") || name.ends_with("rhs_packed"));
-        case.outputs.clear();
-        Ok(Some(Trial { case, reference, wanted }))
     }
 
     /// Simpler values: whole inputs constant, then halves, quarters and so on.
@@ -278,7 +233,7 @@ impl<'c, 'k> Shrinker<'c, 'k> {
                         let Some(simpler) = filled(now, part, parts, &base) else { continue };
                         let mut case = at.trial.case.clone();
                         case.add_input(&name, simpler);
-                        let Some(trial) = self.rebuilt(case, &at.trial)? else { continue };
+                        let Some(trial) = rebuilt(case, &at.trial)? else { continue };
                         if let Some(failing) = self.fails(trial)? {
                             *at = failing;
                         }
@@ -291,9 +246,53 @@ impl<'c, 'k> Shrinker<'c, 'k> {
     }
 }
 
+/// The trial of rows `first..first + kept`.
+pub(super) fn rows_of(
+    trial: &Trial,
+    by_row: &[String],
+    first: usize,
+    kept: usize,
+) -> Result<Option<Trial>, CampaignError> {
+    let mut case = trial.case.clone();
+    let mut map = case.config.to_json();
+    if map.contains_key("size_m") {
+        map.insert("size_m".to_owned(), kept.into());
+    }
+    let Ok(config) = CaseConfig::from_json(case.op, &map) else { return Ok(None) };
+    case.config = config;
+    for name in by_row {
+        if let Some(tensor) = case.inputs.get(name) {
+            let Some(part) = leading(tensor, first, kept) else { return Ok(None) };
+            case.add_input(name, part);
+        }
+    }
+    rebuilt(case, trial)
+}
+
+/// The trial of a case whose rows or values were edited, with the reference outputs that still
+/// apply.
+fn rebuilt(mut case: Case<'static>, of: &Trial) -> Result<Option<Trial>, CampaignError> {
+    if case.validate().is_err() {
+        return Ok(None);
+    }
+    let mut wanted = of.wanted.clone();
+    let rules = case.rules()?;
+    for output in &mut wanted {
+        let rule = rules.iter().find(|r| r.name.strip_prefix("out.") == Some(&output.name));
+        let shape = rule.and_then(|r| r.shape.iter().map(super::kernel::size).collect());
+        output.shape = shape.or(output.shape.take());
+    }
+    // Packed weights do not depend on edited rows or values; other reference outputs are
+    // dropped.
+    let mut reference = of.reference.clone();
+    reference.retain(|name, _| name.contains("marlin_") || name.ends_with("rhs_packed"));
+    case.outputs.clear();
+    Ok(Some(Trial { case, reference, wanted }))
+}
+
 /// The inputs whose leading axis is the rows: those whose shape follows `size_m`, otherwise those
 /// whose leading axis the config does not fix.
-fn row_inputs(case: &Case<'_>) -> Result<Vec<String>, CampaignError> {
+pub(super) fn row_inputs(case: &Case<'_>) -> Result<Vec<String>, CampaignError> {
     let shapes = |rows: Option<usize>| -> Result<Vec<(String, Option<Dim>)>, CampaignError> {
         let mut map = case.config.to_json();
         if let Some(rows) = rows {

@@ -255,8 +255,7 @@ pub fn mistakes(op: Op) -> Vec<&'static str> {
 ///
 /// # Errors
 /// Returns an error for inputs that the operation refuses;
-/// [`Error::Unsupported`](crate::Error::Unsupported) for `dyn_quant_linear` and for a router with a
-/// stated `routing`.
+/// [`Error::Unsupported`](crate::Error::Unsupported) for a router with a stated `routing`.
 pub fn add_outputs(case: &mut Case<'_>) -> Result<()> {
     let Some(computation) = case.config.operation().computation(case)? else {
         let config = case.config.clone();

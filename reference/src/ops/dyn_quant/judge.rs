@@ -51,7 +51,7 @@ pub(crate) fn linear(case: &Case<'_>, c: &DynQuantConfig) -> Result<Vec<OutputRe
 }
 
 /// The weights of the case's inputs.
-fn columns(case: &Case<'_>, c: &DynQuantConfig, shape: Shape) -> Result<Columns> {
+pub(super) fn columns(case: &Case<'_>, c: &DynQuantConfig, shape: Shape) -> Result<Columns> {
     let packed = case.input("weight_u4")?.elements::<u8>();
     let codes = packed.iter().flat_map(|&b| [(b & 15) as i8 - 8, (b >> 4) as i8 - 8]).collect();
     let bias = match c.has_bias {

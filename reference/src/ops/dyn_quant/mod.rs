@@ -19,7 +19,7 @@ use crate::ops::schema::{
     CaseError, Demand, Dim, Inputs, Reader, TensorRule, finite, rule, stored,
 };
 use crate::ops::tensors::F32;
-use crate::w4a8::packed::{Columns, LhsLayout, MR, NR, RhsLayout};
+use crate::w4a8::packed::{LhsLayout, MR, NR, RhsLayout};
 use crate::w4a8::quantize::ActivationRounding;
 use crate::w4a8::scalar::Scalar;
 use crate::w4a8::{Values, multiply, quantize};
@@ -242,50 +242,61 @@ impl Operation for DynQuantConfig {
             (0..c.size_n).map(|_| value(rng)).collect()
         });
 
-        let float = if c.dtype == ScalarType::FLOAT32 { DType::F32 } else { DType::BF16 };
-        let tensor = |values: &Values, cols: usize| match values {
-            Values::F32(v) => Tensor::from_vec("", float, vec![c.size_m, cols], v.clone()),
-            Values::Bf16(v) => Tensor::from_vec("", float, vec![c.size_m, cols], v.clone()),
-        };
-        case.add_input("x", tensor(&x, c.size_k)?);
+        case.add_input("x", tensor(&x, [c.size_m, c.size_k])?);
         let packed_k = c.size_k / 2;
         case.add_input("weight_u4", Tensor::new("", DType::U8, vec![c.size_n, packed_k], bytes)?);
-        let columns = match c.group_size {
+        match c.group_size {
             GroupSize::Channel => {
                 let scales: Vec<f32> = scales.iter().map(|&s| bf16_to_f32(s)).collect();
-                let stored = Tensor::from_vec("", DType::F32, vec![c.size_n, 1], scales.clone())?;
+                let stored = Tensor::from_vec("", DType::F32, vec![c.size_n, 1], scales)?;
                 case.add_input("weight_scale", stored);
-                Columns::channel_wise(shape, codes, &scales, bias.as_deref())?
             }
-            GroupSize::Of(g) => {
-                let stored =
-                    Tensor::from_vec("", DType::BF16, vec![c.size_n, groups], scales.clone())?;
+            GroupSize::Of(_) => {
+                let stored = Tensor::from_vec("", DType::BF16, vec![c.size_n, groups], scales)?;
                 case.add_input("weight_scale", stored);
-                Columns::group_wise(shape, g, codes, scales, bias.as_deref())?
             }
-        };
+        }
         if let Some(bias) = bias {
             case.add_input("bias", Tensor::from_vec("", DType::F32, vec![c.size_n], bias)?);
         }
+        c.add_staged_outputs(case)
+    }
 
-        let rows = quantize(&x, c.size_k, c.activation_rounding)?;
-        let lhs = LhsLayout::new(c.size_m, c.size_k, c.packing.mr)?.pack(&rows)?;
-        let rhs = RhsLayout::new(shape, c.group_size, c.packing.nr)?.pack(&columns)?;
-        let y = multiply(&Scalar, &lhs, &rhs, c.dtype)?;
+    fn add_staged_outputs(&self, case: &mut Case<'_>) -> Result<()> {
+        let shape = Shape::new(self.size_k, self.size_n);
+        let (x, columns) =
+            (Values::from_tensor(case.input("x")?)?, judge::columns(case, self, shape)?);
+        let rows = quantize(&x, self.size_k, self.activation_rounding)?;
+        let lhs = LhsLayout::new(self.size_m, self.size_k, self.packing.mr)?.pack(&rows)?;
+        let rhs = RhsLayout::new(shape, self.group_size, self.packing.nr)?.pack(&columns)?;
+        let y = multiply(&Scalar, &lhs, &rhs, self.dtype)?;
         for (name, bytes) in [("lhs_packed", lhs.bytes()), ("rhs_packed", rhs.bytes())] {
             case.add_output(name, Tensor::new("", DType::U8, vec![bytes.len()], bytes.to_vec())?);
         }
-        case.add_output("y", tensor(&y, c.size_n)?);
+        case.add_output("y", tensor(&y, [self.size_m, self.size_n])?);
         Ok(())
     }
 }
 
-/// Activations of `ty`: mixed rows, rows of one value, of one sign, and of zeros.
+/// f32 or bf16 values.
+fn tensor(values: &Values, shape: [usize; 2]) -> Result<Tensor<'static>> {
+    match values {
+        Values::F32(v) => Tensor::from_vec("", DType::F32, shape.to_vec(), v.clone()),
+        Values::Bf16(v) => Tensor::from_vec("", DType::BF16, shape.to_vec(), v.clone()),
+    }
+}
+
+/// Activations of `ty`: mixed rows, rows of one value, of one sign, of zeros, and of numbers halfway
+/// between two codes.
 fn activation_rows(rng: &mut Rng, ty: ScalarType, rows: usize, size_k: usize) -> Result<Values> {
     let mut values = Vec::with_capacity(rows * size_k);
     for _ in 0..rows {
         let kind = rng.below(10);
         let same = activation_bits(rng, ScalarType::BFLOAT16);
+        if kind == 4 {
+            values.extend(halfway_row(rng, size_k));
+            continue;
+        }
         for _ in 0..size_k {
             let bits = match kind {
                 0 => 0,
@@ -303,4 +314,12 @@ fn activation_rows(rng: &mut Rng, ty: ScalarType, rows: usize, size_k: usize) ->
         }
     }
     Values::from_f32(values, ty)
+}
+
+/// Half-integers from -127.5 to 127.5: the row's scale is 1, so every value is a tie.
+fn halfway_row(rng: &mut Rng, size_k: usize) -> Vec<f32> {
+    let mut row: Vec<f32> = (0..size_k).map(|_| rng.below(256) as f32 - 127.5).collect();
+    let ends = [-127.5, 127.5];
+    row.iter_mut().zip(ends).for_each(|(value, end)| *value = end);
+    row
 }
