@@ -24,6 +24,8 @@
 //! report names the violated property, the first wrong value in storage order with its (k, n),
 //! tile, lane and register, and the seed that reproduces it.
 
+#[cfg(feature = "properties")]
+pub mod bank;
 pub mod campaign;
 #[cfg(feature = "properties")]
 pub mod fuzz;

@@ -109,6 +109,18 @@ pub enum Fault {
         /// Offset of the first byte that differs.
         first: usize,
     },
+    /// A row alone gave other bits than in its batch.
+    #[error("row {row} of {tensor} differs alone and in a batch of {rows}, first at byte {first}")]
+    BatchDependent {
+        /// Name of the tensor.
+        tensor: String,
+        /// The row.
+        row: usize,
+        /// Rows of the batch.
+        rows: usize,
+        /// Offset of the first byte that differs, within the row.
+        first: usize,
+    },
 }
 
 impl Fault {
@@ -127,6 +139,7 @@ impl Fault {
             Self::OutOfBounds { .. } => "out-of-bounds write",
             Self::Unwritten { .. } => "unwritten output",
             Self::Nondeterministic { .. } => "nondeterminism",
+            Self::BatchDependent { .. } => "batch dependence",
         }
     }
 }

@@ -23,10 +23,12 @@
 //! A kernel is anything that implements [`Kernel`]: a closure, another process ([`ProcessKernel`]) or
 //! a shared library ([`LibraryKernel`]).
 
+mod configurations;
 mod coverage;
 mod filter;
 mod finding;
 mod kernel;
+mod laws;
 #[cfg(unix)]
 mod library;
 mod merge;
@@ -50,6 +52,7 @@ pub use coverage::Coverage;
 pub use filter::{Filter, axes};
 pub use finding::{Failure, Finding};
 pub use kernel::{Fault, Kernel, OutputSpec, Outputs, Trial};
+pub use laws::Laws;
 #[cfg(unix)]
 pub use library::{ABI_VERSION, LibraryKernel, serve};
 pub use merge::{Merged, MergedCampaign, MergedFinding, MergedRun, MissingShard, merge};
@@ -135,6 +138,8 @@ pub struct Campaign {
     pub outputs: Vec<String>,
     /// The declared arithmetic of the kernel.
     pub declared: Declared,
+    /// Properties that are tested on cases without a wrong output.
+    pub laws: Laws,
     /// The part of the cases to run.
     pub shard: Shard,
     /// Limits on kernel runs and time for shrinking one finding.
@@ -202,6 +207,7 @@ impl Campaign {
             set: Map::new(),
             outputs: Vec::new(),
             declared: Declared::default(),
+            laws: Laws::default(),
             shard: Shard::WHOLE,
             shrink: (400, Duration::from_secs(60)),
         })
@@ -329,7 +335,7 @@ impl Campaign {
         Ok(summary)
     }
 
-    /// Runs the kernel on one case and judges its outputs. A trial's inputs are valid, so outputs that
+    /// Runs the kernel on one case, judges its outputs and tests [`Campaign::laws`]. A trial's inputs are valid, so outputs that
     /// `check` refuses, such as `topk_ids` out of range, are the kernel's fault.
     pub fn judge(&self, kernel: &mut dyn Kernel, trial: &Trial) -> Judgement {
         let wrong = |fault| Judgement::Wrong(Box::new(Failure::fault(trial, fault)));
@@ -340,15 +346,15 @@ impl Campaign {
             Err(fault) => return wrong(fault),
         };
         let mut case = trial.case.clone();
-        for (name, tensor) in outputs {
-            if !trial.wanted.iter().any(|wanted| wanted.name == name) {
+        for (name, tensor) in &outputs {
+            if !trial.wanted.iter().any(|wanted| wanted.name == *name) {
                 let expected: Vec<_> = trial.wanted.iter().map(|w| w.name.as_str()).collect();
                 return unreadable(format!(
                     "found output `{name}`, expected {}",
                     expected.join(", ")
                 ));
             }
-            case.add_output(&name, tensor);
+            case.add_output(name, tensor.clone());
         }
         if let Some(absent) = trial.wanted.iter().find(|w| !case.outputs.contains_key(&w.name)) {
             return unreadable(format!("output `{}` is absent", absent.name));
@@ -357,6 +363,11 @@ impl Campaign {
             Ok(report) => report,
             Err(error) => return unreadable(error.to_string()),
         };
+        if report.verdict != Verdict::Fail
+            && let Some(fault) = self.laws.broken(kernel, trial, &outputs)
+        {
+            return wrong(fault);
+        }
         match report.verdict {
             Verdict::Pass => Judgement::Pass,
             Verdict::Fail => Judgement::Wrong(Box::new(Failure::wrong(case, report))),

@@ -225,7 +225,12 @@ fn drawn_keys_removed(mut map: Map<String, Value>) -> Map<String, Value> {
 }
 
 /// The trial of rows `first..first + kept`.
-fn with_rows(trial: &Trial, by_row: &[String], first: usize, kept: usize) -> Option<Trial> {
+pub(super) fn with_rows(
+    trial: &Trial,
+    by_row: &[String],
+    first: usize,
+    kept: usize,
+) -> Option<Trial> {
     let mut case = trial.case.clone();
     let mut map = case.config.to_json();
     if map.contains_key("size_m") {
@@ -278,7 +283,7 @@ fn recomputed(mut case: Case<'static>, of: &Trial) -> Option<Trial> {
 
 /// The inputs whose leading axis is the rows: those whose shape follows `size_m`, otherwise those
 /// whose leading axis the config does not fix.
-fn row_inputs(case: &Case<'_>) -> marlinspike::Result<Vec<String>> {
+pub(super) fn row_inputs(case: &Case<'_>) -> marlinspike::Result<Vec<String>> {
     let shapes = |rows: Option<usize>| -> marlinspike::Result<Vec<(String, Option<Dim>)>> {
         let mut map = case.config.to_json();
         if let Some(rows) = rows {

@@ -258,11 +258,21 @@ impl<'a> Router<'a> {
 
     /// The ids of one token, best first.
     pub(crate) fn select(&self, scores: &Scores, ties: Ties) -> Vec<usize> {
+        self.select_by(scores, ties, |choice| self.group_score(choice))
+    }
+
+    /// As [`Router::select`], with another score of a group.
+    pub(crate) fn select_by(
+        &self,
+        scores: &Scores,
+        ties: Ties,
+        group_score: impl Fn(&[f32]) -> f32,
+    ) -> Vec<usize> {
         let choice = &scores.choice;
         let mut experts: Vec<usize> = (0..choice.len()).collect();
         if let Some(g) = self.groups {
             let per = choice.len() / g.num_expert_group;
-            let values: Vec<f32> = choice.chunks_exact(per).map(|c| self.group_score(c)).collect();
+            let values: Vec<f32> = choice.chunks_exact(per).map(group_score).collect();
             let mut groups: Vec<usize> = (0..g.num_expert_group).collect();
             sort(&mut groups, &values, ties);
             groups.truncate(g.topk_group);

@@ -248,7 +248,9 @@ impl Operation for RouterConfig {
         let experts = rng.pick(&[8, 16, 64, 128, 256]);
         let dtype = rng.pick(&[DType::F32, DType::F16, DType::BF16]);
         let mut c = self.clone();
-        let with_bias = c.grouped.is_some() && rng.chance(1, 2);
+        // With a bias, a group's score is the sum of its two best experts.
+        let pairs = c.grouped.is_some_and(|g| experts / g.num_expert_group > 1);
+        let with_bias = c.grouped.is_some() && rng.chance(1, 2) && pairs;
         if let Some(g) = c.grouped {
             // At most as many experts as the chosen groups hold.
             c.top_k = c.top_k.min(g.topk_group * (experts / g.num_expert_group));

@@ -49,6 +49,22 @@ impl Generator {
         Ok(self)
     }
 
+    /// Replaces each configuration by `change` of it, and drops those that `change` drops.
+    ///
+    /// # Errors
+    /// [`Error::Size`] where none is left.
+    pub fn map(mut self, change: impl Fn(&CaseConfig) -> Option<CaseConfig>) -> Result<Self> {
+        self.lattice = self.lattice.iter().filter_map(change).collect();
+        self.only(|_| true)
+    }
+
+    /// The same configurations under another seed.
+    #[must_use]
+    pub fn with_seed(self, seed: u64) -> Self {
+        let first_round = order(seed, 0, self.lattice.len());
+        Self { seed, first_round, ..self }
+    }
+
     /// The configuration that case `index` is drawn from.
     pub fn configuration(&self, index: u64) -> &CaseConfig {
         let len = self.lattice.len() as u64;

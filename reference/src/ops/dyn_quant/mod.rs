@@ -286,12 +286,17 @@ fn tensor(values: Values, shape: [usize; 2]) -> Result<Tensor<'static>> {
     }
 }
 
-/// Activations of `ty`: mixed rows, rows of one value, of one sign, and of zeros.
+/// Activations of `ty`: mixed rows, rows of one value, of one sign, of zeros, and of numbers halfway
+/// between two codes.
 fn activation_rows(rng: &mut Rng, ty: ScalarType, rows: usize, size_k: usize) -> Result<Values> {
     let mut values = Vec::with_capacity(rows * size_k);
     for _ in 0..rows {
         let kind = rng.below(10);
         let same = activation_bits(rng, ScalarType::BFLOAT16);
+        if kind == 4 {
+            values.extend(halfway_row(rng, size_k));
+            continue;
+        }
         for _ in 0..size_k {
             let bits = match kind {
                 0 => 0,
@@ -309,4 +314,12 @@ fn activation_rows(rng: &mut Rng, ty: ScalarType, rows: usize, size_k: usize) ->
         }
     }
     Values::from_f32(values, ty)
+}
+
+/// Half-integers from -127.5 to 127.5: the row's scale is 1, so every value is a tie.
+fn halfway_row(rng: &mut Rng, size_k: usize) -> Vec<f32> {
+    let mut row: Vec<f32> = (0..size_k).map(|_| rng.below(256) as f32 - 127.5).collect();
+    let ends = [-127.5, 127.5];
+    row.iter_mut().zip(ends).for_each(|(value, end)| *value = end);
+    row
 }

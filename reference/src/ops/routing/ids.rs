@@ -173,6 +173,7 @@ fn diagnose(c: &Context<'_>, ids: &[i32], wrong: &[Wrong]) -> Diagnosis {
     if c.router.groups.is_some() {
         let text = "the selection ignores the groups";
         variants.push(("groups-ignored", text, with(&|r| r.groups = None)));
+        variants.push(other_group_score(c));
     }
     let k = c.router.top_k;
     let expected = c.routing.topk_ids.as_slice().unwrap_or_default();
@@ -208,4 +209,26 @@ fn diagnose(c: &Context<'_>, ids: &[i32], wrong: &[Wrong]) -> Diagnosis {
     }
     let text = format!("{} wrong ids; {first}", wrong.len());
     Diagnosis::place("wrong-experts", text, wrong.len())
+}
+
+/// The ids if groups were chosen by the other rule: by their best expert with a correction bias, by
+/// their two best without.
+fn other_group_score(c: &Context<'_>) -> (&'static str, &'static str, Option<Vec<i32>>) {
+    let best = |choice: &[f32]| choice.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let with_second = |choice: &[f32]| {
+        let mut sorted = choice.to_vec();
+        sorted.sort_by(|a, b| b.total_cmp(a));
+        sorted.iter().take(2).sum()
+    };
+    let biased = c.router.bias.is_some();
+    let ids = c.logits.chunks_exact(c.experts).flat_map(|row| {
+        let scores = c.router.scores(row);
+        let score = |choice: &[f32]| if biased { best(choice) } else { with_second(choice) };
+        c.router.select_by(&scores, Ties::Lower, score)
+    });
+    let ids = Some(ids.map(|id| id as i32).collect());
+    match biased {
+        true => ("group-score-best", "groups were chosen by their best expert, not their two", ids),
+        false => ("group-score-two", "groups were chosen by their two best experts, not one", ids),
+    }
 }

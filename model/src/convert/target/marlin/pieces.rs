@@ -34,7 +34,12 @@ pub(super) fn pieces(
     let tile_k = prepared.weight_layout.tile_map().tile_k() as u64;
     let tile_rows = (e * whole_k + part.rows.start as u64) / tile_k;
     let tile_width = tile_k * u64::from(plan.code_bits()) / 8;
-    list.push(rows(TensorKind::Weight, tile_rows, tile_width, Bytes::B32(into_vec(prepared.qweight))));
+    list.push(rows(
+        TensorKind::Weight,
+        tile_rows,
+        tile_width,
+        Bytes::B32(into_vec(prepared.qweight)),
+    ));
 
     let groups = plan.groups.count as u64;
     // Every part of a channel-wise matrix has the same scales: the first part writes them.

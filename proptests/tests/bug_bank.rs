@@ -1,0 +1,86 @@
+//! Campaigns reject every bug of the bank and accept the reference, and the documented table is
+//! current.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use marlinspike_proptests::bank::{
+    Bug, Row, SEEDS, bugs, fixed, markdown, measure, on_all_cores, right, row,
+};
+use marlinspike_proptests::campaign::{CampaignError, Limit};
+
+/// Every seed, and every case of the right kernel, with `MARLINSPIKE_TESTS=full`, which
+/// `scripts/test` sets.
+fn full() -> bool {
+    std::env::var("MARLINSPIKE_TESTS").is_ok_and(|tests| tests == "full")
+}
+
+#[test]
+fn the_numbers_are_complete() {
+    let numbers: BTreeSet<u32> = bugs().iter().map(|bug| bug.number).collect();
+    assert_eq!(numbers, (1..=51).collect());
+}
+
+/// Two seeds; [`the_table_is_current`] measures all of them.
+#[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "minutes under emulation")]
+fn every_bug_is_rejected_and_named() {
+    let faults = on_all_cores(&bugs(), |bug| {
+        let campaign = bug.campaign(0).unwrap_or_else(|e| panic!("{}: {e}", bug.number));
+        let faults = [0, SEEDS - 1].map(|seed| {
+            let measured = measure(bug, &campaign.clone().with_seed(seed)).unwrap();
+            let rejected = measured.cases.is_some();
+            let named = measured.named.is_some() || bug.causes.is_empty();
+            (!rejected || !named).then(|| format!("{} {}: {measured:?}", bug.number, bug.name))
+        });
+        faults.into_iter().flatten().collect::<Vec<_>>()
+    });
+    let faults = faults.concat();
+    assert!(faults.is_empty(), "{faults:#?}");
+}
+
+/// No false alarm: the reference passes the campaigns that reject the bugs.
+#[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "minutes under emulation")]
+fn the_reference_is_accepted() {
+    // Bugs with the same campaign share a run.
+    let mut campaigns: BTreeMap<String, Bug> = BTreeMap::new();
+    for bug in bugs() {
+        let key = format!("{} {} {:?} {:?}", bug.op, bug.filter, bug.keys, bug.outputs);
+        let laws = campaigns.entry(key).or_insert(bug).laws;
+        campaigns.values_mut().filter(|b| b.number == bug.number).for_each(|b| {
+            b.laws.deterministic |= laws.deterministic;
+            b.laws.batch_invariant |= laws.batch_invariant;
+        });
+    }
+    let campaigns: Vec<Bug> = campaigns.into_values().collect();
+    let cases = if full() { 50 } else { 6 };
+    let faults = on_all_cores(&campaigns, |bug| {
+        let campaign = bug.campaign(1)?;
+        let mut kernel = right();
+        let summary = campaign.run(&mut *kernel, &Limit::cases(cases), &mut |_| ())?;
+        // Cases whose values overflow have no bound and are unchecked.
+        let accepted = summary.failed == 0 && summary.passed * 2 > cases;
+        Ok::<_, CampaignError>((!accepted).then(|| format!("{}: {summary:#?}", bug.number)))
+    });
+    let faults: Vec<String> = faults.into_iter().filter_map(|fault| fault.unwrap()).collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// The columns without measurements; with `MARLINSPIKE_TESTS=full` the whole page.
+#[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "minutes under emulation")]
+fn the_table_is_current() {
+    let again = "cargo run -p marlinspike-proptests --example bug_bank";
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/src/results/bug-bank.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| ")).skip(2).collect();
+    let bugs = bugs();
+    assert_eq!(rows.len(), bugs.len(), "run `{again}`");
+    for (line, bug) in rows.iter().zip(&bugs) {
+        assert!(line.starts_with(&fixed(bug)), "found {line}, run `{again}`");
+    }
+    if full() {
+        let rows: Result<Vec<Row>, CampaignError> = on_all_cores(&bugs, row).into_iter().collect();
+        assert!(markdown(&rows.unwrap()) == page, "run `{again}`");
+    }
+}
