@@ -9,7 +9,7 @@ use marlinspike::layouts::positions::MAX_VALUES;
 use marlinspike::num::dims::Shape;
 
 use crate::figures::figures;
-use crate::page::{Numbered, output_id};
+use crate::numbered::{Numbered, badge, output_id};
 use crate::{escape, flow, passes_with_remark, text};
 
 /// The outputs of a case that have a card, causes first, each with its index in the report.
@@ -132,15 +132,6 @@ fn explored(o: &OutputReport, m: &Mismatch) -> Option<String> {
         "layout=marlin_qweight&amp;size_k={size_k}&amp;size_n={size_n}&amp;bits={width}\
          &amp;activation_bits={activation_bits}&amp;element={element}&amp;bit={bit}"
     ))
-}
-
-/// The class and the word of a verdict's badge.
-pub(crate) fn badge(verdict: Verdict) -> (&'static str, &'static str) {
-    match verdict {
-        Verdict::Pass => ("pass", "pass"),
-        Verdict::Fail => ("fail", "fail"),
-        Verdict::Unchecked => ("unchecked", "not checked"),
-    }
 }
 
 fn facts(out: &mut String, o: &OutputReport, explorer: bool) -> fmt::Result {

@@ -21,6 +21,7 @@ mod escape;
 mod figures;
 pub mod flow;
 mod mismatch_map;
+mod numbered;
 mod outputs;
 mod page;
 mod svg;

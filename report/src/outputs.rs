@@ -4,8 +4,7 @@ use std::fmt::{self, Write as _};
 
 use marlinspike::check::{OutputReport, Verdict};
 
-use crate::card::badge;
-use crate::page::{Numbered, output_id};
+use crate::numbered::{Numbered, badge, output_id};
 use crate::{escape, flow, text};
 
 const HEADER: [(&str, &str); 8] = [

@@ -3,6 +3,7 @@
 use std::fmt::{self, Write as _};
 
 use crate::mismatch_map::LEVELS;
+use crate::numbered::{Numbered, numbered, output_id};
 use crate::{Entry, Severity, card, escape, outputs};
 
 /// Largest number of cards, so that the page stays readable and loads quickly.
@@ -28,22 +29,6 @@ impl<'t> Head<'t> {
         self.lines.push(line);
         self
     }
-}
-
-/// A case with its index in the page.
-#[derive(Clone, Copy)]
-pub(crate) struct Numbered<'r> {
-    pub(crate) index: usize,
-    pub(crate) entry: &'r Entry<'r>,
-}
-
-fn numbered<'r>(entries: &'r [Entry<'r>]) -> Vec<Numbered<'r>> {
-    entries.iter().enumerate().map(|(index, entry)| Numbered { index, entry }).collect()
-}
-
-/// The id of an output's card.
-pub(crate) fn output_id(case: usize, output: usize) -> String {
-    format!("c{case}o{output}")
 }
 
 /// Cases of one severity, in their order.

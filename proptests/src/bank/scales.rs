@@ -120,8 +120,8 @@ fn sharded(case: &mut Case<'static>) -> Result<()> {
     add_outputs(case)
 }
 
-/// The rank holds the groups of every rank. Those of other ranks are not part of its case, so any
-/// values stand for them.
+/// The rank holds the groups of every rank. Those of other ranks are not part of its case; they get
+/// other values than the rank's own.
 fn not_sharded(case: &mut Case<'static>) -> Result<()> {
     let c = edit::linear(case)?;
     add_outputs(case)?;

@@ -30,7 +30,7 @@ pub(in crate::layouts) const ALL: &[Named] = &[
     },
     Named {
         name: "marlin_scales_8bit",
-        title: "Marlin: scales of 8 bits (MXFP4, MXFP8, NVFP4)",
+        title: "Marlin: scales of 8 bits (e8m0, e4m3)",
         options: &["activation_bits"],
         one: |r| scales(r, |layout| (layout.with_quads(), 8)),
     },
