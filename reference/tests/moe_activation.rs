@@ -370,6 +370,19 @@ fn refusals() {
     assert!(matches!(d.bounds(ndarray::ArrayView2::from(&[[]; 0]), F16), Err(Error::Shape { .. })));
 }
 
+/// A rounding keeps the sign, also of numbers whose product with what they round to underflows.
+#[test]
+fn tiny_results_keep_their_sign() {
+    let tiny = Interval::point(-1.5e-282).after_f32(0.0);
+    assert!(tiny.lo < 0.0 && tiny.hi == 0.0, "{tiny:?}");
+    let tiny = Interval::point(1.5e-282).after_f32(0.0);
+    assert!(tiny.lo == 0.0 && tiny.hi > 0.0, "{tiny:?}");
+    // gelu(-36) · 32768 is about -5e-278.
+    let d = Definition::new(Activation::Gelu);
+    let bound = Bounds::new(d, BF16).unwrap().of_bits(bits(BF16, -36.0), bits(BF16, 32768.0));
+    assert_eq!(bound.interval.hi, 0.0, "{bound:?}");
+}
+
 fn step(bits: u16, n: i32) -> u16 {
     // Numbers of one sign order like their bits.
     (bits & 0x8000) | (i32::from(bits & 0x7fff) + n).clamp(0, 0x7bff) as u16

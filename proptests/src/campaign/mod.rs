@@ -197,7 +197,7 @@ impl Campaign {
     /// [`CampaignError::Filter`]; [`CampaignError::Reference`] where the operation's cases cannot be
     /// generated.
     pub fn new(op: Op, seed: u64, filter: Filter) -> Result<Self, CampaignError> {
-        let generator = Generator::new(op, seed)?;
+        let generator = Generator::new(op, seed)?.hard();
         filter.check(op, generator.lattice())?;
         let generator = generator.only(|config| filter.takes(config))?;
         Ok(Self {

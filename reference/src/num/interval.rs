@@ -103,7 +103,8 @@ impl Interval {
             0.0 | f64::INFINITY | f64::NEG_INFINITY => x,
             _ => {
                 let moved = x + outward * (x.abs() * r + SUBNORMAL);
-                if moved * x < 0.0 { 0.0 } else { moved }
+                // Not by their product, which may underflow.
+                if moved.is_sign_negative() == x.is_sign_negative() { moved } else { 0.0 }
             }
         };
         let mut out = Self { lo: widened(self.lo, -1.0), hi: widened(self.hi, 1.0) };

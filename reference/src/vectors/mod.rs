@@ -19,6 +19,7 @@ pub struct Generator {
     lattice: Vec<CaseConfig>,
     /// Order in which the first round visits the lattice.
     first_round: Vec<u32>,
+    hard: bool,
 }
 
 impl Generator {
@@ -32,7 +33,7 @@ impl Generator {
             return Err(Error::size(format!("configurations of `{op}`"), 0, "at least one"));
         }
         let first_round = order(seed, 0, lattice.len());
-        Ok(Self { op, seed, lattice, first_round })
+        Ok(Self { op, seed, lattice, first_round, hard: false })
     }
 
     /// Keeps the configurations that pass `keep`. Case i depends on what is kept, too.
@@ -63,6 +64,13 @@ impl Generator {
     pub fn with_seed(self, seed: u64) -> Self {
         let first_round = order(seed, 0, self.lattice.len());
         Self { seed, first_round, ..self }
+    }
+
+    /// Draws more inputs that few kernels get wrong: sums that overflow, and ties. Campaigns do; the
+    /// bytes of a seed without it are the same in every version.
+    #[must_use]
+    pub fn hard(self) -> Self {
+        Self { hard: true, ..self }
     }
 
     /// The configuration that case `index` is drawn from.
@@ -100,13 +108,14 @@ impl Generator {
     /// # Errors
     /// Returns an error only if a packing function refuses a configuration that the lattice admits.
     pub fn case(&self, index: u64) -> Result<Case<'static>> {
-        let mut rng = Rng::for_case(self.seed, index);
+        let mut rng = Rng::for_case(self.seed, index).hard(self.hard);
         let config = self.configuration(index).clone();
         let name = format!("{} {index}: {}", self.op, config.operation().describe());
         let provenance = format!(
-            "marlinspike {} reference, seed {:#018x}, index {index}",
+            "marlinspike {} reference, seed {:#018x}, index {index}{}",
             env!("CARGO_PKG_VERSION"),
-            self.seed
+            self.seed,
+            if self.hard { ", hard" } else { "" }
         );
         let mut case = case_of(config, &mut rng)?;
         (case.name, case.provenance) = (name, provenance);

@@ -19,13 +19,28 @@ impl SplitMix64 {
 /// Only integer arithmetic: a seed gives the same numbers on every platform and in every version,
 /// so a printed seed stays useful.
 #[derive(Debug, Clone)]
-pub struct Rng([u64; 4]);
+pub struct Rng {
+    state: [u64; 4],
+    hard: bool,
+}
 
 impl Rng {
     /// The stream of `seed`.
     pub fn new(seed: u64) -> Self {
         let mut mix = SplitMix64(seed);
-        Self(std::array::from_fn(|_| mix.next()))
+        Self { state: std::array::from_fn(|_| mix.next()), hard: false }
+    }
+
+    /// The same stream, from which operations draw more of the inputs that few kernels get wrong:
+    /// sums that overflow, and ties. The usual inputs of a seed never change.
+    #[must_use]
+    pub fn hard(self, hard: bool) -> Self {
+        Self { hard, ..self }
+    }
+
+    /// Whether the stream is [`Rng::hard`].
+    pub fn is_hard(&self) -> bool {
+        self.hard
     }
 
     /// The stream of case `index` under `seed`. Streams of two cases are independent, so a case can
@@ -38,7 +53,7 @@ impl Rng {
 
     /// 64 uniform bits.
     pub fn next_u64(&mut self) -> u64 {
-        let s = &mut self.0;
+        let s = &mut self.state;
         let result = s[1].wrapping_mul(5).rotate_left(7).wrapping_mul(9);
         let t = s[1] << 17;
         s[2] ^= s[0];
