@@ -41,7 +41,7 @@ fn weights() -> Vec<Bug> {
         bug(
             1,
             "w13 scale permutation chosen with the rank-local intermediate size as K",
-            "V#50196, the seed",
+            "V#50196",
             (
                 "checkpoint_format=gptq,weight_type=uint4b8,input_dtype=null,desc_act=false,\
                  group_size=128,hidden_size=256,intermediate_size=128",
@@ -220,7 +220,7 @@ fn rows() -> Vec<Bug> {
         bug(
             38,
             "SWIGLUOAI computed as SiLU(gate) · up",
-            "a comment in the seed",
+            "a comment in vLLM 0.21.0",
             (
                 "checkpoint_format=gptq,weight_type=uint4b8,input_dtype=null,desc_act=false,\
                  activation=swigluoai,hidden_size=128,intermediate_size=64",
