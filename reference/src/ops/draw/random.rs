@@ -112,7 +112,7 @@ mod tests {
             [mix.next(), mix.next(), mix.next()],
             [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]
         );
-        let mut rng = Rng([1, 2, 3, 4]);
+        let mut rng = Rng { state: [1, 2, 3, 4], hard: false };
         let first: [u64; 5] = std::array::from_fn(|_| rng.next_u64());
         assert_eq!(
             first,
