@@ -127,7 +127,6 @@ fn explored(o: &OutputReport, m: &Mismatch) -> Option<String> {
     let activations = [Activations::Bits16, Activations::Bits8].into_iter().find(same)?;
     let activation_bits = if activations == Activations::Bits16 { 16 } else { 8 };
     let (Shape { size_k, size_n }, Mismatch { width, bit, .. }) = (shape, m);
-    m.fragment?;
     Some(format!(
         "layout=marlin_qweight&amp;size_k={size_k}&amp;size_n={size_n}&amp;bits={width}\
          &amp;activation_bits={activation_bits}&amp;element={element}&amp;bit={bit}"
