@@ -2,10 +2,12 @@
 
     python scripts/gen/router_blocks.py OUT [FAMILY...]
 
-Needs torch, transformers 5.23.0, safetensors and numpy; `inkling` also needs scipy. Each file OUT/FAMILY.safetensors holds the block's tensors under their checkpoint names, the input, the routing and the
-output; `golden/README.md` lists them under `data/routers/`. The script builds a model with tiny sizes, sets the block's
-weights to seeded bf16 values, saves it with `save_pretrained`, and reads the block's tensors from the saved file.
-`router_blocks_check.py` then recomputes the outputs from these tensors; only a file that agrees is written.
+Needs torch, transformers 5.23.0, safetensors and numpy; `inkling` also needs scipy.
+
+Each file OUT/FAMILY.safetensors holds the block's tensors under their checkpoint names, the input, the routing and the
+output. The script builds a model with tiny sizes, sets the block's weights to seeded bf16 values, saves it with
+`save_pretrained`, and reads the block's tensors from the saved file. `router_blocks_check.py` recomputes the outputs
+from these tensors; only a file that agrees is written. Two runs write the same bytes.
 """
 
 import copy

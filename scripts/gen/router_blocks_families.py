@@ -688,7 +688,7 @@ FAMILIES = {
     | {"output_scale": lambda c: c.routed_scaling_factor},
     "mimo_v2_flash": ds3({"routed_scaling_factor": 1.0}, NOAUX, shared=None),
     # save_pretrained writes `blocks` for `layers`; Hub releases have `layers`.
-    "kimi_k25": ds3({"num_key_value_heads": 4, "n_group": 1, "topk_group": 1}, NOAUX)
+    "kimi_k25": ds3({"num_key_value_heads": 4, "n_group": 1, "topk_group": 1}, {"text_config": NOAUX})
     | {"rename": ((".model.blocks.", ".model.layers."),)},
     "minimax": softmax_family({"intermediate_size": 32}, renorm=True, layout="w123"),
     "flex_olmo": softmax_family({"intermediate_size": 32, "num_experts_per_tok": 4}, renorm_default=False),
