@@ -818,6 +818,9 @@ FAMILIES |= {
     "lfm2_moe-nobias": variant("lfm2_moe", use_expert_bias=False),
     "flint-nonorm": variant("flint", norm_topk_prob=False),
     "kolibri1-norm": variant("kolibri1", norm_topk_prob=True),
+    # Negative biased scores tell masked groups at 0 from masked groups at minus infinity.
+    "axk2-negbias": variant("axk2") | {"bias_std": 1.0},
+    "deepseek_v32-negbias": variant("deepseek_v32") | {"bias_std": 1.0},
     "axk2-nogroups": variant("axk2", n_group=None, topk_group=None),
     "step3p7-nolimit": variant("step3p7", swiglu_limits=None, swiglu_limits_shared=None),
     "cohere2_moe-noshared": variant("cohere2_moe", num_shared_experts=0),
