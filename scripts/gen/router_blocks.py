@@ -142,7 +142,7 @@ def fill(family, model_tensors, spec, wide):
             tensor.data.copy_(order[:, : tensor.shape[1]])
             continue
         if leaf in BIASES:
-            tensor.data.copy_(random * spec.get("bias_std", 0.15))
+            tensor.data.copy_(random * spec.get("bias_std", 0.15) + spec.get("bias_mean", 0.0))
             continue
         if leaf == "global_scale":
             value = torch.full(tensor.shape, 0.875)

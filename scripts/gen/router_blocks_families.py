@@ -815,12 +815,14 @@ FAMILIES |= {
     "qwen2_moe-norm": variant("qwen2_moe", norm_topk_prob=True),
     "olmoe-norm": variant("olmoe", norm_topk_prob=True),
     "hunyuan_v1_moe-top1": variant("hunyuan_v1_moe", moe_topk=1, num_experts_per_tok=1),
+    # The bias picks experts with scores near 0, so that the epsilon 1e-6 changes the weights.
+    "lfm2_moe-eps": variant("lfm2_moe", num_experts_per_tok=2) | {"bias_std": 3.0, "router_std": 1.0},
     "lfm2_moe-nobias": variant("lfm2_moe", use_expert_bias=False),
     "flint-nonorm": variant("flint", norm_topk_prob=False),
     "kolibri1-norm": variant("kolibri1", norm_topk_prob=True),
-    # Negative biased scores tell masked groups at 0 from masked groups at minus infinity.
-    "axk2-negbias": variant("axk2") | {"bias_std": 1.0},
-    "deepseek_v32-negbias": variant("deepseek_v32") | {"bias_std": 1.0},
+    # Negative biased scores: a masked group at 0 would win over them. axk2 does mask with 0, but then torch.topk picks
+    # among equal zeros, so axk2 has no such file.
+    "deepseek_v32-negbias": variant("deepseek_v32") | {"bias_std": 0.5, "bias_mean": -1.0},
     "axk2-nogroups": variant("axk2", n_group=None, topk_group=None),
     "step3p7-nolimit": variant("step3p7", swiglu_limits=None, swiglu_limits_shared=None),
     "cohere2_moe-noshared": variant("cohere2_moe", num_shared_experts=0),
