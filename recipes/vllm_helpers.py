@@ -13,7 +13,7 @@ The modules of `REAL` run unchanged from the wheel; the rest of the package is r
 | `swizzle` | `swizzle_blockscale` |
 | `quantize` | `quantize_weights`: the nearest codes of the range of each group, in numpy |
 | `pack` | `gptq_pack`, `awq_pack`, `pack_cols`, `unpack_cols` against plain loops |
-| `mxfp8` | `_mxfp8_e4m3_quantize_torch`, `dequant_mxfp8_to_bf16` |
+| `mxfp8` | `_mxfp8_e4m3_quantize_torch`: scales that use the range of e4m3, nearest elements; `dequant_mxfp8_to_bf16` |
 | `nvfp4` | `ref_nvfp4_quant`, `dequantize_to_dtype` |
 | `types` | predicates of `scalar_types` |
 """
@@ -254,7 +254,8 @@ def pack(v, cases, random):
 
 
 def mxfp8(v, cases, random):
-    quantized, dequantized = Tally("_mxfp8_e4m3_quantize_torch"), Tally("dequant_mxfp8_to_bf16")
+    elements, reach = Tally("_mxfp8_e4m3_quantize_torch elements"), Tally("_mxfp8_e4m3_quantize_torch scales")
+    dequantized = Tally("dequant_mxfp8_to_bf16")
     for _ in range(cases):
         x = random.standard_normal((1, 32)) * 2.0 ** float(random.integers(-124, 120))
         x = x.astype(np.float32) * (random.integers(0, 10) != 0)
@@ -265,7 +266,8 @@ def mxfp8(v, cases, random):
         right = np.asarray(marlinspike.encode(x / scale, "float8_e4m3fn", overflow="saturate")).view(np.uint8)
         largest = np.abs(x).max()
         fits = largest <= 464 * scale[0, 0] and (largest > 223 * scale[0, 0] or scales[0, 0] == 0)
-        quantized.add(np.array_equal(codes.view(torch.uint8).numpy(), right) and fits, lambda: f"largest {largest!r}, code {scales[0, 0]}")
+        elements.add(np.array_equal(codes.view(torch.uint8).numpy(), right), lambda: f"x = {x.tolist()}, scale code {scales[0, 0]}")
+        reach.add(fits, lambda: f"largest value {largest!r}: scale code {scales[0, 0]}, so the largest code's value is {np.abs(values).max()}")
         code = int(random.integers(0, 256))
         made = v.mxfp8_utils.dequant_mxfp8_to_bf16(codes, torch.tensor([[code]], dtype=torch.uint8))
         step = np.asarray(marlinspike.decode(np.array([code], np.uint8), "float8_e8m0fnu"))
@@ -273,7 +275,7 @@ def mxfp8(v, cases, random):
         found, nan = made.view(torch.uint16).numpy(), np.isnan(values * step)
         dequantized.add(np.array_equal(np.where(nan, made.isnan().numpy(), found), np.where(nan, 1, expected)),
                         lambda: f"scale code {code}: {made.flatten()[:2].tolist()} from {values.flatten()[:2].tolist()}")
-    return [quantized, dequantized]
+    return [elements, reach, dequantized]
 
 
 def nvfp4(v, cases, random):
