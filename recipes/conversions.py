@@ -1,6 +1,6 @@
-"""Number conversions of ml_dtypes, PyTorch, gguf and ggml against marlinspike's, and against numpy code in this file.
+"""Number conversions of ml_dtypes, PyTorch and ggml against marlinspike's, and against numpy code in this file.
 
-    pip install marlinspike ml_dtypes torch gguf
+    pip install marlinspike ml_dtypes torch llama-cpp-python
     python conversions.py                        # every conversion of the installed libraries
     python conversions.py torch --every-float    # every f32 as well: minutes for each type
 
@@ -10,7 +10,11 @@ infinities, NaN, and random bits. A difference counts as a finding only if marli
 """
 
 import argparse
+import ctypes
+import glob
 import importlib
+import importlib.util
+import os
 import sys
 
 import numpy as np
@@ -166,7 +170,52 @@ class Torch:
         return codes.to(self.torch.float32 if dtype == np.float32 else self.torch.float64).numpy()
 
 
-LIBRARIES = {"ml_dtypes": [MlDtypes], "torch": [Torch, lambda: Torch(strided=True)]}
+class Ggml:
+    """Rows of f16 and bfloat16 by ggml's library and by its CPU backend."""
+
+    types = ["float16", "bfloat16"]
+    folder = None
+
+    def __init__(self, backend=False):
+        folder = self.folder
+        if folder is None:
+            spec = importlib.util.find_spec("llama_cpp")
+            if spec is None:
+                raise ImportError("pip install llama-cpp-python, or --ggml FOLDER")
+            folder = os.path.join(os.path.dirname(spec.origin), "lib")
+        path = lambda part: sorted(glob.glob(os.path.join(folder, f"libggml-{part}.so*")))[0]  # noqa: E731
+        self.base = ctypes.CDLL(path("base"), mode=ctypes.RTLD_GLOBAL)
+        self.cpu = ctypes.CDLL(path("cpu")) if backend else None
+        if backend:
+            self.cpu.ggml_cpu_init()
+        self.base.ggml_version.restype = ctypes.c_char_p
+        self.version = f"ggml {self.base.ggml_version().decode()}" + (" backend" if backend else "")
+
+    def call(self, name, source, target):
+        function = getattr(self.cpu, f"ggml_cpu_{name}") if self.cpu else getattr(self.base, f"ggml_{name}_row")
+        function(source.ctypes.data_as(ctypes.c_void_p), target.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(source.size))
+        return target
+
+    def encode(self, values, name):
+        if values.dtype != np.float32:
+            raise TypeError("f32 only")
+        values = np.ascontiguousarray(values)
+        return self.call(f"fp32_to_{name.replace('bfloat', 'bf').replace('float', 'fp')}", values, np.zeros(values.shape, np.uint16)).astype(np.int64)
+
+    def recode(self, bits, source, name):
+        raise TypeError("f32 only")
+
+    def decode(self, bits, name, dtype):
+        if dtype != np.float32:
+            raise TypeError("f32 only")
+        return self.call(f"{name.replace('bfloat', 'bf').replace('float', 'fp')}_to_fp32", bits.copy(), np.zeros(bits.shape, np.float32))
+
+
+LIBRARIES = {
+    "ml_dtypes": [MlDtypes],
+    "torch": [Torch, lambda: Torch(strided=True)],
+    "ggml": [Ggml, lambda: Ggml(backend=True)],
+}
 
 
 class Tally:
@@ -248,6 +297,25 @@ def judge_back(tally, name, library, dtype):
     tally.add(bits, np.isnan(found), nan, nan)
 
 
+def judge_int4(tallies, library):
+    """int4 and uint4 of ml_dtypes, which cuts off fractions as C does: values in range, and every code back."""
+    for name, low, high in (("int4", -8, 7), ("uint4", 0, 15)):
+        kind = getattr(library.module, name)
+        near = np.concatenate([np.arange(low, high + 1) + step / 8 for step in range(-7, 8)]).astype(np.float32)
+        near = np.concatenate([near, np.nextafter(near, np.float32(99)), np.nextafter(near, np.float32(-99))])
+        for dtype in (np.float32, np.float64):
+            values = near.astype(dtype)
+            values = values[(np.trunc(values) >= low) & (np.trunc(values) <= high)]
+            right = np.asarray(marlinspike.encode(values, name, "toward_zero")).view(np.uint8) & 15
+            tallies.append(Tally(library.version, f"f{8 * values.itemsize} -> {name}"))
+            found = values.astype(kind).view(np.uint8).astype(np.int64) & 15
+            tallies[-1].add(values, found, right.astype(np.int64), np.ones(len(values), bool))
+            codes = np.arange(16, dtype=np.uint8)
+            back = codes.view(kind).astype(dtype).astype(np.float64)
+            tallies.append(Tally(library.version, f"{name} -> f{8 * values.itemsize}"))
+            tallies[-1].add(codes, back, np.asarray(marlinspike.decode(codes, name)), np.ones(16, bool))
+
+
 def run(library, every_float=False):
     """The tallies of a library."""
     tallies = []
@@ -260,7 +328,11 @@ def run(library, every_float=False):
         for name in library.types:
             for source, dtype in (("f32", np.float32), ("f64", np.float64)):
                 values = hard(name, dtype)
-                judge_codes(start(f"{source} -> {name}"), name, values, library.encode(values, name))
+                try:
+                    found = library.encode(values, name)
+                except TypeError:
+                    continue
+                judge_codes(start(f"{source} -> {name}"), name, values, found)
                 judge_back(start(f"{name} -> {source}"), name, library, dtype)
             for source in library.types:
                 if source == name or source in NUMPY_ONLY:
@@ -269,12 +341,14 @@ def run(library, every_float=False):
                 try:
                     found = library.recode(bits, source, name)
                 except TypeError:
-                    # ml_dtypes does not convert between all of its types.
+                    # Not every pair of types has a conversion.
                     continue
                 values = np.asarray(marlinspike.decode(bits, source))
                 judge_codes(start(f"{source} -> {name}"), name, values, found)
             if every_float and name not in NUMPY_ONLY:
                 judge_every_float(start(f"every finite f32 -> {name}"), name, library)
+        if isinstance(library, MlDtypes):
+            judge_int4(tallies, library)
     return tallies
 
 
@@ -282,9 +356,10 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("libraries", nargs="*", metavar="LIBRARY", help=", ".join(LIBRARIES))
     parser.add_argument("--every-float", action="store_true", help="every f32, too")
+    parser.add_argument("--ggml", metavar="FOLDER", help="folder of libggml-base.so and libggml-cpu.so")
     parser.add_argument("--types", help="names, separated by commas")
     options = parser.parse_args(arguments)
-    found = 0
+    Ggml.folder, found = options.ggml, 0
     for name in options.libraries or LIBRARIES:
         for make in LIBRARIES[name]:
             try:
