@@ -174,6 +174,7 @@ class Ggml:
     """Rows of f16 and bfloat16 by ggml's library and by its CPU backend."""
 
     types = ["float16", "bfloat16"]
+    names = {"float16": "fp16", "bfloat16": "bf16"}
     folder = None
 
     def __init__(self, backend=False):
@@ -200,7 +201,8 @@ class Ggml:
         if values.dtype != np.float32:
             raise TypeError("f32 only")
         values = np.ascontiguousarray(values)
-        return self.call(f"fp32_to_{name.replace('bfloat', 'bf').replace('float', 'fp')}", values, np.zeros(values.shape, np.uint16)).astype(np.int64)
+        codes = np.zeros(values.shape, np.uint16)
+        return self.call(f"fp32_to_{self.names[name]}", values, codes).astype(np.int64)
 
     def recode(self, bits, source, name):
         raise TypeError("f32 only")
@@ -208,7 +210,7 @@ class Ggml:
     def decode(self, bits, name, dtype):
         if dtype != np.float32:
             raise TypeError("f32 only")
-        return self.call(f"{name.replace('bfloat', 'bf').replace('float', 'fp')}_to_fp32", bits.copy(), np.zeros(bits.shape, np.float32))
+        return self.call(f"{self.names[name]}_to_fp32", bits.copy(), np.zeros(bits.shape, np.float32))
 
 
 LIBRARIES = {

@@ -267,7 +267,8 @@ def mxfp8(v, cases, random):
         largest = np.abs(x).max()
         fits = largest <= 464 * scale[0, 0] and (largest > 223 * scale[0, 0] or scales[0, 0] == 0)
         elements.add(np.array_equal(codes.view(torch.uint8).numpy(), right), lambda: f"x = {x.tolist()}, scale code {scales[0, 0]}")
-        reach.add(fits, lambda: f"largest value {largest!r}: scale code {scales[0, 0]}, so the largest code's value is {np.abs(values).max()}")
+        top = np.abs(values).max()
+        reach.add(fits, lambda: f"largest value {largest!r}: scale code {scales[0, 0]}, so the largest code's value is {top}")
         code = int(random.integers(0, 256))
         made = v.mxfp8_utils.dequant_mxfp8_to_bf16(codes, torch.tensor([[code]], dtype=torch.uint8))
         step = np.asarray(marlinspike.decode(np.array([code], np.uint8), "float8_e8m0fnu"))
@@ -276,6 +277,12 @@ def mxfp8(v, cases, random):
         dequantized.add(np.array_equal(np.where(nan, made.isnan().numpy(), found), np.where(nan, 1, expected)),
                         lambda: f"scale code {code}: {made.flatten()[:2].tolist()} from {values.flatten()[:2].tolist()}")
     return [elements, reach, dequantized]
+
+
+def encoded(values):
+    """The nearest e4m3 numbers, saturated."""
+    codes = np.asarray(marlinspike.encode(values, "float8_e4m3fn", overflow="saturate")).view(np.uint8)
+    return np.asarray(marlinspike.decode(codes, "float8_e4m3fn"))
 
 
 def nvfp4(v, cases, random):
@@ -288,9 +295,9 @@ def nvfp4(v, cases, random):
         values, scales = e.ref_nvfp4_quant(x, factor, 16)
         exact = np.abs(x.double().numpy()).reshape(2, 2, 16).max(axis=2) / 6 * float(factor)
         # The f32 product may be a few units off: either code next to the exact scale.
-        near = [np.asarray(marlinspike.decode(np.asarray(marlinspike.encode(exact * f, "float8_e4m3fn", overflow="saturate")).view(np.uint8),
-                                              "float8_e4m3fn")) for f in (1 - 2.0**-21, 1 + 2.0**-21)]
-        tallies[0].add(((scales.double().numpy() == near[0]) | (scales.double().numpy() == near[1])).all(), lambda: f"{exact.tolist()}: {scales.tolist()}")
+        near = [encoded(exact * f) for f in (1 - 2.0**-21, 1 + 2.0**-21)]
+        found = scales.double().numpy()
+        tallies[0].add(((found == near[0]) | (found == near[1])).all(), lambda: f"{exact.tolist()}: {scales.tolist()}")
         step = scales.double().numpy()[..., None] / float(factor)
         grid = np.array([0.0, 0.5, 1, 1.5, 2, 3, 4, 6])
         with np.errstate(all="ignore"):

@@ -8,7 +8,8 @@
 //!
 //! * [`numbers`]: zeros, infinities, NaN, and a factor common to all elements.
 //! * [`suspects`], [`codes`]: the whole matrix, bias, scales or router weights misread; [`order`]: act-order;
-//!   [`groups`], [`shards`]: group sizes, ranks, gate and up; [`lost_scales`]: block scales read as zero; [`overflow`]: integer sums.
+//!   [`groups`], [`shards`]: group sizes, ranks, gate and up; [`lost_scales`]: block scales read as
+//!   zero; [`overflow`]: integer sums.
 //! * [`moved`]: exchanged columns and rows, rows of another expert.
 //! * [`residual`]: found minus exact as the contribution of a group or a range of k;
 //!   [`weights`]: of one code or scale; [`columns`]: of another column's bias or scales;
