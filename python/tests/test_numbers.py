@@ -56,7 +56,7 @@ def test_encode_and_decode(rng, name):
     all_codes = np.arange(largest + 1).astype(np.uint16 if largest > 255 else np.uint8)
     exact = [float(value(name, int(code))) for code in all_codes]
     assert np.array_equal(marlinspike.decode(all_codes, name), exact)
-    top = np.array([exact[-1] * 2, np.inf], np.float32)
+    top = np.array([exact[-1] * 2, np.inf])
     assert codes_of(marlinspike.encode(top, name, overflow="saturate")).tolist() == [largest] * 2
 
 
