@@ -6,6 +6,7 @@ mod cases;
 mod error;
 mod fuzz;
 mod layouts;
+mod numbers;
 mod products;
 mod quantize;
 mod routing;
@@ -26,6 +27,8 @@ mod _core {
         awq_marlin_repack, gptq_marlin_repack, marlin_int4_fp8_preprocess, marlin_permute_bias,
         marlin_permute_scales,
     };
+    #[pymodule_export]
+    use super::numbers::{decode, encode};
     #[pymodule_export]
     use super::products::{fused_marlin_moe, marlin_gemm};
     #[pymodule_export]

@@ -47,6 +47,7 @@ from ._fuzz import (
     merge,
     run_fuzz,
 )
+from ._numbers import decode, encode
 from ._report import OutputReport, Report
 
 
@@ -75,6 +76,8 @@ __all__ = [
     "awq_marlin_moe_repack",
     "awq_marlin_repack",
     "check",
+    "decode",
+    "encode",
     "fused_marlin_moe",
     "fused_topk",
     "fuzz",

@@ -10,6 +10,7 @@ mod product_model;
 mod bank;
 mod layers;
 mod layouts;
+mod lost_scales;
 mod near;
 mod own;
 mod products;

@@ -8,7 +8,8 @@
 //!
 //! * [`numbers`]: zeros, infinities, NaN, and a factor common to all elements.
 //! * [`suspects`], [`codes`]: the whole matrix, bias, scales or router weights misread; [`order`]: act-order;
-//!   [`groups`], [`shards`]: group sizes, ranks, gate and up; [`overflow`]: integer sums.
+//!   [`groups`], [`shards`]: group sizes, ranks, gate and up; [`lost_scales`]: block scales read as
+//!   zero; [`overflow`]: integer sums.
 //! * [`moved`]: exchanged columns and rows, rows of another expert.
 //! * [`residual`]: found minus exact as the contribution of a group or a range of k;
 //!   [`weights`]: of one code or scale; [`columns`]: of another column's bias or scales;
@@ -17,6 +18,7 @@
 mod codes;
 mod columns;
 mod groups;
+mod lost_scales;
 mod moved;
 mod numbers;
 mod order;
@@ -165,6 +167,7 @@ fn whole(scene: &Scene<'_>) -> Option<Finding> {
     suspects.extend(groups::suspects(scene));
     suspects.extend(shards::suspects(scene));
     suspects.extend(groups::padded_bytes(scene));
+    suspects.extend(lost_scales::suspects(scene));
     let cost = (suspects.len().max(1) as f64).log2();
     let mut best: Option<(Outcome, &Suspect<'_>)> = None;
     for suspect in &suspects {

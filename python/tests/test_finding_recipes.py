@@ -1,0 +1,85 @@
+"""The recipes behind the page of findings: each must judge, find its finding, and find nothing else."""
+
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+import marlinspike
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "recipes"))
+import conversions  # noqa: E402
+import ggml_blocks  # noqa: E402
+
+
+def wrong(tallies):
+    assert tallies and all(tally.judged for tally in tallies)
+    return [tally.what for tally in tallies if tally.wrong]
+
+
+def test_conversions_of_ml_dtypes():
+    pytest.importorskip("ml_dtypes")
+    library = conversions.MlDtypes()
+    library.types = ["float8_e5m2", "float4_e2m1fn"]
+    assert wrong(conversions.run(library)) == ["f64 -> float8_e5m2", "f64 -> float4_e2m1fn"]
+
+
+def test_a_wrong_conversion_is_seen():
+    """The codes of marlinspike, as a library with one fault."""
+
+    class Wrong:
+        types, version = ["float8_e5m2"], "wrong"
+
+        def encode(self, values, name):
+            made = np.asarray(marlinspike.encode(values, name)).view(np.uint8).astype(np.int64)
+            return np.where(values == 1.0, made + 1, made)
+
+        def recode(self, bits, source, name):
+            raise TypeError
+
+        def decode(self, bits, name, dtype):
+            return np.asarray(marlinspike.decode(bits, name)).astype(dtype)
+
+    assert wrong(conversions.run(Wrong())) == ["f32 -> float8_e5m2", "f64 -> float8_e5m2"]
+
+
+def test_blocks_of_gguf():
+    pytest.importorskip("gguf")
+    assert wrong(ggml_blocks.run(ggml_blocks.Gguf(), count=500)) == ["MXFP4 scales"]
+
+
+def test_a_wrong_block_is_seen():
+    """Q8_0 by the definition, with codes that are cut off instead of rounded."""
+
+    class Wrong:
+        version = "wrong"
+
+        def has(self, name):
+            return name == "Q8_0"
+
+        def encode(self, name, values):
+            step = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
+            codes = np.trunc(np.divide(values, step, out=np.zeros_like(values), where=step != 0))
+            scales = np.asarray(marlinspike.encode(step, "float16")).view(np.uint8)
+            return np.concatenate([scales, codes.astype(np.int8).view(np.uint8)], axis=1)
+
+        def decode(self, name, blocks):
+            return ggml_blocks.decoded(name, blocks).astype(np.float32)
+
+    assert wrong(ggml_blocks.run(Wrong(), count=200)) == ["Q8_0 elements"]
+
+
+def test_operators_of_torch(tmp_path):
+    torch = pytest.importorskip("torch")
+    import torch_cpu_operators
+
+    torch.set_num_threads(1)
+    for name in ("weight_int4pack_mm", "weight_int8pack_mm", "scaled_mm", "dyn_quant_matmul_4bit_f32"):
+        summary = torch_cpu_operators.campaign(name, 20)
+        assert summary.passed and not summary.failed, summary
+    assert torch_cpu_operators.int_mm(20, 1) == (0, None)
+    # On Arm, the operator is KleidiAI's.
+    if torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        summary = torch_cpu_operators.campaign("dyn_quant_matmul_4bit", 20)
+        assert [found.cause for found in summary.findings] == ["output-truncated"]
