@@ -9,6 +9,7 @@
 pub mod activation;
 pub mod align;
 pub mod batched;
+pub mod block;
 pub mod bound;
 pub mod families;
 pub mod layer;

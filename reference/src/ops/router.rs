@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::judge::{Declared, OutputReport};
 use crate::moe::ScoringFunc;
+use crate::moe::block::Block;
 use crate::moe::families::{self, RouterTensors, RoutingRule};
 use crate::moe::router::{Groups, Router};
 use crate::num::array::rows_of;
@@ -15,7 +16,7 @@ use crate::ops::case::Case;
 use crate::ops::draw::{ROWS, Rng};
 use crate::ops::quant::keys::{at_most, contradiction, extend};
 use crate::ops::quant::tensors::topk;
-use crate::ops::routing::{entries, families as family, topk as judge_topk, widened};
+use crate::ops::routing::{block, entries, families as family, topk as judge_topk, widened};
 use crate::ops::schema::{CaseError, Demand, Dim, Inputs, Reader, TensorRule, rule};
 use crate::ops::tensors::{F32, FLAGS, I32};
 use crate::{Error, Result};
@@ -33,6 +34,9 @@ pub struct RouterConfig {
     pub grouped: Option<GroupedTopk>,
     /// The rule of a family, or a stated rule; then the keys above are unused.
     pub rule: Option<RoutingRule>,
+    /// The block around the router, with [`RouterConfig::rule`]: then the case also has hidden
+    /// states, the router's weight and the experts, and may have the block's output.
+    pub block: Option<Block>,
 }
 
 impl RouterConfig {
@@ -75,10 +79,10 @@ impl Operation for RouterConfig {
     }
 
     /// A config with a `model_type` may be the complete config.json of a model, whose keys
-    /// [`crate::moe::families`] reads; a config with a `routing` object has no other key.
+    /// [`crate::moe::families`] reads; a config with a `routing` object has no other key than `block`.
     fn keys_in(map: &Map<String, Value>) -> Option<&'static [&'static str]> {
         match (map.contains_key("routing"), map.contains_key("model_type")) {
-            (true, _) => Some(&["routing"]),
+            (true, _) => Some(&["routing", "block"]),
             (false, true) => None,
             (false, false) => Some(Self::keys()),
         }
@@ -86,7 +90,7 @@ impl Operation for RouterConfig {
 
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
         if let Some(rule) = stated(r.map)? {
-            return Ok(from_rule(rule));
+            return Ok(RouterConfig { block: stated_block(r.map, &rule)?, ..from_rule(rule) });
         }
         let grouped = if r.flag("use_grouped_topk", false)? {
             Some(GroupedTopk {
@@ -115,6 +119,7 @@ impl Operation for RouterConfig {
             renormalize: r.flag("renormalize", false)?,
             grouped,
             rule: None,
+            block: None,
         })
     }
 
@@ -134,7 +139,8 @@ impl Operation for RouterConfig {
                         });
                     configs.extend([None].into_iter().chain(grouped).map(|grouped| {
                         let scoring_func = *scoring_func;
-                        RouterConfig { scoring_func, top_k, renormalize, grouped, rule: None }
+                        let (rule, block) = (None, None);
+                        RouterConfig { scoring_func, top_k, renormalize, grouped, rule, block }
                     }));
                 }
             }
@@ -144,7 +150,11 @@ impl Operation for RouterConfig {
 
     fn json(&self) -> Value {
         if let Some(rule) = &self.rule {
-            return json!({ "routing": rule.to_json() });
+            let mut v = json!({ "routing": rule.to_json() });
+            if let Some(block) = &self.block {
+                extend(&mut v, json!({ "block": block }));
+            }
+            return v;
         }
         let mut v = json!({
             "scoring_func": self.scoring_func.name(), "top_k": self.top_k,
@@ -175,6 +185,9 @@ impl Operation for RouterConfig {
             rule("out.token_expert_indices", I32, &[Dim::Some, Dim::Is(self.top_k)]),
         ];
         rules.extend(topk(Dim::Some, self.top_k));
+        if let (Some(block), Some(routing)) = (&self.block, &self.rule) {
+            rules.extend(block::tensors(block, routing)?);
+        }
         Ok(rules)
     }
 
@@ -182,6 +195,7 @@ impl Operation for RouterConfig {
         let Some(logits) = inputs.get("router_logits") else { return Ok(()) };
         let [_, experts] = logits.dims2()?;
         if let Some(rule) = &self.rule {
+            block::check_inputs(inputs)?;
             let floats = |name: &str| inputs.get(name).map(|t| t.elements::<f32>());
             let (bias, scale) = (floats("e_score_correction_bias"), floats("expert_scale"));
             let (correction_bias, expert_scale) = (bias.as_deref(), scale.as_deref());
@@ -204,7 +218,11 @@ impl Operation for RouterConfig {
         let shape = case.inputs.get("router_logits").map(|t| t.shape());
         let Some(&[tokens, experts]) = shape else { return Ok(Vec::new()) };
         let groups = self.grouped.map_or(1, |g| g.num_expert_group);
-        Ok(vec![Demand::choice(tokens, experts, self.top_k, groups)])
+        let mut demands = vec![Demand::choice(tokens, experts, self.top_k, groups)];
+        if let Some(block) = &self.block {
+            demands.extend(block::demands(block, tokens, self.top_k));
+        }
+        Ok(demands)
     }
 
     fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
@@ -213,6 +231,9 @@ impl Operation for RouterConfig {
         if let Some(rule) = &self.rule {
             let mut reports = family::judge(case, rule, &values)?;
             reports.extend(entries(case, logits, self.top_k)?);
+            if let Some(block) = &self.block {
+                reports.extend(block::judge(case, block, rule)?);
+            }
             return Ok(reports);
         }
         let bias = case.inputs.get("e_score_correction_bias").map(|b| b.elements::<f32>());
@@ -343,6 +364,20 @@ fn stated(map: &Map<String, Value>) -> Result<Option<RoutingRule>, CaseError> {
     resolved.map(|r| Some(r.rule)).map_err(|e| refuse("model_type", e))
 }
 
+/// The block that a config states beside its rule.
+fn stated_block(map: &Map<String, Value>, rule: &RoutingRule) -> Result<Option<Block>, CaseError> {
+    let Some(value) = map.get("block").filter(|v| !v.is_null()) else { return Ok(None) };
+    let refuse = |problem: String| CaseError::ConfigValue {
+        key: "block".to_owned(),
+        found: value.to_string().chars().take(60).collect(),
+        expected: format!("sizes of a MoE block ({problem})"),
+    };
+    let block: Block =
+        serde_path_to_error::deserialize(value).map_err(|e| refuse(e.to_string()))?;
+    block.validate().and_then(|()| block.activation(rule)).map_err(|e| refuse(e.to_string()))?;
+    Ok(Some(block))
+}
+
 /// The config of a case with this rule.
 pub(crate) fn from_rule(rule: RoutingRule) -> RouterConfig {
     RouterConfig {
@@ -351,5 +386,6 @@ pub(crate) fn from_rule(rule: RoutingRule) -> RouterConfig {
         renormalize: false,
         grouped: None,
         rule: Some(rule),
+        block: None,
     }
 }

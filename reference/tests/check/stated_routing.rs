@@ -68,7 +68,8 @@ fn case(
     logits: &[f32],
 ) -> Case<'static> {
     let rows = logits.len() / 8;
-    let config = RouterConfig { scoring_func, top_k, renormalize, grouped: None, rule: None };
+    let config =
+        RouterConfig { scoring_func, top_k, renormalize, grouped: None, rule: None, block: None };
     let mut case = Case::new("masked", CaseConfig::Router(config), "anyone");
     case.add_input("router_logits", floats(&[rows, 8], logits.to_vec()));
     let routed = logits.chunks(8).map(|row| naive(row, scoring_func, top_k, renormalize));
@@ -161,6 +162,7 @@ fn groups_of_masked_experts_are_chosen_last() {
             routed_scaling_factor: 1.0,
         }),
         rule: None,
+        block: None,
     };
     // Groups 0 and 2 are masked.
     let logits = [NEVER, NEVER, -4.0, -5.0, NEVER, NEVER, -3.0, NEVER];

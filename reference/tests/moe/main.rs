@@ -6,6 +6,8 @@ mod activation_check;
 mod activation_golden;
 mod activation_math;
 mod batched;
+mod block;
+mod block_forms;
 mod families;
 mod fp8_layer;
 mod golden;

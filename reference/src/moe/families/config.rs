@@ -10,6 +10,7 @@ use super::row::{
     ActivationRule, BiasRule, Family, GroupKeys, Key, RenormRule, ScoreRule, Support, activation,
 };
 use super::rule::{GroupRule, GroupScore, Renormalize, RoutingRule, Score};
+use super::tensors::{ExpertsRule, SharedRule};
 use crate::moe::activation::Activation;
 use crate::{Error, Result};
 
@@ -72,6 +73,45 @@ pub fn resolve(config: &Value, module: &str) -> Result<Resolved> {
         rule,
         notes,
     })
+}
+
+/// What the block of `module` has besides its routing: its tensors' form, and the soft cap of its
+/// logits.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn block_rule(config: &Value, module: &str) -> Result<(ExpertsRule, Option<f32>)> {
+    let resolved = resolve(config, module)?;
+    let keys = Keys::new(config, module);
+    let Some(family) = family(&resolved.model_type) else {
+        return Err(Error::unsupported(resolved.model_type, "the family is not known"));
+    };
+    let mut rule = family.experts;
+    rule.shared = match rule.shared {
+        SharedRule::Step(_) => {
+            let limit = keys.peek("swiglu_limits_shared").and_then(|list| keys.of_layer(list));
+            let limit = limit.and_then(Value::as_f64).filter(|limit| *limit > 0.0);
+            limit.map_or(SharedRule::Plain, |limit| SharedRule::Step(Some(limit as f32)))
+        }
+        SharedRule::Averaged => match keys.text("shared_expert_combination_strategy")? {
+            None | Some("average") => SharedRule::Averaged,
+            Some("sum") => SharedRule::Same,
+            Some(other) => {
+                let key = "shared_expert_combination_strategy";
+                return Err(bad(key, &Value::from(other), "average or sum"));
+            }
+        },
+        other => other,
+    };
+    let Some(key) = family.logit_softcap else { return Ok((rule, None)) };
+    let cap = match keys.raw(key).filter(|v| !v.is_null()) {
+        None => None,
+        Some(value) => {
+            let cap = value.as_f64().filter(|x| x.is_finite() && *x >= 0.0);
+            Some(cap.ok_or_else(|| bad(key, value, "a number that is not negative"))? as f32)
+        }
+    };
+    Ok((rule, cap.filter(|cap| *cap > 0.0)))
 }
 
 /// The objects of a config in which the keys of a layer are searched.
@@ -315,7 +355,10 @@ fn rule(keys: &Keys<'_>, family: &Family) -> Result<RoutingRule> {
         let what = format!("{} with a correction bias: {has_bias}", scoring_func.name());
         return Err(Error::unsupported(what, "a sigmoid has one, a softmax has none"));
     }
-    let (activation, swiglu_limit, swiglu_alpha) = keys.activation(&family.activation)?;
+    let (activation, swiglu_limit, swiglu_alpha) = match family.experts.gated {
+        true => keys.activation(&family.activation)?,
+        false => (keys.gateless()?, None, None),
+    };
     Ok(RoutingRule {
         scoring_func,
         top_k: keys.need_size(&family.top_k)?,
@@ -341,6 +384,15 @@ fn rule(keys: &Keys<'_>, family: &Family) -> Result<RoutingRule> {
 }
 
 impl Keys<'_> {
+    /// The activation of experts without a gate.
+    fn gateless(&self) -> Result<Activation> {
+        match self.any(&["mlp_hidden_act"]) {
+            None => Ok(Activation::Relu2NoMul),
+            Some((_, value)) if value.as_str() == Some("relu2") => Ok(Activation::Relu2NoMul),
+            Some((key, value)) => Err(bad(key, value, "relu2")),
+        }
+    }
+
     fn zero_experts(&self, key: &Key<usize>) -> Result<usize> {
         let Some((name, value)) = self.any(key.keys) else {
             return Ok(key.default.unwrap_or(0));

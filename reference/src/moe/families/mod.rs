@@ -20,8 +20,9 @@ mod row;
 mod rule;
 mod sigmoid;
 mod softmax;
+mod tensors;
 
-pub use config::{Resolved, family, resolve};
+pub use config::{Resolved, block_rule, family, resolve};
 pub use definition::{Differences, Token};
 pub use describe::markdown;
 pub use json::EXAMPLE;
@@ -31,6 +32,7 @@ pub use row::{
 pub use rule::{
     ChooseBy, GroupRule, GroupScore, Masked, Renormalize, RouterTensors, RoutingRule, Score,
 };
+pub use tensors::{BlockTensors, ExpertsRule, SharedRule};
 
 /// Every known family.
 pub static FAMILIES: &[&[Family]] = &[softmax::ROWS, sigmoid::ROWS];

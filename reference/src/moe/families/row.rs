@@ -1,6 +1,7 @@
 //! The columns of the table of families.
 
 use super::rule::{ChooseBy, GroupScore, Masked, Score};
+use super::tensors::ExpertsRule;
 use crate::moe::activation::Activation;
 
 /// A value of the config: the keys in the order in which they are tried (a dot enters an object),
@@ -133,6 +134,10 @@ pub struct Family {
     pub weight_on_input: bool,
     /// Activation.
     pub activation: ActivationRule,
+    /// The experts' tensors, and what the block has besides.
+    pub experts: ExpertsRule,
+    /// Key of the soft cap of the logits; absent or 0 means none.
+    pub logit_softcap: Option<&'static str>,
     /// Keys that vLLM reads and transformers does not, with the only values under which both
     /// compute the same.
     pub vllm: &'static [VllmKey],
@@ -186,6 +191,8 @@ impl Family {
             zero_experts: None,
             weight_on_input: false,
             activation: HIDDEN_ACT,
+            experts: ExpertsRule::PLAIN,
+            logit_softcap: None,
             vllm: &[],
         }
     }

@@ -5,6 +5,8 @@ use super::row::{
     Support, VllmKey,
 };
 use super::rule::{ChooseBy, Masked, Score};
+use super::softmax::refused;
+use super::tensors::{ExpertsRule, SharedRule};
 
 const ALWAYS: RenormRule = RenormRule::Always(1e-20);
 
@@ -62,7 +64,11 @@ pub(super) static ROWS: &[Family] = &[
         ..Family::deepseek_v3(&["dots1", "dots3_note"], 1)
     },
     Family { groups: STATED, ..Family::deepseek_v3(&["solar_open"], 8).scaled(SCALE, 1.0) },
-    Family { groups: Some(groups(8)), ..Family::deepseek_v3(&["axk1"], 8) },
+    Family {
+        groups: Some(groups(8)),
+        experts: ExpertsRule { has_output_norm: true, ..ExpertsRule::PLAIN },
+        ..Family::deepseek_v3(&["axk1"], 8)
+    },
     Family {
         groups: Some(GroupKeys { masked: Masked::Zero, ..groups(1) }),
         ..Family::deepseek_v3(&["axk2"], 8)
@@ -112,6 +118,7 @@ pub(super) static ROWS: &[Family] = &[
     Family {
         support: Support::RoutingOnly("its experts have no gate projection (relu2 of up alone)"),
         groups: STATED,
+        experts: ExpertsRule { gated: false, ..ExpertsRule::PLAIN },
         ..Family::deepseek_v3(&["nemotron_h"], 2).scaled(SCALE, 1.0)
     },
     Family {
@@ -124,6 +131,7 @@ pub(super) static ROWS: &[Family] = &[
     Family {
         groups: STATED,
         activation: limited(10.0),
+        experts: ExpertsRule { shared: SharedRule::Plain, ..ExpertsRule::PLAIN },
         ..Family::deepseek_v3(&["hy_v4"], 8).scaled(SCALE, 2.827)
     },
     Family {
@@ -165,6 +173,7 @@ pub(super) static ROWS: &[Family] = &[
         scale: Some(Key::required(&["moe_router_scaling_factor"])),
         activation: ActivationRule::Step,
         vllm: &[vllm_norm("norm_expert_weight")],
+        experts: ExpertsRule { shared: SharedRule::Step(None), ..ExpertsRule::PLAIN },
         ..Family::deepseek_v3(&["step3p7", "step3p5"], 8)
     },
     Family {
@@ -172,6 +181,7 @@ pub(super) static ROWS: &[Family] = &[
         groups: None,
         renormalize: ALWAYS,
         scale: Some(Key::required(&["moe_routed_scaling_factor"])),
+        logit_softcap: Some("moe_router_logit_softcapping"),
         ..Family::deepseek_v3(&["laguna"], 8)
     },
     Family {
@@ -207,6 +217,7 @@ pub(super) static ROWS: &[Family] = &[
         bias: BiasRule::Required("gate.bias"),
         groups: None,
         renormalize: ALWAYS,
+        experts: refused("its activation caps gate and up by tanh"),
         ..Family::deepseek_v3(&["inkling2"], 8).scaled(&["route_scale"], 8.0)
     },
     Family {

@@ -5,6 +5,7 @@ use super::row::{
     ScoreRule, Support, VllmKey,
 };
 use super::rule::{GroupScore, Masked, Score};
+use super::tensors::{ExpertsRule, SharedRule};
 
 const fn by_key(default: bool) -> RenormRule {
     RenormRule::Key(Key::new(NORM, default), 0.0)
@@ -21,6 +22,10 @@ const VLLM_NEVER: VllmKey = VllmKey {
     same: Same::Flag(false),
     does: "ignores the key and never renormalizes",
 };
+
+pub(super) const fn refused(reason: &'static str) -> ExpertsRule {
+    ExpertsRule { refused: Some(reason), ..ExpertsRule::PLAIN }
+}
 
 /// The rows.
 pub(super) static ROWS: &[Family] = &[
@@ -68,6 +73,7 @@ pub(super) static ROWS: &[Family] = &[
     Family {
         top_k: Key::new(&["num_experts_per_tok", "experts_per_token"], 4),
         activation: ActivationRule::Oai,
+        experts: ExpertsRule { interleaved: true, ..ExpertsRule::PLAIN },
         ..Family::softmax(&["gpt_oss"], 4)
     },
     // Weights are divided by top_k, and the output multiplied with it.
@@ -160,6 +166,7 @@ pub(super) static ROWS: &[Family] = &[
         top_k: Key::required(&["top_k_experts"]),
         num_experts: EXPERTS,
         expert_scale: Some("router.per_expert_scale"),
+        experts: refused("its router reads normalized hidden states, its experts others"),
         ..Family::softmax(&["gemma4"], 1)
     }
     .act(&["hidden_activation", "hidden_act"]),
@@ -173,6 +180,7 @@ pub(super) static ROWS: &[Family] = &[
         score: ScoreRule::Key(Key::new(&["expert_selection_fn"], Score::Softmax)),
         renormalize: by_key(true),
         softmax_of_chosen: true,
+        experts: ExpertsRule { shared: SharedRule::Averaged, ..ExpertsRule::PLAIN },
         ..Family::softmax(&["cohere2_moe"], 2)
     },
 ];

@@ -1,6 +1,7 @@
 //! Verdicts on routing: expert ids, router weights, blocks of tokens.
 
 pub(in crate::ops) mod align;
+pub(in crate::ops) mod block;
 pub(in crate::ops) mod families;
 mod ids;
 mod weights;

@@ -1,0 +1,460 @@
+//! The whole MoE block of a `router` case: its tensors, and verdicts on the logits, the routed sum and
+//! the block's output.
+
+use ndarray::{Array2, ArrayView2};
+
+use super::{mismatch, passing, picture, widened};
+use crate::judge::mistake::{Comparison, Outcome};
+use crate::judge::power::{Accepted, Power};
+use crate::judge::{Diagnosis, OutputReport, Verdict};
+use crate::moe::activation::{Activation, Columns, Definition};
+use crate::moe::block::{Block, Mlp, Near, Shared, Sum, logits};
+use crate::moe::families::{RouterTensors, RoutingRule};
+use crate::moe::layer::Routed;
+use crate::num::array::rows_of;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::{DType, Tensor};
+use crate::ops::case::Case;
+use crate::ops::schema::{Demand, Dim, Inputs, TensorRule, finite, rule};
+use crate::{Error, Result};
+
+const FLOATS: &[DType] = &[DType::F32, DType::F16, DType::BF16];
+/// The block's inputs, all of them floats.
+const INPUTS: &[&str] = &[
+    "hidden_states",
+    "router_weight",
+    "router_bias",
+    "w13",
+    "w13_bias",
+    "w2",
+    "w2_bias",
+    "shared_w13",
+    "shared_w2",
+    "shared_gate",
+    "output_bias",
+];
+/// The class of computations that the bound allows.
+const CLASS: &str = "bound: products and sums in f32 in any order; functions to 24 roundings of f32; \
+                     every stage rounded to the block's dtype";
+
+/// The tensors of a block.
+pub(in crate::ops) fn tensors(block: &Block, routing: &RoutingRule) -> Result<Vec<TensorRule>> {
+    let (h, i, e) = (block.hidden_size, block.intermediate_size, block.num_experts);
+    let width = block.activation(routing)?.width_in(i);
+    let scores = e + routing.zero_experts;
+    let input = |name: &str, shape: &[usize], required: bool| {
+        let shape: Vec<Dim> = shape.iter().map(|&n| Dim::Is(n)).collect();
+        rule(format!("in.{name}"), FLOATS, &shape).required(required)
+    };
+    let mut rules = vec![
+        rule("in.hidden_states", FLOATS, &[Dim::Some, Dim::Is(h)]).required(true),
+        input("router_weight", &[scores, h], false),
+        input("router_bias", &[scores], false),
+        input("w13", &[e, width, h], true),
+        input("w13_bias", &[e, width], false),
+        input("w2", &[e, h, i], true),
+        input("w2_bias", &[e, h], false),
+        input("output_bias", &[h], false),
+    ];
+    let s = block.shared_intermediate_size;
+    if s > 0 {
+        let width = block.shared_activation(routing)?.width_in(s);
+        rules.push(input("shared_w13", &[width, h], true));
+        rules.push(input("shared_w2", &[h, s], true));
+        rules.push(input("shared_gate", &[1, h], false));
+    }
+    for (name, columns) in [("router_logits", scores), ("y_experts", h), ("y", h)] {
+        rules.push(rule(format!("out.{name}"), FLOATS, &[Dim::Some, Dim::Is(columns)]));
+    }
+    Ok(rules)
+}
+
+/// Checks that the rows agree and the numbers are finite.
+pub(in crate::ops) fn check_inputs(inputs: &Inputs<'_>) -> Result<()> {
+    let rows = |name: &str| inputs.get(name).and_then(|t| t.shape().first().copied());
+    if let (Some(rows), Some(t)) = (rows("router_logits"), inputs.get("hidden_states"))
+        && t.shape().first() != Some(&rows)
+    {
+        let rule = format!("{rows} rows, as `in.router_logits`");
+        return Err(Error::shape("in.hidden_states", t.shape(), rule));
+    }
+    INPUTS.iter().filter_map(|name| inputs.get(*name)).try_for_each(finite)
+}
+
+/// The time and memory of the block's products.
+pub(in crate::ops) fn demands(block: &Block, rows: usize, top_k: usize) -> Vec<Demand> {
+    let (h, i) = (block.hidden_size, block.intermediate_size);
+    let slots = rows.saturating_mul(top_k);
+    let mut all = Demand::layer(slots, h, i.saturating_mul(2), i);
+    let s = block.shared_intermediate_size;
+    if s > 0 {
+        all.extend(Demand::layer(rows, h, s.saturating_mul(2), s));
+    }
+    all.push(Demand::product(rows, block.num_experts, h));
+    // One expert at a time in f64.
+    all.push(Demand::product(3 * block.num_experts, h, i));
+    all
+}
+
+/// A block with its tensors and routing, or a known mistake of it.
+#[derive(Clone)]
+struct Layer<'c> {
+    inputs: &'c Inputs<'c>,
+    size_e: usize,
+    size_h: usize,
+    size_i: usize,
+    size_s: usize,
+    ty: ScalarType,
+    x: ArrayView2<'c, f64>,
+    activation: Definition,
+    shared_activation: Definition,
+    weight_on_input: bool,
+    ids: &'c [i32],
+    weights: Vec<f32>,
+    top_k: usize,
+    shared: bool,
+    shared_gate: bool,
+    averaged: bool,
+    biases: bool,
+    output_bias: bool,
+}
+
+impl Layer<'_> {
+    /// The tensor's numbers from `start` on.
+    fn part(&self, name: &str, start: usize, len: usize) -> Option<Vec<f64>> {
+        let tensor = self.inputs.get(name)?;
+        let bytes = tensor.dtype().bytes();
+        let raw = tensor.bytes().get(start * bytes..(start + len) * bytes)?;
+        let part = Tensor::new(name, tensor.dtype(), vec![len], raw).ok()?;
+        floats(&part).ok()
+    }
+
+    fn matrix(&self, name: &str, e: usize, n: usize, k: usize) -> Array2<f64> {
+        let values = self.part(name, e * n * k, n * k).unwrap_or_else(|| vec![0.0; n * k]);
+        Array2::from_shape_vec((n, k), values).expect("the rule fixes the shape")
+    }
+
+    fn mlp(&self, e: usize) -> Mlp {
+        let (h, i) = (self.size_h, self.size_i);
+        let width = self.activation.width_in(i);
+        let bias = |name: &str, n: usize| self.part(name, e * n, n).filter(|_| self.biases);
+        Mlp {
+            w13: self.matrix("w13", e, width, h),
+            w2: self.matrix("w2", e, h, i),
+            w13_bias: bias("w13_bias", width),
+            w2_bias: bias("w2_bias", h),
+        }
+    }
+
+    fn sum(&self) -> Sum<'_> {
+        Sum {
+            activation: &self.activation,
+            weight_on_input: self.weight_on_input,
+            num_experts: self.size_e,
+            ty: self.ty,
+        }
+    }
+
+    fn y_experts(&self) -> Result<Array2<Near>> {
+        let routed = Routed::from_rows(self.top_k, self.ids, &self.weights)?;
+        Ok(self.sum().run(self.x, routed, |e| self.mlp(e)))
+    }
+
+    fn y(&self) -> Result<Array2<Near>> {
+        let mut y = self.y_experts()?;
+        let (h, s) = (self.size_h, self.size_s);
+        let shared = (s > 0 && self.shared).then(|| Shared {
+            mlp: Mlp {
+                w13: self.matrix("shared_w13", 0, self.shared_activation.width_in(s), h),
+                w2: self.matrix("shared_w2", 0, h, s),
+                w13_bias: None,
+                w2_bias: None,
+            },
+            gate: (self.shared_gate && self.inputs.contains_key("shared_gate"))
+                .then(|| self.matrix("shared_gate", 0, 1, h)),
+        });
+        let bias = self.part("output_bias", 0, h).filter(|_| self.output_bias);
+        for (mut row, x) in y.rows_mut().into_iter().zip(self.x.rows()) {
+            let x: Vec<f64> = x.to_vec();
+            let added = shared.as_ref().map(|s| s.apply(&x, &self.shared_activation, self.ty));
+            for (h, y) in row.iter_mut().enumerate() {
+                let mut parts = vec![*y];
+                parts.extend(added.as_ref().map(|added| added[h]));
+                parts.extend(bias.as_ref().map(|bias| Near::point(bias[h])));
+                if parts.len() > 1 {
+                    *y = self.sum().total(&parts);
+                }
+                if self.averaged && added.is_some() {
+                    *y = y.halved();
+                }
+            }
+        }
+        Ok(y)
+    }
+
+    /// Known mistakes: an id, what happened, and the layer with it.
+    fn mistakes(&self) -> Vec<(&'static str, &'static str, Self)> {
+        let mut all: Vec<(&'static str, &'static str, Self)> = Vec::new();
+        let mut add = |id, text, change: &dyn Fn(&mut Self)| {
+            let mut changed = self.clone();
+            change(&mut changed);
+            all.push((id, text, changed));
+        };
+        add("router-weight-missing", "the experts' outputs were added without weights", &|l| {
+            l.weights.fill(1.0);
+        });
+        add("slot-dropped", "the last expert of each token is missing from the sum", &|l| {
+            for token in l.weights.chunks_exact_mut(l.top_k) {
+                token[token.len() - 1] = 0.0;
+            }
+        });
+        if self.activation.is_gated() {
+            add("gate-up-swapped", "gate and up are exchanged", &|l| {
+                l.activation.exchanged = !l.activation.exchanged;
+            });
+            let (id, text, columns) = match self.activation.columns {
+                Columns::Halves => {
+                    let text = "rows of gate and up were read as alternating";
+                    ("gate-up-interleaved", text, Columns::Interleaved)
+                }
+                _ => {
+                    let text = "rows of gate and up were read in halves";
+                    ("gate-up-in-halves", text, Columns::Halves)
+                }
+            };
+            add(id, text, &|l| l.activation.columns = columns);
+            let text = "the router weight multiplies the other side of the experts";
+            add("router-weight-on-the-other-side", text, &|l| {
+                l.weight_on_input = !l.weight_on_input
+            });
+        }
+        let d = self.activation;
+        if d.gate_limit.or(d.value_limit).or(d.up_limit).is_some() {
+            add("limit-left-out", "the activation's limits were not applied", &|l| {
+                (l.activation.gate_limit, l.activation.value_limit) = (None, None);
+                l.activation.up_limit = None;
+            });
+        }
+        if d.up_shift != 0.0 {
+            add("plain-silu", "plain SiLU was computed instead of the model's activation", &|l| {
+                let columns = l.activation.columns;
+                l.activation = Definition { columns, ..Definition::new(Activation::Silu) };
+            });
+        }
+        if self.inputs.contains_key("w13_bias") || self.inputs.contains_key("w2_bias") {
+            add("bias-missing", "the experts' biases were not added", &|l| l.biases = false);
+        }
+        if self.size_s > 0 {
+            add("shared-expert-left-out", "the shared expert is missing", &|l| l.shared = false);
+            if self.averaged {
+                let text = "the routed sum and the shared expert were added, not averaged";
+                add("shared-expert-added", text, &|l| l.averaged = false);
+            }
+            if self.inputs.contains_key("shared_gate") {
+                let text = "the shared expert was added without its gate";
+                add("shared-gate-left-out", text, &|l| l.shared_gate = false);
+            }
+        }
+        if self.inputs.contains_key("output_bias") {
+            add("output-bias-left-out", "the block's bias was not added", &|l| {
+                l.output_bias = false;
+            });
+        }
+        all
+    }
+}
+
+/// The numbers of a float tensor.
+fn floats(tensor: &Tensor<'_>) -> Result<Vec<f64>> {
+    Ok(widened(tensor)?.0.into_iter().map(f64::from).collect())
+}
+
+/// Judges `router_logits`, `y_experts` and `y`, as far as the case has them. Ids and weights are the
+/// case's own, otherwise routed from its logits.
+pub(in crate::ops) fn judge(
+    case: &Case<'_>,
+    block: &Block,
+    routing: &RoutingRule,
+) -> Result<Vec<OutputReport>> {
+    let mut reports = Vec::new();
+    let ty = block.dtype.scalar();
+    let x = floats(case.input("hidden_states")?)?;
+    let h = block.hidden_size;
+    let x = ArrayView2::from_shape((x.len() / h, h), &x).expect("the rule fixes the shape");
+    if let Some(found) = case.output("router_logits") {
+        reports.push(judge_logits(case, block, found, x)?);
+    }
+    let (sum, whole) = (case.output("y_experts"), case.output("y"));
+    if sum.is_none() && whole.is_none() {
+        return Ok(reports);
+    }
+    let (ids, weights) = routed(case, routing, block.num_experts + routing.zero_experts)?;
+    let layer = Layer {
+        inputs: &case.inputs,
+        size_e: block.num_experts,
+        size_h: h,
+        size_i: block.intermediate_size,
+        size_s: block.shared_intermediate_size,
+        ty,
+        x,
+        activation: block.activation(routing)?,
+        shared_activation: block.shared_activation(routing)?,
+        weight_on_input: routing.apply_router_weight_on_input,
+        ids: &ids,
+        weights,
+        top_k: routing.top_k,
+        shared: true,
+        shared_gate: true,
+        averaged: block.shared_is_averaged,
+        biases: true,
+        output_bias: true,
+    };
+    for (name, found) in [("y_experts", sum), ("y", whole)] {
+        let Some(found) = found else { continue };
+        let part = |l: &Layer<'_>| if name == "y" { l.y() } else { l.y_experts() };
+        let near = part(&layer)?;
+        let mut report = compare(name, found, &near)?;
+        if report.verdict == Verdict::Fail && report.mismatches > 1 {
+            let made = layer.mistakes().into_iter();
+            let made = made.filter_map(|(id, text, l)| Some((id, text, part(&l).ok()?)));
+            diagnose(&mut report, found, &near, made)?;
+        }
+        reports.push(report);
+    }
+    Ok(reports)
+}
+
+fn judge_logits(
+    case: &Case<'_>,
+    block: &Block,
+    found: &Tensor<'_>,
+    x: ArrayView2<'_, f64>,
+) -> Result<OutputReport> {
+    let Some(weight) = case.inputs.get("router_weight") else {
+        let reason = "the case has no `in.router_weight`";
+        return Ok(OutputReport::unchecked("router_logits", found.len(), reason));
+    };
+    let ([experts, h], values) = (weight.dims2()?, floats(weight)?);
+    let weight = ArrayView2::from_shape((experts, h), &values).expect("the rule fixes the shape");
+    let bias = case.inputs.get("router_bias").map(floats).transpose()?;
+    let made = |bias: Option<&[f64]>, cap: Option<f32>| {
+        let rows = x.rows().into_iter();
+        let ty = block.dtype.scalar();
+        let rows = rows.flat_map(|row| logits(&row.to_vec(), weight, bias, cap, ty));
+        Array2::from_shape_vec((x.nrows(), experts), rows.collect()).expect("a row for each token")
+    };
+    let near = made(bias.as_deref(), block.logit_softcap);
+    let mut report = compare("router_logits", found, &near)?;
+    if report.verdict == Verdict::Fail {
+        let mut variants = Vec::new();
+        if bias.is_some() {
+            let left_out = made(None, block.logit_softcap);
+            variants.push(("router-bias-left-out", "the router's bias was not added", left_out));
+        }
+        if block.logit_softcap.is_some() {
+            let uncapped = made(bias.as_deref(), None);
+            variants.push(("softcap-left-out", "the logits were not capped", uncapped));
+        }
+        diagnose(&mut report, found, &near, variants)?;
+    }
+    Ok(report)
+}
+
+/// Ids and weights of the case, if its ids are experts; otherwise routed from the logits.
+fn routed(case: &Case<'_>, routing: &RoutingRule, experts: usize) -> Result<(Vec<i32>, Vec<f32>)> {
+    let found = |name: &str| case.output(name).filter(|t| t.shape().get(1) == Some(&routing.top_k));
+    let ids = found("topk_ids").map(|t| t.elements::<i32>().into_owned());
+    let valid = |id: &i32| usize::try_from(*id).is_ok_and(|id| id < experts);
+    let ids = ids.filter(|ids| ids.iter().all(valid));
+    let weights = found("topk_weights").map(|t| t.elements::<f32>().into_owned());
+    let weights = weights.filter(|w| w.iter().all(|w| w.is_finite()));
+    if let (Some(ids), Some(weights)) = (&ids, &weights) {
+        return Ok((ids.clone(), weights.clone()));
+    }
+    let (values, _) = widened(case.input("router_logits")?)?;
+    let bias = case.inputs.get("e_score_correction_bias").map(|t| t.elements::<f32>());
+    let scale = case.inputs.get("expert_scale").map(|t| t.elements::<f32>());
+    let tensors =
+        RouterTensors { correction_bias: bias.as_deref(), expert_scale: scale.as_deref() };
+    let made = routing.route(rows_of("router_logits", &values, experts)?, tensors)?;
+    let made = made.routed()?;
+    Ok((made.ids().to_vec(), made.weights().to_vec()))
+}
+
+/// The values that an implementation with an output of `ty` may have.
+fn accepted(near: &Near, ty: ScalarType) -> Accepted {
+    if !near.error.is_finite() || !near.exact.is_finite() {
+        let (lo, hi) = (f64::NEG_INFINITY, f64::INFINITY);
+        return Accepted { exact: near.exact, lo, hi, nan: true };
+    }
+    let interval = near.interval().rounded(ty);
+    Accepted { exact: near.exact, lo: interval.lo, hi: interval.hi, nan: false }
+}
+
+/// Indices of the values of `found` that no implementation has.
+fn outside(found: &[f32], near: &Array2<Near>, ty: ScalarType) -> Vec<usize> {
+    let near = near.iter().enumerate();
+    near.filter(|(i, n)| !accepted(n, ty).accepts(f64::from(found[*i]))).map(|(i, _)| i).collect()
+}
+
+fn compare(name: &str, found: &Tensor<'_>, near: &Array2<Near>) -> Result<OutputReport> {
+    found.expect_shape(&[near.nrows(), near.ncols()])?;
+    let (values, ty) = widened(found)?;
+    let mut report = passing(name, values.len());
+    let wrong = outside(&values, near, ty);
+    let all: Vec<Accepted> = near.iter().map(|n| accepted(n, ty)).collect();
+    let right = |i: usize| crate::num::interval::round_once(ty, all[i].exact);
+    let same = (0..values.len()).filter(|&i| right(i) == f64::from(values[i])).count();
+    report.equal_bits = Some(same as f64 / values.len().max(1) as f64);
+    let ratios = near.iter().zip(&values).filter(|(n, _)| n.error.is_finite());
+    let ratios = ratios.map(|(n, &v)| n.interval().rounded(ty).ratio(n.exact, v));
+    report.max_error_over_bound = Some(ratios.fold(0.0, f64::max));
+    report.unbounded = all.iter().filter(|a| a.is_unbounded()).count();
+    report.note = Some(CLASS.to_owned());
+    report.settle(Power::of(&all, near.ncols(), ty), "its values are too small to tell");
+    let Some(&first) = wrong.first() else { return Ok(report) };
+    report.verdict = Verdict::Fail;
+    report.mismatches = wrong.len();
+    let at = vec![first / near.ncols(), first % near.ncols()];
+    let exact = right(first) as f32;
+    report.first_mismatch =
+        Some(mismatch(at.clone(), None, exact.to_bits(), values[first].to_bits()));
+    let text = format!(
+        "{} of {} values; first {at:?}: {} where {exact} belongs",
+        wrong.len(),
+        values.len(),
+        values[first]
+    );
+    report.diagnosis = Some(Diagnosis::place("outside-bound", text, wrong.len()));
+    report.picture = Some(picture("token", near.nrows(), near.ncols(), &wrong));
+    Ok(report)
+}
+
+/// Replaces the place by the known mistake that predicts every value.
+fn diagnose(
+    report: &mut OutputReport,
+    found: &Tensor<'_>,
+    right: &Array2<Near>,
+    mistakes: impl IntoIterator<Item = (&'static str, &'static str, Array2<Near>)>,
+) -> Result<()> {
+    let (values, ty) = widened(found)?;
+    let wrong = outside(&values, right, ty);
+    let mut best: Option<(Outcome, Diagnosis)> = None;
+    for (id, text, made) in mistakes {
+        let left = outside(&values, &made, ty);
+        let mut all = Comparison::default();
+        all.broken = left.iter().filter(|i| wrong.binary_search(i).is_err()).count();
+        all.unexplained = left.len() - all.broken;
+        all.explained = wrong.len() - all.unexplained;
+        all.evidence = 8.0 * all.explained as f64;
+        if let Some(outcome) = all.outcome(4.0)
+            && outcome.beats(best.as_ref().map(|b| b.0))
+        {
+            best = Some((outcome, outcome.named(id, text)));
+        }
+    }
+    if let Some((_, diagnosis)) = best {
+        report.diagnosis = Some(diagnosis);
+    }
+    Ok(())
+}

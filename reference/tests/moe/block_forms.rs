@@ -1,0 +1,165 @@
+//! Experts in every form in which checkpoints store them give the same stacks.
+
+use std::collections::BTreeMap;
+
+use marlinspike::moe::families::{BlockTensors, ExpertsRule, block_rule};
+use marlinspike::num::tensor::{DType, Tensor};
+use serde_json::json;
+
+const E: usize = 3;
+const H: usize = 4;
+const I: usize = 2;
+
+/// Number of gate (0), up (1) or down (2) of expert `e` between feature `i` and feature `h`.
+fn number(part: usize, e: usize, i: usize, h: usize) -> f32 {
+    (part * 1000 + e * 100 + i * 10 + h) as f32
+}
+
+type Files = BTreeMap<String, Tensor<'static>>;
+
+fn add(files: &mut Files, name: &str, shape: &[usize], at: impl Fn(&[usize]) -> f32) {
+    let len: usize = shape.iter().product();
+    let values = (0..len).map(|flat| {
+        let (mut rest, mut index) = (flat, vec![0; shape.len()]);
+        for d in (0..shape.len()).rev() {
+            index[d] = rest % shape[d];
+            rest /= shape[d];
+        }
+        at(&index)
+    });
+    let values: Vec<f32> = values.collect();
+    let tensor = Tensor::from_vec(name, DType::F32, shape.to_vec(), values).unwrap();
+    files.insert(name.to_owned(), tensor);
+}
+
+fn plain() -> ExpertsRule {
+    block_rule(&json!({"model_type": "mixtral"}), "model.layers.0.mlp.experts").unwrap().0
+}
+
+fn read(files: &Files, rule: ExpertsRule) -> marlinspike::Result<BlockTensors> {
+    BlockTensors::read(&|name| files.get(name).cloned(), H, Some(E), rule)
+}
+
+/// Gate rows over up rows, and down, as `[E, N, K]`.
+#[track_caller]
+fn expect_stacks(files: &Files) {
+    let found = read(files, plain()).unwrap();
+    let (w13, w2) =
+        (found.w13.elements::<f32>().into_owned(), found.w2.elements::<f32>().into_owned());
+    assert_eq!((found.w13.shape(), found.w2.shape()), (&[E, 2 * I, H][..], &[E, H, I][..]));
+    for e in 0..E {
+        for i in 0..I {
+            for h in 0..H {
+                assert_eq!(w13[(e * 2 * I + i) * H + h], number(0, e, i, h));
+                assert_eq!(w13[(e * 2 * I + I + i) * H + h], number(1, e, i, h));
+                assert_eq!(w2[(e * H + h) * I + i], number(2, e, i, h));
+            }
+        }
+    }
+}
+
+#[test]
+fn one_by_one() {
+    for (parent, names) in
+        [("mlp", ["gate_proj", "up_proj", "down_proj"]), ("block_sparse_moe", ["w1", "w3", "w2"])]
+    {
+        let mut files = Files::new();
+        for e in 0..E {
+            let name = |p: usize| format!("{parent}.experts.{e}.{}.weight", names[p]);
+            for part in 0..2 {
+                add(&mut files, &name(part), &[I, H], |at| number(part, e, at[0], at[1]));
+            }
+            add(&mut files, &name(2), &[H, I], |at| number(2, e, at[1], at[0]));
+        }
+        expect_stacks(&files);
+        files.remove(&format!("{parent}.experts.1.{}.weight", names[1]));
+        let error = read(&files, plain()).unwrap_err().to_string();
+        assert!(error.contains(&format!("experts.1.{}.weight", names[1])), "{error}");
+    }
+}
+
+#[test]
+fn fused_and_transposed() {
+    let gate_up = |e: usize, n: usize, h: usize| number(n / I, e, n % I, h);
+    for (first, second) in [
+        ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
+        ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+        ("mlp.experts.fc1.weight", "mlp.experts.fc2.weight"),
+        ("mlp.experts.w13_weight", "mlp.experts.w2_weight"),
+    ] {
+        let mut files = Files::new();
+        add(&mut files, first, &[E, 2 * I, H], |at| gate_up(at[0], at[1], at[2]));
+        add(&mut files, second, &[E, H, I], |at| number(2, at[0], at[2], at[1]));
+        expect_stacks(&files);
+        add(&mut files, first, &[E, H, 2 * I], |at| gate_up(at[0], at[2], at[1]));
+        add(&mut files, second, &[E, I, H], |at| number(2, at[0], at[1], at[2]));
+        expect_stacks(&files);
+        add(&mut files, second, &[E, I, H + 1], |_| 0.0);
+        let error = read(&files, plain()).unwrap_err().to_string();
+        assert!(error.contains("hidden_size 4"), "{error}");
+    }
+}
+
+#[test]
+fn separate_stacks_and_rows_of_matrices() {
+    let mut files = Files::new();
+    for (part, name) in ["gate_proj", "up_proj"].into_iter().enumerate() {
+        let name = format!("moe.{name}.weight");
+        add(&mut files, &name, &[E, I, H], |at| number(part, at[0], at[1], at[2]));
+    }
+    add(&mut files, "moe.down_proj.weight", &[E, H, I], |at| number(2, at[0], at[2], at[1]));
+    expect_stacks(&files);
+
+    let mut files = Files::new();
+    for (part, name) in ["w1", "v1", "w2"].into_iter().enumerate() {
+        let name = format!("ffn.experts.mlp.{name}");
+        add(&mut files, &name, &[E * I, H], |at| number(part, at[0] / I, at[0] % I, at[1]));
+    }
+    expect_stacks(&files);
+    add(&mut files, "ffn.experts.mlp.w2", &[E * I + 1, H], |_| 0.0);
+    let error = read(&files, plain()).unwrap_err().to_string();
+    assert!(error.contains("experts.mlp.w2") && error.contains("[3 · I, H]"), "{error}");
+}
+
+#[test]
+fn shared_experts_inside_and_beside_the_block() {
+    let mut files = Files::new();
+    add(&mut files, "mlp.experts.gate_up_proj", &[E, 2 * I, H], |_| 0.0);
+    add(&mut files, "mlp.experts.down_proj", &[E, H, I], |_| 0.0);
+    let routed = files.clone();
+    assert!(read(&files, plain()).unwrap().shared.is_none());
+    for (prefix, place) in
+        [("mlp.shared_experts", "proj"), ("mlp.shared_mlp", "proj"), ("share_expert", "proj")]
+    {
+        let mut files = routed.clone();
+        for (part, name) in ["gate", "up"].into_iter().enumerate() {
+            let name = format!("{prefix}.{name}_{place}.weight");
+            add(&mut files, &name, &[I, H], |at| number(part, 0, at[0], at[1]));
+        }
+        add(&mut files, &format!("{prefix}.down_{place}.weight"), &[H, I], |at| {
+            number(2, 0, at[1], at[0])
+        });
+        let [w13, w2] = read(&files, plain()).unwrap().shared.unwrap();
+        assert_eq!((w13.shape(), w2.shape()), (&[2 * I, H][..], &[H, I][..]), "{prefix}");
+        assert_eq!(w13.elements::<f32>()[I * H], number(1, 0, 0, 0));
+    }
+    add(&mut files, "shared_mlp.input_linear.weight", &[2 * I, H], |at| at[0] as f32);
+    add(&mut files, "shared_mlp.output_linear.weight", &[H, I], |at| at[1] as f32);
+    assert!(read(&files, plain()).unwrap().shared.is_some());
+}
+
+#[test]
+fn unknown_forms_and_blocks_are_refused() {
+    let error = read(&Files::new(), plain()).unwrap_err().to_string();
+    assert!(error.contains("no known tensor names"), "{error}");
+    let config = json!({"model_type": "inkling2", "num_experts_per_tok": 1});
+    let (rule, _) = block_rule(&config, "model.layers.0.mlp.experts").unwrap();
+    let error = read(&Files::new(), rule).unwrap_err().to_string();
+    assert!(error.contains("tanh"), "{error}");
+    let mut files = Files::new();
+    add(&mut files, "mlp.experts.gate_up_proj", &[E, 2 * I, H], |_| 0.0);
+    let ints = Tensor::from_vec("x", DType::I32, vec![E, H, I], vec![0i32; E * H * I]).unwrap();
+    files.insert("mlp.experts.down_proj".to_owned(), ints);
+    let error = read(&files, plain()).unwrap_err().to_string();
+    assert!(error.contains("I32"), "{error}");
+}
