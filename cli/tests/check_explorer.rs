@@ -48,7 +48,8 @@ fn the_report_links_to_the_explorer_that_is_named() {
         let (_, link) = page.split_once(&format!("href=\"{address}#layout?")).unwrap();
         let link = link.split('"').next().unwrap().replace("&amp;", "&");
         assert!(link.starts_with("layout=marlin_qweight&size_k="), "{link}");
-        assert!(link.contains("&bits=4&") && link.ends_with("&element=77&bit=9"), "{link}");
+        // The wrong value's first bit: its code has bits 8 to 11.
+        assert!(link.contains("&bits=4&") && link.ends_with("&element=77&bit=8"), "{link}");
     }
     // Quotes cannot leave the attribute.
     assert!(page(&["--explorer", "a\"b<c"]).contains("href=\"a&quot;b&lt;c#layout?"));

@@ -24,7 +24,7 @@ static uint16_t to_half(float x) {
   if (size >= 65520.0f) return sign | 0x7c00;
   int exponent;
   frexpf(size, &exponent);
-  if (exponent < -13) exponent = -13;
+  if (size == 0 || exponent < -13) exponent = -13;
   /* nearbyintf: ties to even; a carry moves into the exponent. */
   int steps = (int)nearbyintf(ldexpf(size, 11 - exponent));
   return sign | (steps + ((exponent + 13) << 10));

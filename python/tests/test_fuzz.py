@@ -275,6 +275,7 @@ def test_the_decorator_in_pytest(pytester):
     first = pytester.runpytest_subprocess("--marlinspike-seed", "0x2a")
     first.assert_outcomes(passed=1, failed=1)
     text = first.stdout.str()
+    assert "run_fuzz(" not in text, "the kit's own source is no part of the message"
     assert "seed 0x2a" in text and "smallest case: " in text and "permut" in text
     assert "again: pytest -k test_forgotten --marlinspike-seed 0x2a" in text
     kept = list((pytester.path / ".marlinspike").rglob("*.safetensors"))

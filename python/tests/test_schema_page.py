@@ -72,4 +72,8 @@ def test_an_example_becomes_a_checked_case(example, tmp_path):
         wrong = np.ascontiguousarray(outputs[output.name]).copy()
         wrong.reshape(-1).view(np.uint8)[-1] ^= 0x40
         case.outputs = dict(outputs, **{output.name: wrong})
-        assert case.check()[output.name].verdict == "fail", output.name
+        try:
+            assert case.check()[output.name].verdict == "fail", output.name
+        except marlinspike.Error as error:
+            # An expert out of range is refused.
+            assert f"out.{output.name}" in str(error)

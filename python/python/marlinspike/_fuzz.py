@@ -255,6 +255,8 @@ def fuzz(
 
     def decorate(kernel: Callable[..., Any]) -> Callable[[], None]:
         def test() -> None:
+            # pytest shows the finding and not this function.
+            __tracebackhide__ = True
             used = _set_or("seed", seed)
             count = _set_or("cases", cases)
             part = _set_or("shard", shard)
