@@ -2,7 +2,7 @@
 
 import pathlib
 import re
-import subprocess
+import runpy
 import sys
 
 import numpy as np
@@ -19,19 +19,15 @@ def python_block(text):
 
 
 @pytest.fixture
-def example(tmp_path, request):
-    """The variables of an example, and the file that it wrote."""
+def example(tmp_path, request, monkeypatch):
+    """An example, its variables after it ran, and the file that it wrote."""
     (tmp_path / "case_file.py").write_text(python_block(PAGE))
     program = python_block(SECTIONS[request.param])
     (tmp_path / "example.py").write_text(program)
-    subprocess.run([sys.executable, "example.py"], cwd=tmp_path, check=True)
-    case_file = {}
-    exec(compile(python_block(PAGE), "case_file.py", "exec"), case_file)
-    written = {}
-    variables = dict(case_file, write_case=lambda *arguments: written.update(arguments=arguments))
-    body = "\n".join(line for line in program.splitlines() if not line.startswith("from case_file"))
-    exec(compile(body, "example.py", "exec"), variables)
-    assert written["arguments"][1] == request.param
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "case_file", raising=False)
+    variables = runpy.run_path("example.py")
     return request.param, program, variables, tmp_path / "case.safetensors"
 
 
