@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use marlinspike::num::tensor::Tensor;
 use marlinspike_proptests::campaign::{
-    Campaign, CampaignError, Fault, Filter, Limit, Outputs, Shard, Trial, merge as merged,
+    Campaign, CampaignError, Fault, Filter, Laws, Limit, Outputs, Shard, Trial, merge as merged,
 };
 use pyo3::prelude::*;
 use serde_json::Value;
@@ -53,6 +53,9 @@ impl Callable<'_> {
                 Answer::Fault(kind, text) if kind == "unsupported" => {
                     Err(Fault::Unsupported { reason: text })
                 }
+                Answer::Fault(kind, text) if kind == "unreadable" => {
+                    Err(Fault::Unreadable { detail: text })
+                }
                 Answer::Fault(_, text) => Err(Fault::Crashed { detail: text }),
                 Answer::Outputs(named) => named
                     .iter()
@@ -81,6 +84,8 @@ pub(crate) fn fuzz(
     set: &str,
     folder: Option<PathBuf>,
     shard: &str,
+    deterministic: bool,
+    batch_invariant: bool,
 ) -> PyResult<String> {
     let op = operation(op)?;
     let set = object(set)?;
@@ -96,6 +101,7 @@ pub(crate) fn fuzz(
         campaign.set = set;
         campaign.outputs = outputs;
         campaign.shard = shard;
+        campaign.laws = Laws { deterministic, batch_invariant };
         let mut call = |trial: &Trial| callable.call(trial);
         campaign.run_with_kept(folder.as_deref(), &mut call, &limit, &mut |_| ())?.to_json()
     });

@@ -195,6 +195,62 @@ def test_kernels_may_take_packed_weights():
     assert run(kernel, cases=6).ok
 
 
+def added_in_order(inputs, config, step):
+    """The product with f32 sums over k forwards (step 1) or backwards (-1)."""
+    weight = (unpack(inputs["qweight"]) - 8).astype(np.float32)
+    weight *= np.repeat(inputs["scales"].astype(np.float32), len(weight) // len(inputs["scales"]), axis=0)
+    x = inputs["x"].astype(np.float32)
+    with np.errstate(over="ignore"):
+        rows = [np.cumsum((row[:, None] * weight)[::step], axis=0, dtype=np.float32)[-1] for row in x]
+        return {"y": np.stack(rows).astype(np.float16)}
+
+
+# Sums that are long enough for another order to show in float16.
+LONG = WHERE + ",size_k=384,size_n=192|320"
+
+
+def test_promises_of_bits():
+    promises = {"deterministic": True, "batch_invariant": True}
+    summary = run(lambda inputs, config: added_in_order(inputs, config, 1), 12, LONG, **promises)
+    assert summary.ok and summary.passed == 12, summary
+
+
+def test_an_order_that_depends_on_the_batch():
+    def kernel(inputs, config):
+        return added_in_order(inputs, config, -1 if len(inputs["x"]) > 1 else 1)
+
+    # Only the promise tells the two orders apart: both sums are right.
+    assert run(kernel, 12, LONG, deterministic=True).ok
+    summary = run(kernel, 12, LONG, batch_invariant=True)
+    assert [f.signature for f in summary.findings] == ["batch dependence"], summary
+
+
+def test_an_order_that_changes_between_runs():
+    calls = []
+
+    def kernel(inputs, config):
+        calls.append(1)
+        return added_in_order(inputs, config, 1 if len(calls) % 2 else -1)
+
+    assert run(kernel, 12, LONG).ok
+    summary = run(kernel, 12, LONG, deterministic=True)
+    assert [f.signature for f in summary.findings] == ["nondeterminism"], summary
+
+
+def test_outputs_that_cannot_be_read_are_findings():
+    for value in (np.zeros((1, 1), np.complex64), object()):
+        summary = run(lambda inputs, config: {"y": value}, cases=2)
+        assert [f.signature for f in summary.findings] == ["unreadable outputs"], summary
+
+
+def test_the_reason_of_skipped_cases():
+    def kernel(inputs, config):
+        raise marlinspike.Unsupported("only on Tuesdays")
+
+    summary = run(kernel, cases=3)
+    assert summary.skipped_reason == "only on Tuesdays" and "skipped: only on Tuesdays" in str(summary)
+
+
 pytest_plugins = ["pytester"]
 
 
@@ -219,6 +275,7 @@ def test_the_decorator_in_pytest(pytester):
     first = pytester.runpytest_subprocess("--marlinspike-seed", "0x2a")
     first.assert_outcomes(passed=1, failed=1)
     text = first.stdout.str()
+    assert "run_fuzz(" not in text, "the kit's own source is no part of the message"
     assert "seed 0x2a" in text and "smallest case: " in text and "permut" in text
     assert "again: pytest -k test_forgotten --marlinspike-seed 0x2a" in text
     kept = list((pytester.path / ".marlinspike").rglob("*.safetensors"))

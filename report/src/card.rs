@@ -133,7 +133,7 @@ fn explored(o: &OutputReport, m: &Mismatch) -> Option<String> {
     ))
 }
 
-fn facts(out: &mut String, o: &OutputReport, explorer: bool) -> fmt::Result {
+fn facts(out: &mut String, o: &OutputReport, explorer: Option<&str>) -> fmt::Result {
     out.push_str("<dl>");
     let fact = |out: &mut String, term: &str, text: &str| {
         write!(out, "<dt>{term}</dt><dd>{}</dd>", escape(text))
@@ -148,9 +148,9 @@ fn facts(out: &mut String, o: &OutputReport, explorer: bool) -> fmt::Result {
     if let Some(m) = &o.first_mismatch {
         let lines = text::first_wrong(&o.name, m);
         let lines: Vec<_> = lines.iter().map(|l| format!("<code>{}</code>", escape(l))).collect();
-        let link = explored(o, m).filter(|_| explorer);
-        let link = link.map_or_else(String::new, |query| {
-            format!("<br><a href=\"#layout?{query}\">show it in the layout</a>")
+        let link = explorer.and_then(|address| Some((escape(address), explored(o, m)?)));
+        let link = link.map_or_else(String::new, |(address, query)| {
+            format!("<br><a href=\"{address}#layout?{query}\">show it in the layout</a>")
         });
         write!(out, "<dt>first wrong</dt><dd>{}{link}</dd>", lines.join("<br>"))?;
     }

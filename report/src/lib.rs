@@ -44,8 +44,9 @@ pub struct Entry<'r> {
     pub result: Result<&'r CaseReport, String>,
     /// The known fault that explains every failed output, where a manifest records one.
     pub recorded: Option<&'r str>,
-    /// Whether the cards stand in the page that explores layouts, so that wrong values link to it.
-    pub explorer: bool,
+    /// The address of the page that explores layouts, to which wrong values link; empty in that page
+    /// itself.
+    pub explorer: Option<&'r str>,
 }
 
 impl<'r> Entry<'r> {
@@ -55,7 +56,7 @@ impl<'r> Entry<'r> {
         source: impl Into<String>,
         result: Result<&'r CaseReport, String>,
     ) -> Self {
-        Self { label, source: source.into(), result, recorded: None, explorer: false }
+        Self { label, source: source.into(), result, recorded: None, explorer: None }
     }
 
     /// The same entry, which fails with the `recorded` fault.
@@ -65,7 +66,12 @@ impl<'r> Entry<'r> {
 
     /// The same entry, shown in the page that explores layouts.
     pub fn in_explorer(self) -> Self {
-        Self { explorer: true, ..self }
+        self.with_explorer(Some(""))
+    }
+
+    /// The same entry with links to the page that explores layouts, at an address.
+    pub fn with_explorer(self, explorer: Option<&'r str>) -> Self {
+        Self { explorer, ..self }
     }
 
     /// How good the result is.

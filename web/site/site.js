@@ -18,8 +18,9 @@
   async function check(file) {
     $("report").replaceChildren();
     document.body.dataset.verdict = "";
-    if (file.size > marlinspike.maxFile) {
-      $("status").textContent = `${file.name} has ${file.size} bytes; this page takes ${marlinspike.maxFile} or fewer.`;
+    const most = await marlinspike.maxFile();
+    if (file.size > most) {
+      $("status").textContent = `${file.name} has ${file.size} bytes; this page takes ${most} or fewer.`;
       document.body.dataset.verdict = "error";
       return;
     }

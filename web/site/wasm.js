@@ -38,7 +38,10 @@ const marlinspike = (() => {
     },
     layouts: () => call("layouts"),
     positions: (request) => call("positions", text(request)),
-    // Largest file that `check` takes: web/src/requests.rs, MAX_FILE.
-    maxFile: 12 << 20,
+    // Largest file that `check` takes, in bytes.
+    maxFile: async () => {
+      if (!instance) await start();
+      return instance.exports.max_file();
+    },
   };
 })();

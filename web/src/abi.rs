@@ -43,6 +43,12 @@ pub extern "C" fn check(name: usize) -> usize {
     answer(requests::check(&String::from_utf8_lossy(name), file))
 }
 
+/// [`requests::MAX_FILE`].
+#[unsafe(no_mangle)]
+pub extern "C" fn max_file() -> usize {
+    requests::MAX_FILE
+}
+
 /// [`requests::layouts`].
 #[unsafe(no_mangle)]
 pub extern "C" fn layouts() -> usize {

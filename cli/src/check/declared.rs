@@ -6,6 +6,8 @@ use marlinspike::products::{Class, Convention};
 
 use crate::error::Explained;
 
+const DEFAULT_CLASS: &str = "f32-any-order";
+
 /// Options that declare the arithmetic of a kernel.
 #[derive(Debug, clap::Args)]
 // clap names a group after its type and rejects two groups of the same name.
@@ -37,11 +39,24 @@ pub(crate) struct Args {
     /// up to 16 parts); its bound is about one rounding. JSON as
     /// `{"name":"mine","adder":{"matrix_unit":{"products":16,"fraction_bits":25,"kept_bits":24}},
     /// "order":{"striped":{"block":16,"stripes":[]}},"reduction":{"f32":{"steps":1}}}`.
-    #[arg(long, value_name = "CLASS", default_value = "f32-any-order")]
+    #[arg(long, value_name = "CLASS", default_value = DEFAULT_CLASS)]
     class: String,
 }
 
 impl Args {
+    /// The options that differ from their defaults, as words of a command line.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let mut words = Vec::new();
+        let mut option = |name: &str, value: &str| words.extend([name, value].map(str::to_owned));
+        if let Some(convention) = &self.convention {
+            option("--convention", convention);
+        }
+        if self.class != DEFAULT_CLASS {
+            option("--class", &self.class);
+        }
+        words
+    }
+
     /// Parses the options.
     pub(crate) fn read(&self) -> Result<Declared> {
         let convention = self.convention.as_deref().map(named).transpose()?;

@@ -133,9 +133,24 @@ pub struct Args {
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
 
+    /// Address of the layout explorer (`scripts/web build`), to which the report links wrong values
+    ///
+    /// An http(s) address, or a path from the report's folder: --explorer explorer/index.html
+    #[arg(long, value_name = "URL", requires = "report", value_parser = address)]
+    explorer: Option<String>,
+
     /// Print every output, including those that pass, with the mistakes that its verdict excludes
     #[arg(short, long)]
     verbose: bool,
+}
+
+/// An address that a link may have: of the web, or a path.
+fn address(text: &str) -> Result<String, String> {
+    let scheme = text.split_once(':').map(|(scheme, _)| scheme);
+    match scheme {
+        None | Some("http" | "https" | "file") if !text.is_empty() => Ok(text.to_owned()),
+        _ => Err(format!("found `{text}`, expected an http, https or file address, or a path")),
+    }
 }
 
 /// The result of one file.
@@ -189,11 +204,11 @@ struct Run {
 
 impl Run {
     /// The page that `--report` writes.
-    fn page(&self) -> String {
+    fn page(&self, explorer: Option<&str>) -> String {
         let cases = totals::cases(&self.summary, self.elapsed);
         let outputs = totals::outputs(self);
         let entries = self.checked.iter().filter(|c| !c.skipped()).map(Checked::entry);
-        let entries: Vec<_> = entries.collect();
+        let entries: Vec<_> = entries.map(|entry| entry.with_explorer(explorer)).collect();
         marlinspike_report::page(&Head::new(&cases).line(&outputs), &entries)
     }
 }
@@ -242,7 +257,7 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     };
     output::print(&text).context("standard output")?;
     if let Some(path) = &args.report {
-        output::write_whole(path, run.page().as_bytes()).map_err(|e| {
+        output::write_whole(path, run.page(args.explorer.as_deref()).as_bytes()).map_err(|e| {
             Explained::new(e, "name a file in a folder that exists and can be written to")
         })?;
         if !args.json {

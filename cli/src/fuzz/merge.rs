@@ -67,6 +67,7 @@ fn campaign(merged: &MergedCampaign, paint: Paint) -> String {
         failed: merged.failed,
         findings: merged.findings.len(),
         skipped: merged.skipped,
+        skipped_reason: merged.skipped_reason.as_deref(),
         unchecked: merged.unchecked,
         unchecked_reason: merged.unchecked_reason.as_deref(),
         kept_that_fail: merged.kept_that_fail.len(),

@@ -12,8 +12,8 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use marlinspike::case::Op;
 use marlinspike_proptests::campaign::{
-    Campaign, CampaignError, Event, Fault, Filter, Judgement, Kernel, LibraryKernel, Limit,
-    Outputs, ProcessKernel, Protocol, Shard, Trial, serve,
+    Campaign, CampaignError, Event, Fault, Filter, HEADER, Judgement, Kernel, Laws, LibraryKernel,
+    Limit, Outputs, ProcessKernel, Protocol, Shard, Trial, serve,
 };
 use serde_json::{Map, Value};
 
@@ -31,15 +31,15 @@ Example: marlinspike fuzz --op linear --cmd ./kernel
 --cmd PROGRAM reads a case file with inputs and writes a safetensors file with its outputs: \
 `PROGRAM INPUT OUTPUT`. Exit code 77 leaves out a configuration that the kernel does not support. \
 With --persistent, one process answers many cases: it reads a line `INPUT<tab>OUTPUT` and prints `ok`, \
-`skip REASON` or `error REASON`. --lib LIBRARY calls a C function (marlinspike_kernel.h) in a process of \
-its own, between guard pages.
+`skip REASON` or `error REASON`. --lib LIBRARY calls a C function in a process of its own, between \
+guard pages; `marlinspike fuzz header` prints the header to compile it with.
 
 The input file holds the inputs (`in.*`), the config (JSON under the metadata key `config`), the wanted \
 outputs with their types and shapes (metadata key `outputs`), and the reference's packed weights (`ref.*`), \
 so that a kernel can read Marlin's layout without packing it.
 
 A crash, a hang, an unwritten byte and a write outside of a tensor are findings, too; the run continues \
-until there are 8 distinct findings. The next run starts with the kept cases.";
+until there are 8 distinct findings (--findings). The next run starts with the kept cases.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -47,6 +47,8 @@ Examples:
   marlinspike fuzz --op linear --cmd 'python3 kernel.py' --persistent --time 600
   marlinspike fuzz --op moe --lib ./libkernel.so --seed 0x2a --case 17
       repeats one case
+  marlinspike fuzz --op linear --lib ./libkernel.so --batch-invariant
+      also compares the bits of a row alone with those in its batch
   marlinspike fuzz --op linear --cmd ./kernel --seed 0x2a --shard 2/4 --summary two.json
       the second quarter of the cases, for one of four machines
   marlinspike fuzz merge one.json two.json three.json four.json --regressions regressions
@@ -58,6 +60,9 @@ Exit codes:
   0  at least one case was judged, and all judged cases passed
   1  a finding, an unchecked case, or nothing was judged
   2  bad input or usage";
+
+/// Seconds that a kernel may take for one case.
+const DEFAULT_TIMEOUT: &str = "30";
 
 /// Arguments of `fuzz`.
 #[derive(Debug, clap::Args)]
@@ -96,6 +101,14 @@ pub struct Args {
     #[arg(long = "output", value_name = "NAME")]
     outputs: Vec<String>,
 
+    /// The kernel promises the same bits in every run: run each case twice and compare
+    #[arg(long)]
+    deterministic: bool,
+
+    /// The kernel promises that a row has the same bits alone as in its batch: compare the last row
+    #[arg(long)]
+    batch_invariant: bool,
+
     /// Give the kernel only inputs, not the reference's packed weights
     #[arg(long)]
     no_reference: bool,
@@ -116,8 +129,12 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     time: Option<Duration>,
 
+    /// Stop after this many distinct findings: 1 for a first look at a broken kernel
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    findings: u32,
+
     /// Time limit of the kernel for one case, in seconds
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = DEFAULT_TIMEOUT, value_parser = seconds)]
     timeout: Duration,
 
     /// Part I of N of the cases, for runs on several machines: --shard 1/4
@@ -150,6 +167,11 @@ enum Command {
     /// Merge the summaries and failing cases of several machines.
     #[command(long_about = merge::ABOUT)]
     Merge(merge::Args),
+
+    /// Print marlinspike_kernel.h, the header of libraries for --lib
+    ///
+    /// Example: marlinspike fuzz header > marlinspike_kernel.h
+    Header,
 }
 
 impl Args {
@@ -157,6 +179,7 @@ impl Args {
     pub(crate) fn is_json(&self) -> bool {
         match &self.command {
             Some(Command::Merge(args)) => args.json,
+            Some(Command::Header) => false,
             None => self.json,
         }
     }
@@ -205,6 +228,10 @@ fn explained(error: CampaignError) -> Explained {
 pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     match (&args.command, args.op) {
         (Some(Command::Merge(merge)), _) => merge::run(merge, color),
+        (Some(Command::Header), _) => {
+            output::print(HEADER)?;
+            Ok(Outcome::Pass)
+        }
         (None, Some(op)) => fuzz(args, op, color),
         (None, None) => Err(Explained::new("--op is absent", "for example --op linear").into()),
     }
@@ -227,14 +254,14 @@ fn fuzz(args: &Args, op: Op, color: ColorChoice) -> Result<Outcome> {
         });
     }
     let bar = bar(args);
-    let limit = Limit { cases: args.cases, time: args.time, findings: 8 };
+    let limit = Limit { cases: args.cases, time: args.time, findings: args.findings as usize };
     let mut printed = Ok(());
     let run = campaign.run_with_kept(Some(&args.keep), &mut kernel, &limit, &mut |event| {
         if let Event::Kept(path, judgement) = event {
             let line = print(text::kept(path, judgement, paint));
             printed = std::mem::replace(&mut printed, Ok(())).and(line);
         }
-        show(&bar, &event);
+        show(args, &bar, &event);
     });
     bar.finish_and_clear();
     let run = run.map_err(explained)?;
@@ -267,8 +294,17 @@ fn own_options(args: &Args) -> Vec<String> {
     }
     args.set.iter().for_each(|pair| option("--set", pair));
     args.outputs.iter().for_each(|name| option("--output", name));
-    own.extend(args.persistent.then(|| "--persistent".to_owned()));
-    own.extend(args.no_reference.then(|| "--no-reference".to_owned()));
+    if seconds(DEFAULT_TIMEOUT) != Ok(args.timeout) {
+        option("--timeout", &args.timeout.as_secs_f64().to_string());
+    }
+    let flags = [
+        ("--persistent", args.persistent),
+        ("--no-reference", args.no_reference),
+        ("--deterministic", args.deterministic),
+        ("--batch-invariant", args.batch_invariant),
+    ];
+    own.extend(flags.iter().filter(|(_, set)| *set).map(|(name, _)| (*name).to_owned()));
+    own.extend(args.declared.words());
     own
 }
 
@@ -278,6 +314,8 @@ fn campaign(args: &Args, op: Op, seed: u64) -> Result<Campaign> {
     campaign.set = set(&args.set)?;
     campaign.outputs = args.outputs.clone();
     campaign.declared = args.declared.read()?;
+    campaign.laws =
+        Laws { deterministic: args.deterministic, batch_invariant: args.batch_invariant };
     campaign.shard = args.shard;
     Ok(campaign)
 }
@@ -338,7 +376,7 @@ fn bar(args: &Args) -> ProgressBar {
     ProgressBar::new(args.cases).with_style(style).with_message("0 failed")
 }
 
-fn show(bar: &ProgressBar, event: &Event<'_>) {
+fn show(args: &Args, bar: &ProgressBar, event: &Event<'_>) {
     match event {
         Event::Judged(index, judgement) => {
             bar.set_position(index + 1);
@@ -347,6 +385,10 @@ fn show(bar: &ProgressBar, event: &Event<'_>) {
             }
         }
         Event::Shrinking(signature) => bar.set_message(format!("shrinking {signature}")),
+        Event::Found(finding) if !args.json => {
+            let line = text::found(finding);
+            bar.suspend(|| eprintln!("{line}"));
+        }
         Event::Kept(..) | Event::Found(_) => {}
     }
 }

@@ -55,6 +55,12 @@ pub(super) fn single(index: u64, judgement: &Judgement, paint: Paint) -> String 
     }
 }
 
+/// One line when a finding is made; its details follow at the end of the run.
+pub(super) fn found(finding: &Finding) -> String {
+    let signature = printable(&finding.signature);
+    format!("found in case {}: {signature}; details follow at the end of the run", finding.index)
+}
+
 pub(super) fn finding(finding: &Finding, path: &str, again: &str, paint: Paint) -> String {
     let title = printable(&finding.signature).into_owned();
     let mut text = format!("\n{} {title}\n", paint.bad("finding:"));
@@ -107,6 +113,7 @@ pub(super) struct Counts<'r> {
     pub(super) failed: u64,
     pub(super) findings: usize,
     pub(super) skipped: u64,
+    pub(super) skipped_reason: Option<&'r str>,
     pub(super) unchecked: u64,
     pub(super) unchecked_reason: Option<&'r str>,
     pub(super) kept_that_fail: usize,
@@ -126,6 +133,9 @@ impl Counts<'_> {
         let mut text = format!("{cases} cases in {seconds:.1} s: {passed} pass, {verdict}");
         if *skipped > 0 {
             text += &format!(", {skipped} not supported by the kernel");
+            if let Some(reason) = self.skipped_reason.filter(|reason| !reason.is_empty()) {
+                text += &format!(" (first reason: {})", printable(reason));
+            }
         }
         if *unchecked > 0 {
             let reason = printable(self.unchecked_reason.unwrap_or_default()).into_owned();
@@ -151,6 +161,7 @@ pub(super) fn summary(run: &Run, paint: Paint) -> String {
         failed: summary.failed,
         findings: summary.findings.len(),
         skipped: summary.skipped,
+        skipped_reason: summary.skipped_reason.as_deref(),
         unchecked: summary.unchecked,
         unchecked_reason: summary.unchecked_reason.as_deref(),
         kept_that_fail: run.kept.iter().filter(|case| case.result == KeptResult::Fail).count(),

@@ -41,6 +41,8 @@ pub struct MergedCampaign {
     pub unchecked_reason: Option<String>,
     /// Cases that the kernel does not support.
     pub skipped: u64,
+    /// The reason for the first of them.
+    pub skipped_reason: Option<String>,
     /// Cases with a wrong output or a fault.
     pub failed: u64,
     /// Kept cases that still fail.
@@ -149,6 +151,7 @@ impl MergedCampaign {
         self.unchecked += summary.unchecked;
         self.unchecked_reason = self.unchecked_reason.take().or(summary.unchecked_reason);
         self.skipped += summary.skipped;
+        self.skipped_reason = self.skipped_reason.take().or(summary.skipped_reason);
         self.failed += summary.failed;
         self.seconds += summary.seconds;
         self.coverage.merge(&summary.coverage);

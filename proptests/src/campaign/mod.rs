@@ -54,7 +54,7 @@ pub use finding::{Failure, Finding};
 pub use kernel::{Fault, Kernel, OutputSpec, Outputs, Trial};
 pub use laws::Laws;
 #[cfg(unix)]
-pub use library::{ABI_VERSION, LibraryKernel, serve};
+pub use library::{ABI_VERSION, HEADER, LibraryKernel, serve};
 pub use merge::{Merged, MergedCampaign, MergedFinding, MergedRun, MissingShard, merge};
 #[cfg(unix)]
 pub use process::{ProcessKernel, Protocol};
@@ -290,6 +290,7 @@ impl Campaign {
             unchecked: 0,
             unchecked_reason: None,
             skipped: 0,
+            skipped_reason: None,
             failed: 0,
             findings: Vec::new(),
             coverage: Coverage::of(self.generator.lattice()),
@@ -311,7 +312,10 @@ impl Campaign {
             }
             match judgement {
                 Judgement::Pass => summary.passed += 1,
-                Judgement::Skipped(_) => summary.skipped += 1,
+                Judgement::Skipped(reason) => {
+                    summary.skipped += 1;
+                    summary.skipped_reason.get_or_insert(reason);
+                }
                 Judgement::Unchecked(reason) => {
                     summary.unchecked += 1;
                     summary.unchecked_reason.get_or_insert(reason);

@@ -32,6 +32,9 @@ pub struct Summary<F = Finding> {
     pub unchecked_reason: Option<String>,
     /// Cases that the kernel does not support.
     pub skipped: u64,
+    /// The reason for the first of them.
+    #[serde(default)]
+    pub skipped_reason: Option<String>,
     /// Cases with a wrong output or a fault, including those of findings.
     pub failed: u64,
     /// Distinct findings, each shrunk.

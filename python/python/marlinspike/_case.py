@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from dataclasses import dataclass, field, replace
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from . import _core
-from ._arrays import Typed, array, as_one_of, typed
+from ._arrays import Typed, array, as_one_of, is_torch, like_any, tensor, typed
 from ._report import Report
 
 Tensors = Mapping[str, Any]
@@ -24,17 +24,35 @@ def _local_experts(inputs: Tensors) -> Optional[int]:
     return None
 
 
-def _named(op: str, config: str, inputs: Tensors, outputs: Tensors) -> Tuple[list, list]:
-    """Tensors as the extension takes them: bits that numpy has no type for become the type that the
+#: The one tensor of e4m3fnuz codes. Case files store it as F8_E4M3.
+_FNUZ = ("normalize_e4m3fn_to_e4m3fnuz", "weight")
+
+
+def stored(op: str, prefix: str, name: str, value: Any, allowed: Sequence[str]) -> Typed:
+    """An array as a case file stores it: bits that numpy has no type for become the type that the
     operation demands."""
+    made = typed(value, f"{prefix}.{name}")
+    if prefix == "out" and (op, name) == _FNUZ and made[0] == "F8_E4M3FNUZ":
+        made = ("F8_E4M3", *made[1:])
+    return as_one_of(made, allowed)
+
+
+def typed_outputs(op: str, tensors: List[Tuple[str, Typed]]) -> List[Tuple[str, Typed]]:
+    """Outputs of the extension with the type that their bits mean."""
+    return [
+        (name, ("F8_E4M3FNUZ", *made[1:]) if (op, name) == _FNUZ else made) for name, made in tensors
+    ]
+
+
+def _named(op: str, config: str, inputs: Tensors, outputs: Tensors) -> Tuple[list, list]:
+    """Tensors as the extension takes them."""
     rules = {rule[0]: rule[1] for rule in _core.tensors(op, config, _local_experts(inputs))}
 
     def named(prefix: str, tensors: Tensors) -> List[Tuple[str, Typed]]:
-        made = []
-        for name, value in tensors.items():
-            full = f"{prefix}.{name}"
-            made.append((name, as_one_of(typed(value, full), rules.get(full, ()))))
-        return made
+        return [
+            (name, stored(op, prefix, name, value, rules.get(f"{prefix}.{name}", ())))
+            for name, value in tensors.items()
+        ]
 
     return named("in", inputs), named("out", outputs)
 
@@ -61,7 +79,8 @@ class Case:
         def arrays(tensors: list) -> Dict[str, np.ndarray]:
             return {name: array(*tensor) for name, tensor in tensors}
 
-        return cls(op, json.loads(config), arrays(inputs), arrays(outputs), name, provenance)
+        made = arrays(typed_outputs(op, outputs))
+        return cls(op, json.loads(config), arrays(inputs), made, name, provenance)
 
     @classmethod
     def read(cls, path: Union[str, "os.PathLike[str]"]) -> "Case":
@@ -77,6 +96,17 @@ class Case:
         config. Outputs are the reference's."""
         stated = None if config is None else json.dumps(dict(config))
         return cls._of(_core.draw(op, seed, index, stated))
+
+    def torch(self, device: Any = "cpu") -> "Case":
+        """The case with torch tensors on a device."""
+
+        def moved(tensors: Tensors) -> Dict[str, Any]:
+            return {
+                name: value.to(device) if is_torch(value) else tensor(typed(value, name), device)
+                for name, value in tensors.items()
+            }
+
+        return replace(self, inputs=moved(self.inputs), outputs=moved(self.outputs))
 
     def _parts(self, outputs: Tensors) -> tuple:
         config = json.dumps(self.config)
@@ -100,11 +130,12 @@ class Case:
         """The verdict on the outputs."""
         return Report._of(_core.check(*self._parts(self.outputs), self.name, self.provenance))
 
-    def reference(self) -> Dict[str, np.ndarray]:
+    def reference(self) -> Dict[str, Any]:
         """The outputs that the reference computes: of products and layers, the bits of the config's
-        schedule, else of the canonical arithmetic."""
+        schedule, else of the canonical arithmetic. They are torch tensors if an input is one."""
         op, config, inputs, _ = self._parts({})
-        return {name: array(*tensor) for name, tensor in _core.reference(op, config, inputs)}
+        made = typed_outputs(op, _core.reference(op, config, inputs))
+        return {name: like_any(self.inputs.values(), one) for name, one in made}
 
 
 def check(op: str, inputs: Tensors, outputs: Tensors, config: Mapping[str, Any]) -> Report:
@@ -135,6 +166,7 @@ def assert_correct(
     raise AssertionError(str(report))
 
 
-def reference(op: str, inputs: Tensors, config: Mapping[str, Any]) -> Dict[str, np.ndarray]:
-    """The outputs that the reference computes for an operation's inputs."""
+def reference(op: str, inputs: Tensors, config: Mapping[str, Any]) -> Dict[str, Any]:
+    """The outputs that the reference computes for an operation's inputs: torch tensors if an input is
+    one, else numpy arrays."""
     return Case(op, dict(config), dict(inputs)).reference()

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _core
-from ._arrays import array, as_one_of, typed
-from ._case import Case
+from ._arrays import Typed, array, tensor
+from ._case import Case, stored, typed_outputs
 
 #: Folder of failing cases, below the root of the project.
 FOLDER = ".marlinspike"
@@ -80,6 +80,8 @@ class FuzzSummary:
     skipped: int
     unchecked: int
     unchecked_reason: Optional[str]
+    #: The kernel's reason for the first skipped case.
+    skipped_reason: Optional[str]
     findings: List[Finding]
     #: Whether cases were judged, and none failed or was left unchecked, kept cases included.
     ok: bool
@@ -105,7 +107,10 @@ class FuzzSummary:
                     found["minimal"], found["runs"], path,
                 )
             )  # fmt: skip
-        same = ("op", "seed", "passed", "failed", "skipped", "unchecked", "unchecked_reason", "shard")
+        same = (
+            "op", "seed", "passed", "failed", "skipped", "unchecked", "unchecked_reason",
+            "skipped_reason", "shard",
+        )  # fmt: skip
         return cls(
             **{key: raw[key] for key in same},
             findings=findings,
@@ -128,21 +133,28 @@ class FuzzSummary:
         ]
         if self.unchecked_reason:
             lines.append(f"unchecked: {self.unchecked_reason}")
+        if self.skipped_reason:
+            lines.append(f"skipped: {self.skipped_reason}")
         lines += [f"kept case fails: {text}" for text in self.regressions]
         lines += [str(finding) for finding in self.findings]
         return "\n".join(lines)
 
 
-def _adapted(kernel: Callable[..., Any], op: str) -> Callable[..., Any]:
+def _adapted(kernel: Callable[..., Any], op: str, device: Optional[Any]) -> Callable[..., Any]:
     """The kernel as the extension calls it. Exceptions become faults; those that end the test run
     (KeyboardInterrupt, pytest's own) are raised."""
     takes_reference = "reference" in inspect.signature(kernel).parameters
 
+    def arrays(tensors: Sequence[Tuple[str, Typed]]) -> Dict[str, Any]:
+        if device is None:
+            return {name: array(*made) for name, made in tensors}
+        return {name: tensor(made, device) for name, made in tensors}
+
     def call(inputs: list, reference: list, config: str, wanted: Sequence[str]) -> Any:
         arguments: Dict[str, Any] = {}
         if takes_reference:
-            arguments["reference"] = {name: array(*tensor) for name, tensor in reference}
-        given = {name: array(*tensor) for name, tensor in inputs}
+            arguments["reference"] = arrays(typed_outputs(op, reference))
+        given = arrays(inputs)
         try:
             made = kernel(given, json.loads(config), **arguments)
         except (Unsupported, NotImplementedError) as error:
@@ -159,10 +171,13 @@ def _adapted(kernel: Callable[..., Any], op: str) -> Callable[..., Any]:
         if not isinstance(made, Mapping):
             made = {wanted[0]: made}
         rules = {rule[0]: rule[1] for rule in _core.tensors(op, config, _local_experts(given))}
-        return [
-            (name, as_one_of(typed(value, name), rules.get(f"out.{name}", ())))
-            for name, value in made.items()
-        ]
+        try:
+            return [
+                (name, stored(op, "out", name, value, rules.get(f"out.{name}", ())))
+                for name, value in made.items()
+            ]
+        except (ValueError, TypeError) as error:
+            return "unreadable", str(error)
 
     return call
 
@@ -186,6 +201,9 @@ def run_fuzz(
     config: Optional[Mapping[str, Any]] = None,
     folder: Optional[str] = None,
     shard: Shard = "1/1",
+    device: Optional[Any] = None,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
 ) -> FuzzSummary:
     """Runs ``kernel(inputs, config)`` on generated cases of ``op`` and returns what was found.
 
@@ -195,11 +213,15 @@ def run_fuzz(
     weights. ``config`` sets keys in every case. Cases kept in ``folder`` run first, and each finding
     is kept there. ``shard="2/4"`` runs the second of four parts; each case belongs to one part, and
     ``merge`` puts the parts together.
+
+    With ``device``, such as ``"cuda"``, the kernel is given torch tensors on it, else numpy arrays.
+    ``deterministic`` also runs each case twice and compares the bits; ``batch_invariant`` compares the
+    last row's bits with those that it has alone.
     """
     part = shard if isinstance(shard, str) else f"{shard[0]}/{shard[1]}"
     text = _core.fuzz(
-        _adapted(kernel, op), op, where, seed, cases, seconds, list(outputs), json.dumps(dict(config or {})),
-        folder, part,
+        _adapted(kernel, op, device), op, where, seed, cases, seconds, list(outputs),
+        json.dumps(dict(config or {})), folder, part, deterministic, batch_invariant,
     )  # fmt: skip
     return FuzzSummary._of(text)
 
@@ -219,6 +241,9 @@ def fuzz(
     outputs: Sequence[str] = (),
     config: Optional[Mapping[str, Any]] = None,
     shard: Shard = "1/1",
+    device: Optional[Any] = None,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[[], None]]:
     """Makes a test of a kernel: ``@marlinspike.fuzz(op="linear", where="weight_type=uint4b8")``.
 
@@ -230,6 +255,8 @@ def fuzz(
 
     def decorate(kernel: Callable[..., Any]) -> Callable[[], None]:
         def test() -> None:
+            # pytest shows the finding and not this function.
+            __tracebackhide__ = True
             used = _set_or("seed", seed)
             count = _set_or("cases", cases)
             part = _set_or("shard", shard)
@@ -237,7 +264,8 @@ def fuzz(
             folder = os.path.join(root, FOLDER, f"{kernel.__module__}.{kernel.__qualname__}")
             summary = run_fuzz(
                 kernel, op, where, cases=count, seed=used, seconds=_set_or("seconds", seconds),
-                outputs=outputs, config=config, folder=folder, shard=part,
+                outputs=outputs, config=config, folder=folder, shard=part, device=device,
+                deterministic=deterministic, batch_invariant=batch_invariant,
             )  # fmt: skip
             os.makedirs(folder, exist_ok=True)
             summary.write(os.path.join(folder, "summary.json"))

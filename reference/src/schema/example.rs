@@ -4,9 +4,11 @@
 use serde_json::Value;
 
 use super::OpSchema;
+use crate::check::add_outputs;
 use crate::num::tensor::DType;
 use crate::ops::schema::{Dim, TensorRule};
 use crate::ops::{CaseConfig, Op};
+use crate::vectors::{Rng, case_of};
 use crate::{Error, Result};
 
 /// Writes a case file from numpy arrays; the page's Python examples import it.
@@ -140,11 +142,18 @@ fn bare(rule: &TensorRule) -> &str {
     rule.name.split_once('.').map_or(rule.name.as_str(), |(_, bare)| bare)
 }
 
-/// One output for the example's comment: the last, which is the operation's result.
-fn result(config: &CaseConfig) -> Result<TensorRule> {
-    let outputs = outputs(config)?;
-    let y = outputs.iter().find(|rule| rule.name == "out.y").or(outputs.last());
-    y.cloned().ok_or_else(|| Error::size(format!("outputs of `{}`", config.op()), 0, "one"))
+/// Bare name, type and sizes of each output that the reference computes from the example's inputs.
+fn results(config: &CaseConfig) -> Result<Vec<(String, DType, String)>> {
+    let given = inputs(config)?;
+    let mut case = case_of(config.clone(), &mut Rng::for_case(0, 0))?;
+    case.inputs.retain(|name, _| given.iter().any(|rule| bare(rule) == name));
+    case.outputs.clear();
+    add_outputs(&mut case)?;
+    let computed = |rule: TensorRule| {
+        let dtype = case.outputs.get(bare(&rule))?.dtype();
+        Some((bare(&rule).to_owned(), dtype, sizes(&rule).join(", ")))
+    };
+    Ok(outputs(config)?.into_iter().filter_map(computed).collect())
 }
 
 fn experts(config: &CaseConfig) -> u64 {
@@ -190,9 +199,10 @@ impl OpSchema {
             text += &format!("    \"{}\": (\"{dtype}\", {value}),\n", bare(&rule));
         }
         text += "}\n";
-        let y = result(config)?;
-        let (name, dtype, shape) = (bare(&y), y.dtypes[0], sizes(&y).join(", "));
-        text += &format!("# Add the outputs of your kernel: \"{name}\" is {dtype} [{shape}].\n");
+        text += "# Add the outputs of your kernel, as pairs like those of inputs:\n";
+        for (name, dtype, shape) in results(config)? {
+            text += &format!("#   \"{name}\": {dtype} [{shape}]\n");
+        }
         text += "outputs = {}\n";
         text += &format!(
             "write_case(\"case.safetensors\", \"{}\", config, inputs, outputs)\n",
@@ -225,12 +235,11 @@ impl OpSchema {
                 }
             };
         }
-        let y = result(config)?;
-        let (dtype, shape) = (y.dtypes[0], sizes(&y).join(", "));
-        text += &format!(
-            "    // Add the outputs of your kernel: file.add(\"{}\", \"{dtype}\", {{{shape}}}, bytes);\n",
-            y.name
-        );
+        text += "    // Add the outputs of your kernel:\n";
+        for (name, dtype, shape) in results(config)? {
+            text +=
+                &format!("    //   file.add(\"out.{name}\", \"{dtype}\", {{{shape}}}, bytes);\n");
+        }
         text += "    file.write(\"case.safetensors\");\n}\n";
         Ok(text)
     }

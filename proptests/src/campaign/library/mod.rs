@@ -24,6 +24,8 @@ use super::{CampaignError, Fault, Kernel, OutputSpec, Outputs, ProcessKernel, Pr
 
 /// Version of `marlinspike_kernel.h`.
 pub const ABI_VERSION: i32 = 1;
+/// The text of `marlinspike_kernel.h`, which a library is compiled with.
+pub const HEADER: &str = include_str!("../../../include/marlinspike_kernel.h");
 /// `MARLINSPIKE_UNSUPPORTED`.
 const UNSUPPORTED: c_int = 77;
 /// Fill patterns of outputs before the first and the second run.
