@@ -105,6 +105,11 @@ pub(super) fn execute(product: &Product<'_>, schedule: &Schedule) -> Result<Vec<
     let activation_scales = match &product.rows.scales {
         Scales::None => None,
         Scales::Row(values) => Some(values.as_slice()),
+        Scales::Group { values, .. }
+            if schedule.group_sum.is_some_and(|g| g.row_scale.is_some()) =>
+        {
+            Some(values.as_slice())
+        }
         Scales::Group { size, .. } => {
             let reason = format!("found rows with scales for groups of {size} k");
             return Err(Error::unsupported("a schedule", reason));
