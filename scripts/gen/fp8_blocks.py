@@ -6,6 +6,7 @@ in numpy's float32, with ml_dtypes' casts to e4m3fn. The products are exact: int
 rounded once; `*_f32` adds parts in float32 as a kernel without matrix units would.
 
     fp8_blocks.py        writes golden/data/cases/{per_token_group_fp8_quant,cutlass_scaled_mm}-np_*.safetensors
+                         and reference/tests/data/fp8_requantize_ue8m0.json
 
 Requires numpy and ml_dtypes.
 """
@@ -185,5 +186,31 @@ def products():
         write("cutlass_scaled_mm", name, config, tensors)
 
 
+def requantized():
+    """`requant_weight_ue8m0_inplace`: blocks [16, 32] of a matrix that does not fill them."""
+    rng = np.random.default_rng(7)
+    (n, k), (block_n, block_k) = (40, 80), (16, 32)
+    codes = (rng.standard_normal((n, k)) * 120).clip(-448, 448).astype(E4M3)
+    codes[:16, :32] = E4M3(0)
+    scales = np.exp2(rng.uniform(-14, -6, (3, 3))).astype(F32)
+    scales[1, 1] = F32(2.0**-9)
+    values = codes.astype(F32) * scales.repeat(block_n, 0)[:n].repeat(block_k, 1)[:, :k]
+    new_codes, new_scales = np.zeros_like(codes), np.zeros_like(scales)
+    for i in range(3):
+        for j in range(3):
+            at = (slice(i * block_n, (i + 1) * block_n), slice(j * block_k, (j + 1) * block_k))
+            top = max(np.abs(values[at]).max(), F32(1e-4))
+            new_scales[i, j] = ceil_to_ue8m0(F32(top) / F32(448))
+            new_codes[at] = (values[at] * (F32(1) / new_scales[i, j])).astype(E4M3)
+    assert values.dtype == F32
+    record = {"producer": PROVENANCE, "shape": [n, k], "block": [block_n, block_k]}
+    for name, tensor, view in [("codes", codes, np.uint8), ("scales", scales, np.uint32),
+                               ("new_codes", new_codes, np.uint8), ("new_scales", new_scales, np.uint32)]:
+        record[name] = tensor.view(view).ravel().tolist()
+    path = CASES.parents[2] / "reference/tests/data/fp8_requantize_ue8m0.json"
+    path.write_text(json.dumps(record, separators=(",", ":")) + "\n")
+
+
 quantizers()
 products()
+requantized()

@@ -81,7 +81,7 @@ impl Product<'_> {
     ///
     /// # Errors
     /// As [`Product::compute`]; [`Error::Unsupported`](crate::Error::Unsupported) for
-    /// [`Arithmetic::Exact`], which no kernel uses, and for scales that are applied group by group.
+    /// [`Arithmetic::Exact`], which no kernel uses.
     pub fn bounds(&self, arithmetic: Arithmetic) -> Result<Vec<Bounded>> {
         self.validate()?;
         scheduled::bounds(self, arithmetic)

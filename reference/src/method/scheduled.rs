@@ -9,7 +9,7 @@ use crate::num::dims::GroupSize;
 use crate::num::scalar::ScalarType;
 use crate::products::schedule::{Extras, FP8_PROMOTION, FP8_UNIT, Fp8Kernel, Schedule, Stack};
 use crate::products::tensor_core::{LANES, Panel, Row};
-use crate::products::{self, Bounded, Class, Judge, Recipe};
+use crate::products::{self, Bounded, Class, Convention, Judge, Recipe};
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
 
@@ -125,33 +125,52 @@ pub(super) fn execute(product: &Product<'_>, schedule: &Schedule) -> Result<Vec<
 /// Bounds for every kernel that uses the unit of `arithmetic` in any order.
 ///
 /// # Errors
-/// As [`plan`]; [`Error::Unsupported`] for scales that are applied group by group.
+/// As [`plan`].
 pub(super) fn bounds(product: &Product<'_>, arithmetic: Arithmetic) -> Result<Vec<Bounded>> {
     let (rows, size_n) = (product.rows, product.size_n());
     let mut out = vec![Bounded::ZERO; product.expert_of.len() * size_n];
     for (e, weight) in product.weights.iter().enumerate() {
-        let Plan::Schedule(schedule) = plan(product, weight, arithmetic)? else {
-            let what = format!("{}: bounds under {}", weight.name, arithmetic.name());
-            return Err(Error::unsupported(what, "scales in groups are applied at promotions"));
-        };
+        let plan = plan(product, weight, arithmetic)?;
         let mine: Vec<usize> =
             (0..product.expert_of.len()).filter(|&m| product.expert_of[m] == Some(e)).collect();
         if mine.is_empty() {
             continue;
         }
         let codes = mine.iter().flat_map(|&m| rows.row(m).iter().copied());
-        let decoded = products::Rows::decode(rows.ty, rows.size_k, codes)?;
-        let of_rows = |values: &[f32]| mine.iter().map(|&m| values[m]).collect::<Vec<f32>>();
-        let scales = match &rows.scales {
-            Scales::Row(values) => Some(of_rows(values)),
-            _ => None,
+        let mut decoded = products::Rows::decode(rows.ty, rows.size_k, codes)?;
+        let of_rows = |values: &[f32], per: usize| {
+            mine.iter().flat_map(|&m| &values[m * per..][..per]).copied().collect::<Vec<f32>>()
         };
-        let router = product.router_weights.map(of_rows);
+        let mut scales = match &rows.scales {
+            Scales::None => None,
+            Scales::Row(values) => Some(of_rows(values, 1)),
+            Scales::Group { size, values } => Some(of_rows(values, rows.size_k / size)),
+        };
+        let (recipe, unit) = match &plan {
+            Plan::Schedule(schedule) => {
+                (Recipe::of_schedule(schedule, product.dtype), schedule.unit.find()?)
+            }
+            Plan::Groups => {
+                // One group is a scale for each row; several are part of the rows' values.
+                if weight.scales.rows() > 1
+                    && let Some(scales) = scales.take()
+                {
+                    decoded = decoded.scaled(FP8_PROMOTION, &scales)?;
+                }
+                let extras = products::Extras {
+                    activation_scales: scales.as_deref(),
+                    router_weights: product.router_weights,
+                };
+                let convention = Convention::ScaledMm;
+                (Recipe::new(convention, weight, product.dtype, extras)?, FP8_UNIT.find()?)
+            }
+        };
+        let router = product.router_weights.map(|values| of_rows(values, 1));
         let judge = Judge {
             weight,
             order: None,
-            recipe: &Recipe::of_schedule(&schedule, product.dtype),
-            class: &Class::of_unit(schedule.unit.find()?),
+            recipe: &recipe,
+            class: &Class::of_unit(unit),
             extras: products::Extras {
                 activation_scales: scales.as_deref(),
                 router_weights: router.as_deref(),
