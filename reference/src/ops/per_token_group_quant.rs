@@ -49,8 +49,7 @@ impl GroupScaleLayout {
 
 /// Config of `per_token_group_fp8_quant`: activations to e4m3fn, with a scale for each group of k.
 ///
-/// in: `x` `[M, K]`. out: `x_q` `[M, K]` e4m3fn, `x_s` f32 or packed, in memory order
-/// ([`GroupScaleLayout`]).
+/// in: `x` `[M, K]`. out: `x_q` `[M, K]` e4m3fn, `x_s` in memory order ([`GroupScaleLayout`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupQuantConfig {
     /// Type of x.
@@ -214,10 +213,9 @@ impl GroupQuantConfig {
     }
 }
 
-/// How scales become powers of two.
+/// How scales become powers of two: as the config says, or by mistake.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Rounding {
-    /// As the config says.
     Stated,
     Nearest,
     Down,
@@ -235,7 +233,7 @@ struct GroupQuant {
     inverted: bool,
     /// Whether the first scale of a row is that of all of its groups.
     by_row: bool,
-    /// Whether scales are stored in the other order of rows and groups.
+    /// Whether rows and groups of the scales are exchanged in memory.
     other_major: bool,
     /// Whether the first scale of four is in the highest byte of a word.
     reversed: bool,
@@ -290,12 +288,10 @@ impl GroupQuant {
         let c = &self.config;
         let (m, groups) = (c.size_m, c.groups());
         let shape = c.scales()?;
-        // The value at (row, group), with the axes exchanged by mistake.
-        let at = |row: usize, group: usize| match self.other_major {
-            false => scales[row * groups + group],
-            true => scales[group * m + row],
+        let bits = |row: usize, group: usize| match self.other_major {
+            false => scales[row * groups + group].to_bits(),
+            true => scales[group * m + row].to_bits(),
         };
-        let bits = |row, group| at(row, group).to_bits();
         let layout = c.padded()?;
         let (elements, form): (Elements, Form) = match &layout {
             None => {
@@ -305,7 +301,6 @@ impl GroupQuant {
                     false => bits(i % m, i / m),
                 };
                 let elements = (0..m * groups).map(value).collect();
-                // `Form::lines` is for matrices that files store by n.
                 let (matrix, rows) = match by_row {
                     true => ([groups, m], Rows::Group),
                     false => ([m, groups], Rows::List),

@@ -12,7 +12,7 @@ use crate::ops::case::Case;
 use crate::ops::computation::{Defined, ids};
 use crate::ops::draw::{Rng, activations};
 use crate::ops::draw::{e4m3, scale, small};
-use crate::ops::fp8_blocks::{BlockSize, SCALES, block_schedules, check_scales, draw_scales};
+use crate::ops::fp8_blocks::{BlockSize, SCALES, check_scales, draw_scales};
 use crate::ops::quant::keys::{at_most, schedule_json};
 use crate::ops::schema::{
     CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_ids, expert_map, finite, stored,
@@ -112,41 +112,6 @@ impl Fp8LayerConfig {
     /// Whether activations have a static scale.
     pub(super) fn has_input_scales(&self) -> bool {
         !self.per_act_token_quant && self.block.is_none()
-    }
-
-    /// Configs with blocks: one group and several, a narrow last block of N.
-    fn with_blocks(dtype: ScalarType) -> Result<Vec<Self>> {
-        let small = BlockSize { n: 32, k: 32 };
-        let rules = [Fp8GroupRule::Quotient, Fp8GroupRule::Inverse, Fp8GroupRule::DeepGemm];
-        let sizes = [(256, 128, BlockSize::DEEPSEEK), (96, 64, small)];
-        let mut all = Vec::new();
-        for (schedule, quantizer) in block_schedules(dtype)?.into_iter().take(2).zip(rules) {
-            for (hidden_size, intermediate_size, block) in sizes {
-                for (num_experts, num_local_experts, top_k) in [(4, 4, 2), (6, 3, 1)] {
-                    for use_ue8m0 in [false, true] {
-                        all.push(Self {
-                            dtype,
-                            size_m: 5,
-                            num_experts,
-                            num_local_experts,
-                            top_k,
-                            hidden_size,
-                            intermediate_size,
-                            activation: Activation::Silu,
-                            per_act_token_quant: false,
-                            per_out_ch_quant: false,
-                            block: Some(block),
-                            quantizer,
-                            use_ue8m0,
-                            apply_router_weight_on_input: use_ue8m0 && top_k == 1,
-                            schedule_w13: Some(schedule.clone()),
-                            schedule_w2: Some(schedule.clone()),
-                        });
-                    }
-                }
-            }
-        }
-        Ok(all)
     }
 
     /// Prefix, N and K of both matrices.

@@ -8,7 +8,7 @@ pub use config::Fp8LayerConfig;
 use crate::Result;
 use crate::judge::compare::Rows;
 use crate::method::{self, Activations, MethodLayer, Quantizer, Scales};
-use crate::moe::activation::Definition;
+use crate::moe::activation::{Activation, Definition};
 use crate::moe::layer::{Layer, Routed};
 use crate::moe::{narrow, widen};
 use crate::num::array::FloatView2;
@@ -16,10 +16,11 @@ use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Form, Mistake, known};
-use crate::ops::fp8_blocks::{block_weight, move_scales, scale_values};
+use crate::ops::fp8_blocks::{BlockSize, block_schedules, block_weight, move_scales, scale_values};
 use crate::ops::w8a8_fp8::{E4M3_TYPE, fp8_weight, other_promotion};
 use crate::products::schedule::ScheduleChoice;
 use crate::products::schedule::{Fp8BlockKernel, Fp8Kernel, Schedule};
+use crate::quantize::Fp8GroupRule;
 use crate::weight::Weight;
 
 /// Names of the quantized activations of w13 and w2 and of their scales.
@@ -261,5 +262,42 @@ fn scales(rows: &Activations) -> &[f32] {
     match &rows.scales {
         Scales::Row(values) | Scales::Group { values, .. } => values,
         Scales::None => &[],
+    }
+}
+
+impl Fp8LayerConfig {
+    /// Configs with blocks: one group and several, a narrow last block of N.
+    pub(super) fn with_blocks(dtype: ScalarType) -> Result<Vec<Self>> {
+        let small = BlockSize { n: 32, k: 32 };
+        let rules = [Fp8GroupRule::Quotient, Fp8GroupRule::Inverse, Fp8GroupRule::DeepGemm];
+        let sizes = [(256, 128, BlockSize::DEEPSEEK), (96, 64, small)];
+        let mut all = Vec::new();
+        for (schedule, quantizer) in block_schedules(dtype)?.into_iter().take(2).zip(rules) {
+            for (hidden_size, intermediate_size, block) in sizes {
+                for (num_experts, num_local_experts, top_k) in [(4, 4, 2), (6, 3, 1)] {
+                    for use_ue8m0 in [false, true] {
+                        all.push(Self {
+                            dtype,
+                            size_m: 5,
+                            num_experts,
+                            num_local_experts,
+                            top_k,
+                            hidden_size,
+                            intermediate_size,
+                            activation: Activation::Silu,
+                            per_act_token_quant: false,
+                            per_out_ch_quant: false,
+                            block: Some(block),
+                            quantizer,
+                            use_ue8m0,
+                            apply_router_weight_on_input: use_ue8m0 && top_k == 1,
+                            schedule_w13: Some(schedule.clone()),
+                            schedule_w2: Some(schedule.clone()),
+                        });
+                    }
+                }
+            }
+        }
+        Ok(all)
     }
 }

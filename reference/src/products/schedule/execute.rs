@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::operand::{Columns, Plan};
+use super::operand::{Columns, Line, Plan};
 use super::steps::{Operands, apply, round_bits};
 use super::{MultiplyAdd, RowScale, Schedule, Step};
 use crate::num::scalar;
@@ -150,10 +150,9 @@ impl Schedule {
         ];
         for (name, given, per) in all {
             if let Some(given) = given.filter(|g| g.len() != size_m * per) {
-                let expected = if by_group && per > 1 {
-                    format!("[{size_m}, {per}]")
-                } else {
-                    format!("[{size_m}]")
+                let expected = match per {
+                    1 => format!("[{size_m}]"),
+                    _ => format!("[{size_m}, {per}]"),
                 };
                 return Err(Error::shape(name, &[given.len()], expected));
             }
@@ -228,14 +227,6 @@ fn step(steps: &[Step], sum: &mut Lanes, operands: &[Operands; LANES]) {
             *bits = apply(steps, f32::from_bits(*bits), o).to_bits();
         }
     }
-}
-
-/// One row of x.
-#[derive(Clone, Copy)]
-pub(super) struct Line<'r> {
-    pub(super) row: &'r Row,
-    /// Its scales: one, one for each group, or none.
-    pub(super) scales: &'r [f32],
 }
 
 /// The partial sum of one warp.

@@ -4,7 +4,7 @@ use super::steps::Operands;
 use super::{GroupScale, Rows, Schedule, ScheduleError, WeightForm};
 use crate::layouts::marlin::process_int8_scales_with;
 use crate::num::scalar::ScalarType;
-use crate::products::tensor_core::{LANES, Panel, Unit};
+use crate::products::tensor_core::{LANES, Panel, Row, Unit};
 use crate::weight::{Groups, Table, Weight};
 use crate::{Error, Result, act_order};
 
@@ -21,6 +21,14 @@ pub(super) struct Plan<'p> {
     int16: Option<Table>,
     /// The value of each code.
     values: Vec<f64>,
+}
+
+/// One row of x.
+#[derive(Clone, Copy)]
+pub(super) struct Line<'r> {
+    pub(super) row: &'r Row,
+    /// Its scales: one, one for each group, or none.
+    pub(super) scales: &'r [f32],
 }
 
 /// [`LANES`] columns.

@@ -1,7 +1,7 @@
 //! A few outputs under many schedules: what the schedules share is decoded once.
 
-use super::execute::{Extras, Line};
-use super::operand::{Columns, Plan};
+use super::execute::Extras;
+use super::operand::{Columns, Line, Plan};
 use super::steps::Operands;
 use super::{GroupScale, Rows, Schedule, Sum, UnitName, Weights};
 use crate::Result;
