@@ -7,9 +7,11 @@ use super::product::{Arithmetic, Product, Promotion};
 use crate::moe::narrow;
 use crate::num::dims::GroupSize;
 use crate::num::scalar::ScalarType;
-use crate::products::schedule::{Extras, FP8_PROMOTION, FP8_UNIT, Fp8Kernel, Schedule, Stack};
+use crate::products::schedule::{
+    Extras, FP8_PROMOTION, FP8_UNIT, Fp8BlockKernel, Fp8Kernel, Schedule, Stack,
+};
 use crate::products::tensor_core::{LANES, Panel, Row};
-use crate::products::{self, Bounded, Class, Convention, Judge, Recipe};
+use crate::products::{self, Bounded, Class, Judge, Recipe};
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
 
@@ -151,18 +153,11 @@ pub(super) fn bounds(product: &Product<'_>, arithmetic: Arithmetic) -> Result<Ve
                 (Recipe::of_schedule(schedule, product.dtype), schedule.unit.find()?)
             }
             Plan::Groups => {
-                // One group is a scale for each row; several are part of the rows' values.
-                if weight.scales.rows() > 1
-                    && let Some(scales) = scales.take()
-                {
+                if let Some(scales) = scales.take() {
                     decoded = decoded.scaled(FP8_PROMOTION, &scales)?;
                 }
-                let extras = products::Extras {
-                    activation_scales: scales.as_deref(),
-                    router_weights: product.router_weights,
-                };
-                let convention = Convention::ScaledMm;
-                (Recipe::new(convention, weight, product.dtype, extras)?, FP8_UNIT.find()?)
+                let blocks = Schedule::w8a8_fp8_blocks(Fp8BlockKernel::DeepGemm, product.dtype)?;
+                (Recipe::of_schedule(&blocks, product.dtype), blocks.unit.find()?)
             }
         };
         let router = product.router_weights.map(|values| of_rows(values, 1));

@@ -57,7 +57,7 @@ impl Declared {
             }
             Some(input) if self.class == Class::any_order() => {
                 let codes = (input, weight.ty) == (E4M3, E4M3);
-                let blocks = codes && self.convention == Some(Convention::ScaledMm);
+                let blocks = codes && self.convention.is_some_and(|c| !c.dequantizes());
                 let hopper = codes && (blocks || weight.scales.rows() == 1);
                 let mut all = vec![Class::any_order(), Class::fp8_any_order()];
                 if hopper {

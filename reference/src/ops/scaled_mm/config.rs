@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{ScaledMm, judge};
+use super::{Fp8Mm, judge};
 use crate::Result;
 use crate::judge::{Declared, OutputReport};
 use crate::num::scalar::ScalarType;
@@ -153,11 +153,11 @@ impl Operation for Fp8MmConfig {
     }
 
     fn computation(&self, case: &Case<'_>) -> Result<Option<Box<dyn Defined>>> {
-        Ok(Some(Box::new(ScaledMm::new(case, self)?)))
+        Ok(Some(Box::new(Fp8Mm::new(case, self)?)))
     }
 
     fn mistakes() -> Vec<&'static str> {
-        ids::<ScaledMm>()
+        ids::<Fp8Mm>()
     }
 
     fn draw_inputs(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
@@ -181,7 +181,7 @@ impl Operation for Fp8MmConfig {
     }
 
     fn judge(&self, case: &Case<'_>, declared: &Declared) -> Result<Vec<OutputReport>> {
-        judge(case, &ScaledMm::new(case, self)?, declared)
+        judge(case, &Fp8Mm::new(case, self)?, declared)
     }
 
     fn fixes_every_bit(&self) -> bool {

@@ -25,7 +25,7 @@ use crate::weight::{Table, Weight};
 
 /// `cutlass_scaled_mm`.
 #[derive(Debug, Clone)]
-struct ScaledMm {
+struct Fp8Mm {
     config: Fp8MmConfig,
     /// `[M, K]`.
     a: Vec<u32>,
@@ -35,7 +35,7 @@ struct ScaledMm {
     schedule: Schedule,
 }
 
-impl ScaledMm {
+impl Fp8Mm {
     fn new(case: &Case<'_>, c: &Fp8MmConfig) -> Result<Self> {
         let floats = |name: &str| Ok::<_, crate::Error>(scale_values(case.input(name)?));
         let (a_scales, scales) = (floats("a_scales")?, floats("weight_scale")?);
@@ -110,7 +110,7 @@ impl ScaledMm {
     }
 }
 
-impl Computation for ScaledMm {
+impl Computation for Fp8Mm {
     fn outputs(&self) -> Result<Vec<Expected>> {
         let c = &self.config;
         let extras = Extras { activation_scales: Some(&self.a_scales), ..Extras::default() };
@@ -194,7 +194,7 @@ fn floats_of(table: &Table) -> Vec<f32> {
 
 /// Judges `y` bit for bit if a schedule is declared or a known one gives it, otherwise by its
 /// bound.
-fn judge(case: &Case<'_>, mm: &ScaledMm, given: &Declared) -> Result<Vec<OutputReport>> {
+fn judge(case: &Case<'_>, mm: &Fp8Mm, given: &Declared) -> Result<Vec<OutputReport>> {
     let Some(found) = case.output("y") else { return Ok(Vec::new()) };
     let report = match &mm.config.schedule {
         None => mm.bounded(case, given)?,
@@ -207,13 +207,13 @@ fn judge(case: &Case<'_>, mm: &ScaledMm, given: &Declared) -> Result<Vec<OutputR
     for report in reports.iter_mut().filter(|r| r.verdict == Verdict::Fail) {
         let bits = elements(found);
         better_diagnosis(report, &bits, mm)?;
-        let known = |d: &Diagnosis| ids::<ScaledMm>().contains(&d.id.as_str());
+        let known = |d: &Diagnosis| ids::<Fp8Mm>().contains(&d.id.as_str());
         if mm.config.block.is_some()
             && mm.config.schedule.is_none()
             && !report.diagnosis.as_ref().is_some_and(known)
         {
             let schedule = Schedule::w8a8_fp8_blocks(Fp8BlockKernel::Triton, mm.config.dtype)?;
-            better_diagnosis(report, &bits, &ScaledMm { schedule, ..mm.clone() })?;
+            better_diagnosis(report, &bits, &Fp8Mm { schedule, ..mm.clone() })?;
         }
     }
     Ok(reports)
