@@ -219,8 +219,20 @@ fn linear_layers_run_as_their_method_says() {
         assert_eq!(found["dtype"], "float16");
         assert_eq!(found["check"], json!({"mismatches": 0, "first": null}), "{name}");
     }
-    // `quant_method: fp8` with one scale for a tensor, dynamic: upstream's linear layers take tokens.
+    // `scale_fmt: ue8m0`: scales of activations are powers of two, which changes the output.
     let temp = tempfile::tempdir().unwrap();
+    for (name, layer) in [("fp8-block", linear), ("fp8-block-moe", EXPERT_LAYER)] {
+        let model = temp.path().join(name);
+        copy_with(&checkpoint(name), &model, |config| {
+            config["quantization_config"]["scale_fmt"] = "ue8m0".into();
+        });
+        let found = report(&model, &["--layer", layer, "--check"]);
+        assert_eq!(found["sizes"]["activations"], "fp8 dynamic per group, UE8M0 scales of 128");
+        assert_eq!(found["check"]["mismatches"], 0, "{name}");
+        let plain = report(&checkpoint(name), &["--layer", layer]);
+        assert_ne!(found["sha256"], plain["sha256"], "{name}");
+    }
+    // `quant_method: fp8` with one scale for a tensor, dynamic: upstream's linear layers take tokens.
     let model = temp.path().join("fp8");
     copy_with(&checkpoint("ct-fp8-moe"), &model, |config| {
         config["quantization_config"] =

@@ -10,6 +10,8 @@ const COLUMNS: [&str; 7] =
 const MODELS: &str = "reference/tests/config/checkpoint_models.rs";
 const METHOD: &str = "reference/tests/methods/method.rs";
 const METHODS: &str = "cli/tests/methods.rs";
+const BLOCKS: &str = "reference/tests/fp8_bound/blocks.rs";
+const LAYOUTS: &str = "reference/tests/layouts/fp8_blocks.rs";
 /// On a GPU.
 const FLOATS: &str = "accel/tests/formats.rs";
 
@@ -89,10 +91,10 @@ const METHOD_TESTS: [(&str, [Test; 7]); 12] = [
         "W8A8-FP8, blocks",
         [
             STAGES,
-            FORMATS,
+            Some((LAYOUTS, "flashinfers_experts_are_swapped_shuffled_and_cut")),
             STAGES,
-            None,
-            Some((METHOD, "group_scales_are_applied_at_each_promotion")),
+            Some((BLOCKS, "no_simulated_block_kernel_leaves_its_bound")),
+            Some((BLOCKS, "schedules_promote_as_the_naive_loop")),
             None,
             None,
         ],

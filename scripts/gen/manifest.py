@@ -22,6 +22,7 @@ PRODUCERS = [
     (re.compile(r"^flashinfer (\S+) "), "flashinfer"),
     (re.compile(r"^KleidiAI (\S+) "), "kleidiai"),
     (re.compile(r"^torch (\S+) on "), "torch"),
+    (re.compile(r"^numpy (\S+) with "), "numpy"),
     (re.compile(r"^NVIDIA H200 \(sm_90a\), CUDA (\S+), "), "cuda"),
 ]
 

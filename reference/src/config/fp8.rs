@@ -15,6 +15,8 @@ pub struct Fp8Config {
     pub static_activations: bool,
     /// `[block_n, block_k]` of block-quantized weights.
     pub weight_block_size: Option<[usize; 2]>,
+    /// Whether the scales of groups of activations are powers of two (`scale_fmt: ue8m0`).
+    pub ue8m0: bool,
     /// Names of unquantized modules.
     pub ignored_layers: Vec<String>,
 }
@@ -47,8 +49,8 @@ fn value_kind(value: &Value) -> &'static str {
 impl Fp8Config {
     /// Parses a `quantization_config` with `quant_method: fp8`.
     ///
-    /// Keys: `activation_scheme` (`static` or `dynamic`, required), `weight_block_size`,
-    /// `ignored_layers`, else `modules_to_not_convert`.
+    /// Keys: `activation_scheme` (`static` or `dynamic`, required), `weight_block_size`, `scale_fmt`
+    /// (`ue8m0`, or `float` or absent for scales that are not rounded), `ignored_layers`, else `modules_to_not_convert`.
     ///
     /// # Errors
     /// The named [`ConfigError`]; [`ConfigError::Refused`] for blocks with static activations.
@@ -75,11 +77,22 @@ impl Fp8Config {
                 "block-wise weights need dynamic activations",
             ));
         }
+        let ue8m0 = match obj.get("scale_fmt") {
+            None => false,
+            Some(_) => match obj.str("scale_fmt")? {
+                "ue8m0" => true,
+                "float" | "float32" => false,
+                other => {
+                    let (path, found) = (obj.path("scale_fmt"), format!("{other:?}"));
+                    return Err(ConfigError::bad(path, found, "ue8m0 or float"));
+                }
+            },
+        };
         let mut ignored_layers = obj.strings("ignored_layers")?;
         if ignored_layers.is_empty() {
             ignored_layers = obj.strings("modules_to_not_convert")?;
         }
-        Ok(Self { static_activations, weight_block_size, ignored_layers })
+        Ok(Self { static_activations, weight_block_size, ue8m0, ignored_layers })
     }
 
     /// The scheme of one module's tensors.
@@ -92,7 +105,11 @@ impl Fp8Config {
         }
         let (strategy, activations) = match self.weight_block_size {
             Some([block_n, block_k]) => {
-                (ScaleStrategy::Block { block_n, block_k }, ActivationScheme::DynamicGroup(block_k))
+                let activations = match self.ue8m0 {
+                    true => ActivationScheme::DynamicGroupUe8m0(block_k),
+                    false => ActivationScheme::DynamicGroup(block_k),
+                };
+                (ScaleStrategy::Block { block_n, block_k }, activations)
             }
             None if self.static_activations => {
                 (ScaleStrategy::Tensor, ActivationScheme::StaticTensor)

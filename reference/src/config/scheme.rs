@@ -159,6 +159,8 @@ pub enum ActivationScheme {
     DynamicToken,
     /// One scale per token and group of this many k at run time.
     DynamicGroup(usize),
+    /// As [`Self::DynamicGroup`], with scales rounded up to powers of two (`scale_fmt: ue8m0`).
+    DynamicGroupUe8m0(usize),
 }
 
 /// e4m3fn weights.

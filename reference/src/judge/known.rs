@@ -91,10 +91,9 @@ impl<'p> Spots<'p> {
             let e = expert(m)?;
             let ends = [row(m).iter().position(says)?, row(m).iter().rposition(says)?];
             for n in distinct(ends.map(|n| n / LANES * LANES)) {
-                let one = |all: Option<&'p [f32]>| all.map(|all| &all[m..=m]);
                 let extras = Extras {
-                    activation_scales: one(product.activation_scales),
-                    router_weights: one(product.router_weights),
+                    activation_scales: product.scales_of(m),
+                    router_weights: product.router_weights.map(|all| &all[m..=m]),
                     order: product.orders.and_then(|o| o.get(e)).map(Vec::as_slice),
                 };
                 let (x, weight) = (&product.x[m * size_k..][..size_k], product.weights.get(e)?);

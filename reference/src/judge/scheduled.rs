@@ -29,13 +29,20 @@ pub(crate) struct Product<'a> {
     pub(crate) expert_of: Option<&'a [Option<usize>]>,
     /// For each matrix the permutation that sorts its `g_idx`.
     pub(crate) orders: Option<&'a [Vec<u32>]>,
-    /// `[M]`.
+    /// `[M]`, or `[M, groups]`.
     pub(crate) activation_scales: Option<&'a [f32]>,
     /// `[M]`.
     pub(crate) router_weights: Option<&'a [f32]>,
 }
 
-impl Product<'_> {
+impl<'a> Product<'a> {
+    /// The activation scales of row `m`.
+    pub(crate) fn scales_of(&self, m: usize) -> Option<&'a [f32]> {
+        let all = self.activation_scales?;
+        let per = all.len() / (self.x.len() / self.size_k()).max(1);
+        all.get(m * per..(m + 1) * per)
+    }
+
     fn size_k(&self) -> usize {
         self.weights.first().map_or(1, |w| w.shape().size_k.max(1))
     }
@@ -60,9 +67,10 @@ impl Product<'_> {
             false => rows.iter().flat_map(|m| &self.x[m * size_k..][..size_k]).copied().collect(),
         };
         let x = if all { self.x } else { &x };
-        let pick = |v: Option<&[f32]>| v.map(|v| rows.iter().map(|&m| v[m]).collect::<Vec<_>>());
-        let scales = pick(self.activation_scales);
-        let router = pick(self.router_weights);
+        let scales: Option<Vec<&[f32]>> = rows.iter().map(|&m| self.scales_of(m)).collect();
+        let scales = scales.filter(|_| self.activation_scales.is_some()).map(|s| s.concat());
+        let router: Option<Vec<f32>> =
+            self.router_weights.map(|r| rows.iter().map(|&m| r[m]).collect());
         let extras = Extras {
             activation_scales: scales.as_deref(),
             router_weights: router.as_deref(),
@@ -140,9 +148,9 @@ pub(crate) fn judge(
     Ok(report)
 }
 
-/// Everything that determines a row's results: activations, expert, bits of its scale and router
+/// Everything that determines a row's results: activations, expert, bits of its scales and router
 /// weight.
-type RowInputs<'a> = (&'a [u32], Option<usize>, [u32; 2]);
+type RowInputs<'a> = (&'a [u32], Option<usize>, Vec<u32>, u32);
 
 /// Two rows of the same activations, expert and factors whose results differ.
 fn rows_differ(product: &Product<'_>, found: &[u32], size_n: usize) -> Option<String> {
@@ -150,9 +158,10 @@ fn rows_differ(product: &Product<'_>, found: &[u32], size_n: usize) -> Option<St
     let mut seen: HashMap<RowInputs<'_>, usize> = HashMap::new();
     for (row, x) in product.x.chunks_exact(size_k).enumerate() {
         let expert = product.expert_of.and_then(|e| e[row]);
-        let factor = |of: Option<&[f32]>| of.map_or(0, |f| f[row].to_bits());
-        let factors = [factor(product.activation_scales), factor(product.router_weights)];
-        let first = *seen.entry((x, expert, factors)).or_insert(row);
+        let scales = product.scales_of(row).unwrap_or_default();
+        let scales = scales.iter().map(|s| s.to_bits()).collect();
+        let router = product.router_weights.map_or(0, |r| r[row].to_bits());
+        let first = *seen.entry((x, expert, scales, router)).or_insert(row);
         let of = |row: usize| &found[row * size_n..][..size_n];
         if let Some(n) = (0..size_n).find(|&n| of(first)[n] != of(row)[n]) {
             return Some(format!(

@@ -5,6 +5,7 @@
 //! its bytes equal those of upstream's operators; no product is needed to test it.
 
 pub mod block_scale;
+pub mod deepgemm;
 pub mod flashinfer;
 pub mod kleidi;
 pub mod marlin;
@@ -18,8 +19,13 @@ use serde::Serialize;
 use positions::Named;
 
 /// The layouts by name, for viewers: [`positions::positions`] lists the values of one.
-pub const ALL: &[&[Named]] =
-    &[marlin::positions::ALL, block_scale::ALL, flashinfer::positions::ALL, kleidi::positions::ALL];
+pub const ALL: &[&[Named]] = &[
+    marlin::positions::ALL,
+    block_scale::ALL,
+    flashinfer::positions::ALL,
+    deepgemm::ALL,
+    kleidi::positions::ALL,
+];
 
 /// Bits `[bit, bit + width)` of element `element` of a packed tensor (row-major).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

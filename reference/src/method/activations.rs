@@ -7,7 +7,9 @@ use crate::formats::blocks::BlockFormat;
 use crate::moe::{half_type, to_slots};
 use crate::num::array::{FloatView2, rows_of};
 use crate::num::scalar::ScalarType;
-use crate::quantize::{clear_broken, per_group_fp8, per_tensor_fp8, per_token_fp8};
+use crate::quantize::{
+    Fp8GroupRule, clear_broken, per_group_fp8, per_group_fp8_with, per_tensor_fp8, per_token_fp8,
+};
 use crate::{Error, Result};
 
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
@@ -25,6 +27,16 @@ pub enum Quantizer {
     Fp8Tensor(Option<f32>),
     /// e4m3fn, a scale for each group of this many k of a row ([`crate::quantize::per_group_fp8`]).
     Fp8Group(usize),
+    /// e4m3fn, a scale for each group of `size` k of a row
+    /// ([`crate::quantize::per_group_fp8_with`]).
+    Fp8GroupBy {
+        /// k of a group.
+        size: usize,
+        /// The operations.
+        rule: Fp8GroupRule,
+        /// Whether scales are rounded up to powers of two.
+        ue8m0: bool,
+    },
     /// A block format ([`BlockFormat::quantize`]).
     Block {
         /// Which.
@@ -52,7 +64,8 @@ impl Quantizer {
             Self::Fp8Token => "fp8 dynamic per token",
             Self::Fp8Tensor(Some(_)) => "fp8 static per tensor",
             Self::Fp8Tensor(None) => "fp8 dynamic per tensor",
-            Self::Fp8Group(_) => "fp8 dynamic per group",
+            Self::Fp8Group(_) | Self::Fp8GroupBy { ue8m0: false, .. } => "fp8 dynamic per group",
+            Self::Fp8GroupBy { .. } => "fp8 dynamic per group, UE8M0 scales",
             Self::Block { format, .. } => format.name,
         }
     }
@@ -105,6 +118,11 @@ impl Quantizer {
             }
             Self::Fp8Group(size) => {
                 let (codes, values) = per_group_fp8(rows()?, *size)?.into_vecs();
+                (cast_vec(codes), Scales::Group { size: *size, values })
+            }
+            Self::Fp8GroupBy { size, rule, ue8m0 } => {
+                let (codes, values) =
+                    per_group_fp8_with(rows()?, *size, *rule, *ue8m0)?.into_vecs();
                 (cast_vec(codes), Scales::Group { size: *size, values })
             }
             Self::Block { format, multipliers } => {
@@ -244,7 +262,9 @@ impl Activations {
 impl std::fmt::Display for Quantizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Fp8Group(group) => write!(f, "{} of {group}", self.name()),
+            Self::Fp8Group(group) | Self::Fp8GroupBy { size: group, .. } => {
+                write!(f, "{} of {group}", self.name())
+            }
             _ => f.write_str(self.name()),
         }
     }

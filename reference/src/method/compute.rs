@@ -55,12 +55,12 @@ impl Product<'_> {
         (0..self.expert_of.len() * size_n).into_par_iter().map(output).collect()
     }
 
-    /// The output `[M, N]` in the order of additions of `schedule`, for operands that are not both
-    /// scaled in groups of k.
+    /// The output `[M, N]` in the order of additions of `schedule`.
     ///
     /// # Errors
     /// As [`Product::compute`]; [`Error::Unsupported`](crate::Error::Unsupported) for rows with
-    /// scales in groups, and for `halves` that differ from the multiplier of their matrix.
+    /// scales in groups under a schedule that does not apply them
+    /// ([`GroupSum::row_scale`](crate::products::schedule::GroupSum::row_scale)), and for `halves` that differ from the multiplier of their matrix.
     pub fn execute(&self, schedule: &Schedule) -> Result<HalfArray2> {
         self.array(self.execute_bits(schedule)?)
     }
@@ -81,7 +81,7 @@ impl Product<'_> {
     ///
     /// # Errors
     /// As [`Product::compute`]; [`Error::Unsupported`](crate::Error::Unsupported) for
-    /// [`Arithmetic::Exact`], which no kernel uses, and for scales that are applied group by group.
+    /// [`Arithmetic::Exact`], which no kernel uses.
     pub fn bounds(&self, arithmetic: Arithmetic) -> Result<Vec<Bounded>> {
         self.validate()?;
         scheduled::bounds(self, arithmetic)

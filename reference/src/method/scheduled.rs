@@ -7,7 +7,9 @@ use super::product::{Arithmetic, Product, Promotion};
 use crate::moe::narrow;
 use crate::num::dims::GroupSize;
 use crate::num::scalar::ScalarType;
-use crate::products::schedule::{Extras, FP8_PROMOTION, FP8_UNIT, Fp8Kernel, Schedule, Stack};
+use crate::products::schedule::{
+    Extras, FP8_PROMOTION, FP8_UNIT, Fp8BlockKernel, Fp8Kernel, Schedule, Stack,
+};
 use crate::products::tensor_core::{LANES, Panel, Row};
 use crate::products::{self, Bounded, Class, Judge, Recipe};
 use crate::weight::{Groups, Weight};
@@ -105,6 +107,11 @@ pub(super) fn execute(product: &Product<'_>, schedule: &Schedule) -> Result<Vec<
     let activation_scales = match &product.rows.scales {
         Scales::None => None,
         Scales::Row(values) => Some(values.as_slice()),
+        Scales::Group { values, .. }
+            if schedule.group_sum.is_some_and(|g| g.row_scale.is_some()) =>
+        {
+            Some(values.as_slice())
+        }
         Scales::Group { size, .. } => {
             let reason = format!("found rows with scales for groups of {size} k");
             return Err(Error::unsupported("a schedule", reason));
@@ -120,33 +127,45 @@ pub(super) fn execute(product: &Product<'_>, schedule: &Schedule) -> Result<Vec<
 /// Bounds for every kernel that uses the unit of `arithmetic` in any order.
 ///
 /// # Errors
-/// As [`plan`]; [`Error::Unsupported`] for scales that are applied group by group.
+/// As [`plan`].
 pub(super) fn bounds(product: &Product<'_>, arithmetic: Arithmetic) -> Result<Vec<Bounded>> {
     let (rows, size_n) = (product.rows, product.size_n());
     let mut out = vec![Bounded::ZERO; product.expert_of.len() * size_n];
     for (e, weight) in product.weights.iter().enumerate() {
-        let Plan::Schedule(schedule) = plan(product, weight, arithmetic)? else {
-            let what = format!("{}: bounds under {}", weight.name, arithmetic.name());
-            return Err(Error::unsupported(what, "scales in groups are applied at promotions"));
-        };
+        let plan = plan(product, weight, arithmetic)?;
         let mine: Vec<usize> =
             (0..product.expert_of.len()).filter(|&m| product.expert_of[m] == Some(e)).collect();
         if mine.is_empty() {
             continue;
         }
         let codes = mine.iter().flat_map(|&m| rows.row(m).iter().copied());
-        let decoded = products::Rows::decode(rows.ty, rows.size_k, codes)?;
-        let of_rows = |values: &[f32]| mine.iter().map(|&m| values[m]).collect::<Vec<f32>>();
-        let scales = match &rows.scales {
-            Scales::Row(values) => Some(of_rows(values)),
-            _ => None,
+        let mut decoded = products::Rows::decode(rows.ty, rows.size_k, codes)?;
+        let of_rows = |values: &[f32], per: usize| {
+            mine.iter().flat_map(|&m| &values[m * per..][..per]).copied().collect::<Vec<f32>>()
         };
-        let router = product.router_weights.map(of_rows);
+        let mut scales = match &rows.scales {
+            Scales::None => None,
+            Scales::Row(values) => Some(of_rows(values, 1)),
+            Scales::Group { size, values } => Some(of_rows(values, rows.size_k / size)),
+        };
+        let (recipe, unit) = match &plan {
+            Plan::Schedule(schedule) => {
+                (Recipe::of_schedule(schedule, product.dtype), schedule.unit.find()?)
+            }
+            Plan::Groups => {
+                if let Some(scales) = scales.take() {
+                    decoded = decoded.scaled(FP8_PROMOTION, &scales)?;
+                }
+                let blocks = Schedule::w8a8_fp8_blocks(Fp8BlockKernel::DeepGemm, product.dtype)?;
+                (Recipe::of_schedule(&blocks, product.dtype), blocks.unit.find()?)
+            }
+        };
+        let router = product.router_weights.map(|values| of_rows(values, 1));
         let judge = Judge {
             weight,
             order: None,
-            recipe: &Recipe::of_schedule(&schedule, product.dtype),
-            class: &Class::of_unit(schedule.unit.find()?),
+            recipe: &recipe,
+            class: &Class::of_unit(unit),
             extras: products::Extras {
                 activation_scales: scales.as_deref(),
                 router_weights: router.as_deref(),

@@ -9,6 +9,7 @@ pub(crate) mod case;
 mod computation;
 pub(crate) mod draw;
 mod dyn_quant;
+mod fp8_blocks;
 mod fp8_moe;
 mod fp8_requantize;
 mod gpt_oss_mxfp4;
@@ -20,6 +21,7 @@ mod moe;
 mod normalize_fnuz;
 mod nvfp4_experts;
 mod operation;
+mod per_token_group_quant;
 mod preprocess;
 mod projected;
 pub(crate) mod quant;
@@ -39,6 +41,7 @@ pub(crate) mod configs {
     pub use super::align::AlignConfig;
     pub use super::case::Case;
     pub use super::dyn_quant::{DynQuantConfig, Packing};
+    pub use super::fp8_blocks::BlockSize;
     pub use super::fp8_moe::Fp8LayerConfig;
     pub use super::fp8_requantize::RequantizeConfig;
     pub use super::gpt_oss_mxfp4::GptOssConfig;
@@ -46,6 +49,7 @@ pub(crate) mod configs {
     pub use super::moe::MoeConfig;
     pub use super::normalize_fnuz::FnuzConfig;
     pub use super::nvfp4_experts::Nvfp4ExpertsConfig;
+    pub use super::per_token_group_quant::{GroupQuantConfig, GroupScaleLayout};
     pub use super::preprocess::PreprocessConfig;
     pub use super::quant::{CheckpointFormat, QuantConfig};
     pub use super::router::{GroupedTopk, RouterConfig};
@@ -152,6 +156,9 @@ macro_rules! operations {
                 GptOssMxfp4 "load_weights_mxfp4" gpt_oss_mxfp4::GptOssConfig,
                 /// Activations to NVFP4.
                 ScaledFp4Quant "scaled_fp4_quant" scaled_fp4_quant::Fp4QuantConfig,
+                /// Activations to FP8, with a scale for each group of k.
+                PerTokenGroupQuant "per_token_group_fp8_quant"
+                    per_token_group_quant::GroupQuantConfig,
                 /// A product of NVFP4 activations and weights.
                 ScaledFp4Mm "cutlass_scaled_fp4_mm" scaled_fp4_mm::Fp4MmConfig,
                 /// A product of FP8 activations and weights.

@@ -44,6 +44,7 @@ pub(super) fn declared_as(given: &Declared) -> Declared {
         convention: Some(Convention::ScaledMm),
         or_exact: given.convention.is_none(),
         class: given.class.clone(),
+        power_of_two_scales: false,
     }
 }
 
@@ -52,8 +53,11 @@ pub(super) fn is_declared(given: &Declared) -> bool {
     given.class != Class::any_order()
 }
 
-/// Toggles promotion in a schedule.
+/// Toggles promotion in a schedule; sums of groups are always promoted.
 pub(super) fn other_promotion(schedule: &mut Schedule) {
+    if schedule.group_sum.is_some() {
+        return;
+    }
     schedule.chunks = match schedule.chunks {
         Chunks::Whole => Chunks::Size(FP8_PROMOTION),
         _ => Chunks::Whole,

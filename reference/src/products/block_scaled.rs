@@ -191,6 +191,7 @@ impl<'p> Nvfp4Product<'p> {
             },
             order: Order::Any,
             reduction: Reduction::F32 { steps: 1 },
+            scales_in_unit: true,
         })
     }
 

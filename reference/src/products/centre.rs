@@ -113,7 +113,7 @@ impl Raw<'_> {
         for (i, class) in classes.iter().enumerate() {
             let Order::Ascending(set) = &class.order else { continue };
             let Some((name, starts)) = set.single(size_k) else { continue };
-            let Some(cuts) = self.cuts(name.find()?, &starts) else { continue };
+            let Some(cuts) = self.cuts(name.find()?, &starts, rows) else { continue };
             match units.iter_mut().find(|(unit, _)| *unit == name) {
                 Some((_, members)) => members.push((i, cuts)),
                 None => units.push((name, vec![(i, cuts)])),
@@ -139,8 +139,10 @@ impl Raw<'_> {
         let padded = size_k.next_multiple_of(unit.size_k);
         let codes = Codes::new(unit.inputs.0);
         let row = |m: usize| -> Option<Result<Row>> {
+            // A code times its scale is exact, so the quotient is.
+            let code = |(k, &x): (usize, &f64)| codes.of(x / rows.scale(m, k));
             let mut bits =
-                rows.row(m).iter().map(|&x| codes.of(x)).collect::<Option<Vec<u32>>>()?;
+                rows.row(m).iter().enumerate().map(code).collect::<Option<Vec<u32>>>()?;
             bits.resize(padded, 0);
             Some(Row::new(unit, &bits))
         };
@@ -148,7 +150,8 @@ impl Raw<'_> {
         let Some(decoded) = decoded else { return Ok(None) };
         let decoded = decoded?;
         let firsts: Vec<usize> = (0..size_n).step_by(LANES).collect();
-        let panels = firsts.par_iter().map(|&n0| self.panel(unit, padded, n0, &decoded, members));
+        let panels =
+            firsts.par_iter().map(|&n0| self.panel((unit, padded), n0, (rows, &decoded), members));
         let panels: Option<Result<Vec<_>>> = panels.collect();
         panels.transpose()
     }
@@ -166,12 +169,15 @@ impl Raw<'_> {
     }
 
     /// The range of k and the group of each sum; sums are cut at `starts` and at the ends of
-    /// groups.
-    fn cuts(&self, unit: &Unit, starts: &[usize]) -> Option<Cuts> {
+    /// groups, which scaled rows share.
+    fn cuts(&self, unit: &Unit, starts: &[usize], rows: &Rows) -> Option<Cuts> {
         let size_k = self.columns.size_k();
         let group = |k: usize| self.groups.map_or(0, |(groups, _)| groups[k]);
         let mut starts = starts.to_vec();
         starts.extend((1..size_k).filter(|&k| group(k) != group(k - 1)));
+        if rows.largest_scale().is_some() {
+            starts.extend((0..size_k).step_by(rows.scaled_group()?));
+        }
         starts.sort_unstable();
         starts.dedup();
         if starts.iter().any(|k| !k.is_multiple_of(unit.size_k)) {
@@ -185,10 +191,9 @@ impl Raw<'_> {
     /// Columns from `n0`, for every member and row.
     fn panel(
         &self,
-        unit: &Unit,
-        padded: usize,
+        (unit, padded): (&Unit, usize),
         n0: usize,
-        rows: &[Row],
+        (rows, decoded): (&Rows, &[Row]),
         members: &[(usize, Cuts)],
     ) -> Option<Result<PanelSums>> {
         let (size_k, size_n) = (self.columns.size_k(), self.columns.size_n());
@@ -216,7 +221,11 @@ impl Raw<'_> {
                 })
             };
             let scales: Vec<[f64; LANES]> = cuts.iter().map(scale).collect();
-            rows.iter().map(|row| self.sum(unit, row, &panel, cuts, &scales)).collect()
+            let sum = |(m, row): (usize, &Row)| {
+                let of_row = |k| rows.scale(m, k);
+                self.sum(unit, (row, &of_row), &panel, cuts, &scales)
+            };
+            decoded.iter().enumerate().map(sum).collect()
         };
         Some(Ok(members.iter().map(one).collect()))
     }
@@ -224,18 +233,26 @@ impl Raw<'_> {
     fn sum(
         &self,
         unit: &Unit,
-        row: &Row,
+        (row, of_row): (&Row, &dyn Fn(usize) -> f64),
         panel: &Panel,
         ranges: &[(Range<usize>, u32)],
         scales: &[[f64; LANES]],
     ) -> [Centre; LANES] {
         let mut sides = [[0.0f64; LANES]; 2];
+        // The scales of rows round the product of the scales, or the part, once more.
+        let (mut roundings, mut edges) = (1.0, [0.0f64; LANES]);
         for ((range, _), scales) in ranges.iter().zip(scales) {
             let mut part = [0; LANES];
             unit.accumulate_panel(row, panel, range.clone(), &mut part);
+            let of_row = of_row(range.start);
+            if of_row != 1.0 {
+                roundings = 2.0;
+            }
             for l in 0..LANES {
-                // 24 bits by 24: exact.
-                let value = f64::from(f32::from_bits(part[l])) * scales[l];
+                // 24 bits by 24: exact; the row's scale rounds to f64.
+                let part = f64::from(f32::from_bits(part[l]));
+                let value = part * scales[l] * of_row;
+                edges[l] += part.abs() + scales[l].max(of_row);
                 if value < 0.0 {
                     sides[1][l] -= value;
                 } else {
@@ -255,9 +272,11 @@ impl Raw<'_> {
                 let once = f64::from(f32::EPSILON) / 2.0;
                 let growth = (2.0 * parts * once).exp();
                 let additions = (parts - 1.0) * positive.max(negative);
-                let products = if scaled { positive + negative } else { 0.0 };
+                let products = if scaled { roundings * (positive + negative) } else { 0.0 };
                 let lost = parts * f64::EPSILON * (positive + negative);
-                let tiny = if scaled { parts * f64::from(-149).exp2() } else { 0.0 };
+                let least = f64::from(-149).exp2();
+                let edge = if roundings > 1.0 { edges[l] } else { 0.0 };
+                let tiny = if scaled { (parts + edge) * least } else { 0.0 };
                 radius = (additions + products) * once * growth + lost + tiny;
             }
             Centre { value: (positive - negative) * factor, radius: radius * factor }

@@ -10,9 +10,10 @@ use super::exact::{Element, product};
 use super::recipe::{Extras, Recipe};
 use super::rows::Rows;
 use super::summed::{Errors, Summed};
-use crate::Result;
 use crate::num::dims::GroupSize;
+use crate::num::scalar::ScalarType;
 use crate::weight::{Groups, Weight};
+use crate::{Error, Result};
 
 /// A product to judge: one matrix and the declared arithmetic of its kernel.
 #[derive(Clone, Copy)]
@@ -190,6 +191,12 @@ impl Judge<'_> {
             Some((rows, radius)) => (rows, radius.as_ref()),
             None => (rows, radius),
         };
+        let other = rows.scaled_group().is_some_and(|group| group != self.group_size());
+        if rows.largest_scale().is_some() && (other || !self.group_scales()) {
+            let what = format!("{}: activations with scales for groups", self.weight.name);
+            let expected = format!("the groups of the weight, {} k", self.group_size());
+            return Err(Error::unsupported(what, expected));
+        }
         let mut stripes = Vec::new();
         let mut request = self.class.request(&mut stripes);
         request.radius = radius;
@@ -197,17 +204,28 @@ impl Judge<'_> {
             Some(raw) if radius.is_none() => raw.centres(classes, rows)?,
             _ => Vec::new(),
         };
-        let (inputs, size_k) = (self.inputs(), columns.size_k());
+        let (inputs, size_k) = (self.inputs(rows), columns.size_k());
         let growth = self.class.growth(size_k, inputs.output);
-        let context = Context { centres, inputs, growth, size_k, size_n: columns.size_n() };
+        let edge = rows.largest_scale().map_or(0.0, |largest| self.edge(largest, size_k));
+        let context = Context { centres, inputs, growth, size_k, size_n: columns.size_n(), edge };
         product(rows, columns, request, |element| each(self, element, &context))
     }
 
+    /// How much the products of two scales that are no normal f32 can lose in all.
+    fn edge(&self, largest: f32, size_k: usize) -> f64 {
+        let scales = &self.weight.scales;
+        let of_weight = scales.iter_bits().map(|b| scales.ty().to_f64(b)).fold(0.0, f64::max);
+        let largest = f64::from(largest).max(of_weight).max(1.0);
+        // Codes are below 2^9.
+        size_k as f64 * f64::from(18 - 149).exp2() * largest
+    }
+
     /// The types of the product.
-    fn inputs(&self) -> Inputs {
+    fn inputs(&self, rows: &Rows) -> Inputs {
         let (operands, group_scales) = (self.recipe.operands, self.group_scales());
+        let scaled = rows.largest_scale().is_some();
         Inputs {
-            activations: operands,
+            activations: if scaled { ScalarType::FLOAT32 } else { operands },
             weights: if group_scales { self.weight.ty } else { operands },
             output: self.recipe.dtype,
             group_scales: group_scales.then(|| self.group_size()),
@@ -221,8 +239,9 @@ impl Judge<'_> {
         match centre.filter(Centre::is_finite) {
             Some(centre) => Errors::Centre(centre),
             None => {
-                let Context { size_k, inputs, growth, .. } = *context;
-                Errors::Sides(class.bound_with(element, size_k, inputs, growth))
+                let Context { size_k, inputs, growth, edge, .. } = *context;
+                let errors = class.bound_with(element, size_k, inputs, growth);
+                Errors::Sides(errors.map(|e| e + edge))
             }
         }
     }
@@ -246,4 +265,6 @@ struct Context {
     growth: Growth,
     size_k: usize,
     size_n: usize,
+    /// [`Judge::edge`] of scaled rows.
+    edge: f64,
 }

@@ -112,8 +112,12 @@ impl Recipe {
                 }
             }
             Convention::ScaledMm if weight.scales.rows() > 1 => {
-                let what = format!("{}: groups of k under the convention scaled_mm", weight.name);
-                return Err(Error::unsupported(what, "it has one scale for each column"));
+                if extras.activation_scales.is_some() {
+                    let what = format!("{}: groups of k under scaled_mm", weight.name);
+                    let reason = "activations that have a scale for each group, or none";
+                    return Err(Error::unsupported(what, reason));
+                }
+                Self::scaled_blocks(dtype)
             }
             Convention::ScaledMm => Self::scaled_mm(dtype),
         };
@@ -146,6 +150,15 @@ impl Recipe {
         ];
         let (rule, operands) = (Rule::Unscaled, ScalarType::FLOAT8_E4M3FN);
         Self { rule, power: 0, moves_bits: false, steps, any_order: true, dtype, operands }
+    }
+
+    /// As [`Self::scaled_mm`], for scales of groups, which enter the sum.
+    fn scaled_blocks(dtype: ScalarType) -> Self {
+        let recipe = Self::scaled_mm(dtype);
+        let scale =
+            |s: &schedule::Step| matches!(s.op, StepOp::ActivationScale | StepOp::ChannelScale);
+        let steps = recipe.steps.into_iter().filter(|s| !scale(s)).collect();
+        Self { rule: Rule::Exact, steps, any_order: false, ..recipe }
     }
 
     /// Upstream's kernel (vLLM 0.21.0 `marlin_gemm`, `moe_wna16_marlin_gemm`).

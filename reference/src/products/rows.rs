@@ -68,6 +68,17 @@ pub struct Rows {
     size_k: usize,
     values: Vec<f64>,
     ranges: Vec<Range>,
+    scales: Option<GroupScales>,
+}
+
+/// The scales of [`Rows::scaled`].
+#[derive(Debug, Clone)]
+struct GroupScales {
+    /// k of a group.
+    group: usize,
+    /// `[rows, size_k / group]`; none if the k were reordered.
+    values: Option<Vec<f32>>,
+    largest: f32,
 }
 
 impl Rows {
@@ -81,7 +92,62 @@ impl Rows {
         }
         let ranges =
             values.chunks_exact(size_k).map(|row| Range::of(row.iter().copied())).collect();
-        Ok(Self { size_k, values, ranges })
+        Ok(Self { size_k, values, ranges, scales: None })
+    }
+
+    /// Codes times the scales `[rows, size_k / group]` of their groups of k, of a product whose unit
+    /// sums codes and whose kernel multiplies the sum of each group by its scales.
+    ///
+    /// # Errors
+    /// Returns an error unless the groups fill the rows and there is a positive scale for each.
+    pub fn scaled(mut self, group: usize, scales: &[f32]) -> Result<Self> {
+        if group == 0 || !self.size_k.is_multiple_of(group) {
+            let expected = format!("a divisor of size_k {}", self.size_k);
+            return Err(Error::size("group of the activations", group, expected));
+        }
+        let per = self.size_k / group;
+        if scales.len() != self.rows() * per {
+            let expected = format!("[{}, {per}]", self.rows());
+            return Err(Error::shape("scales of the activations", &[scales.len()], expected));
+        }
+        // A NaN scale makes its products NaN.
+        if let Some(i) = scales.iter().position(|s| *s <= 0.0 || s.is_infinite()) {
+            let at = [i / per, i % per];
+            return Err(Error::value(
+                "scales of the activations",
+                &at,
+                scales[i],
+                "above 0, finite",
+            ));
+        }
+        for (values, &scale) in self.values.chunks_exact_mut(group).zip(scales) {
+            // At most 11 bits by 24: exact.
+            values.iter_mut().for_each(|x| *x *= f64::from(scale));
+        }
+        let ranges = self.values.chunks_exact(self.size_k);
+        self.ranges = ranges.map(|row| Range::of(row.iter().copied())).collect();
+        let largest = scales.iter().copied().fold(0.0, f32::max);
+        self.scales = Some(GroupScales { group, values: Some(scales.to_vec()), largest });
+        Ok(self)
+    }
+
+    /// The largest scale of [`Rows::scaled`]; `None` for rows without scales of groups.
+    pub(in crate::products) fn largest_scale(&self) -> Option<f32> {
+        self.scales.as_ref().map(|s| s.largest)
+    }
+
+    /// k of the groups of [`Rows::scaled`] whose scales are known.
+    pub(in crate::products) fn scaled_group(&self) -> Option<usize> {
+        self.scales.as_ref().filter(|s| s.values.is_some()).map(|s| s.group)
+    }
+
+    /// The scale of row `m` at `k`; 1 without scales.
+    pub(in crate::products) fn scale(&self, m: usize, k: usize) -> f64 {
+        let scale = self.scales.as_ref().and_then(|s| {
+            let values = s.values.as_ref()?;
+            values.get(m * (self.size_k / s.group) + k / s.group)
+        });
+        scale.map_or(1.0, |s| f64::from(*s))
     }
 
     /// Decodes the bits of scalars of type `ty`.
@@ -106,18 +172,27 @@ impl Rows {
         }
         let rows = self.values.chunks_exact(self.size_k);
         let values = rows.flat_map(|row| perm.iter().map(|&p| row[p as usize])).collect();
-        Ok(Self { size_k: self.size_k, values, ranges: self.ranges.clone() })
+        let scales = self.scales.clone().map(|s| GroupScales { values: None, ..s });
+        Ok(Self { size_k: self.size_k, values, ranges: self.ranges.clone(), scales })
     }
 
     /// The rows `which`, in that order; `None` if one does not exist.
     pub fn select(&self, which: &[usize]) -> Option<Self> {
+        let of_row = |s: &GroupScales, i: usize| -> Option<Vec<f32>> {
+            let per = self.size_k / s.group;
+            Some(s.values.as_ref()?.get(i * per..(i + 1) * per)?.to_vec())
+        };
+        let scales = self.scales.as_ref().map(|s| {
+            let values: Option<Vec<Vec<f32>>> = which.iter().map(|&i| of_row(s, i)).collect();
+            GroupScales { values: values.map(|v| v.concat()), ..s.clone() }
+        });
         let mut values = Vec::with_capacity(which.len() * self.size_k);
         let mut ranges = Vec::with_capacity(which.len());
         for &i in which {
             ranges.push(*self.ranges.get(i)?);
             values.extend_from_slice(self.row(i));
         }
-        Some(Self { size_k: self.size_k, values, ranges })
+        Some(Self { size_k: self.size_k, values, ranges, scales })
     }
 
     /// Number of rows.

@@ -19,6 +19,7 @@
 
 mod activation;
 mod block;
+mod fp8_block;
 mod fp8_group;
 mod group;
 mod nvfp4_kernel;
@@ -26,7 +27,8 @@ mod rules;
 
 pub use activation::{Int8Rule, Quantized, per_tensor_fp8, per_token_fp8, per_token_int8};
 pub use block::{mx, nvfp4};
-pub use fp8_group::per_group_fp8;
+pub use fp8_block::{per_block_fp8, requantize_ue8m0};
+pub use fp8_group::{Fp8GroupRule, ceil_to_ue8m0, per_group_fp8, per_group_fp8_with};
 pub use group::{GroupQuantized, gptq_quantize_weights, quantize_by_group, quantize_weights};
 pub use nvfp4_kernel::{Nvfp4Difference, nvfp4_kernel_difference};
 pub(crate) use nvfp4_kernel::{nvfp4_ties_away, with_ties_away};

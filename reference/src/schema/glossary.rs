@@ -65,7 +65,10 @@ const KEYS: &[(&str, &str)] = &[
     ("per_act_token_quant", "whether each row of activations has its own scale"),
     ("per_out_ch_quant", "whether each output feature has its own scale"),
     ("platform", "the platform that the kernel runs on"),
-    ("quantizer", "the rule that made `in.a_q` of `in.x`; without it, every known rule is tried"),
+    (
+        "quantizer",
+        "the rule that quantizes activations; of `linear`, without it every known one is tried",
+    ),
     ("reciprocal", "whether the kernel divides exactly or by an approximate reciprocal"),
     ("renormalize", "whether the chosen weights are divided by their sum"),
     ("requantize", "how codes move to the common scale"),
@@ -74,6 +77,7 @@ const KEYS: &[(&str, &str)] = &[
     ("scale_factor_w13", "the power of two that w13's NVFP4 block scales were multiplied by"),
     ("scale_factor_w2", "the power of two that w2's NVFP4 block scales were multiplied by"),
     ("scale_type", "type of the block scales"),
+    ("scale_layout", "order of the scales in memory, and their padding"),
     (
         "schedule",
         "the order and rounding of the sum, which makes every bit of `y` comparable; see [Schedules](schedules.md)",
@@ -95,6 +99,8 @@ const KEYS: &[(&str, &str)] = &[
     ("tp_rank", "this tensor-parallel rank"),
     ("tp_size", "tensor-parallel ranks"),
     ("use_grouped_topk", "whether groups of experts are chosen before experts"),
+    ("use_ue8m0", "whether the activations' scales are rounded up to powers of two"),
+    ("weight_block_size", "[n, k] of a block of the weight that shares a scale; k, of activations"),
     ("weight_type", "what a code of the weight means"),
 ];
 
@@ -169,6 +175,8 @@ const OUTPUTS: &[(&str, &str)] = &[
     ("weight_scale", "scales as the kernel reads them"),
     ("weight_scale_2", "global scales as the kernel reads them"),
     ("x_fp4", "e2m1 codes, even k in the low nibble"),
+    ("x_q", "e4m3 codes"),
+    ("x_s", "a scale for each group of k, in memory order"),
     ("x_scale", "e4m3 block scales"),
     ("y", "result"),
 ];

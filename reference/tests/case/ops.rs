@@ -91,8 +91,9 @@ operations! {
     gpt_oss wrong_gpt_oss GptOssMxfp4 60 30 8,
     fp4_quantized wrong_fp4_quantized ScaledFp4Quant 60 30 5,
     fp4_products wrong_fp4_products ScaledFp4Mm 40 20 10,
-    fp8_products wrong_fp8_products ScaledMm 40 20 7,
-    fp8_layers wrong_fp8_layers Fp8Moe 12 10 9,
+    fp8_products wrong_fp8_products ScaledMm 60 50 13,
+    fp8_layers wrong_fp8_layers Fp8Moe 24 16 14,
+    fp8_groups wrong_fp8_groups PerTokenGroupQuant 96 48 11,
 }
 
 /// A config key with another value.
@@ -120,6 +121,8 @@ fn configs_are_refused_by_key() {
         (Op::ScaledFp4Quant, "size_k", json!(24)),
         (Op::ScaledFp4Mm, "logical_widths", json!([7])),
         (Op::ScaledMm, "size_k", json!(33)),
+        (Op::PerTokenGroupQuant, "size_k", json!(100)),
+        (Op::PerTokenGroupQuant, "scale_layout", json!("column")),
         (Op::Fp8Moe, "top_k", json!(99)),
         (Op::Fp8Moe, "activation", json!("tanh")),
     ] {

@@ -53,6 +53,25 @@ fn fp8() {
     assert_eq!(f.strategy, ScaleStrategy::Block { block_n: 128, block_k: 64 });
     assert_eq!(f.activations, ActivationScheme::DynamicGroup(64));
     assert!(f.scale_inv);
+    for (format, expected) in [
+        (json!("ue8m0"), Some(ActivationScheme::DynamicGroupUe8m0(64))),
+        (json!("float"), Some(ActivationScheme::DynamicGroup(64))),
+        (json!("e4m3"), None),
+        (json!(8), None),
+    ] {
+        let parsed = parse(json!({
+            "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 64],
+            "scale_fmt": format,
+        }));
+        match (parsed, expected) {
+            (Ok(config), Some(expected)) => {
+                let Scheme::Fp8(f) = scheme(&config, "m.up_proj") else { panic!() };
+                assert_eq!(f.activations, expected, "{format}");
+            }
+            (Err(error), None) => assert!(error.to_string().contains("scale_fmt"), "{error}"),
+            (parsed, _) => panic!("{format}: {parsed:?}"),
+        }
+    }
     assert!(unquantized(&config, "m.gate") && !unquantized(&config, "m.gate_proj"));
     // One ignored projection excludes all experts of its layer.
     assert!(unquantized(&config, "model.layers.0.mlp.experts"));

@@ -51,6 +51,7 @@ impl Mm {
             size_k,
             per_act_token_quant: true,
             per_out_ch_quant: true,
+            block: None,
             has_bias: false,
             schedule: None,
         };

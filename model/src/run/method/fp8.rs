@@ -6,6 +6,7 @@ use marlinspike::layers::{MoeShard, ct_fp8_moe};
 use marlinspike::method::Quantizer;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::prepare::fp8::{ExpertMatrix, Fp8Experts, Fp8Options, largest_scale};
+use marlinspike::quantize::Fp8GroupRule;
 
 use super::matrices::Matrices;
 use super::parts::Moe;
@@ -13,6 +14,11 @@ use crate::load;
 use crate::model::Model;
 use crate::model::routing::MoeRouting;
 use crate::run::options::MethodOptions;
+
+/// Groups of `size` k with scales that are powers of two, as vLLM's operator quantizes them.
+pub(super) fn ue8m0(size: usize) -> Quantizer {
+    Quantizer::Fp8GroupBy { size, rule: Fp8GroupRule::Quotient, ue8m0: true }
+}
 
 /// The layer of these experts, w13's first.
 ///
@@ -44,6 +50,7 @@ pub(super) fn experts(
         scales.map(|scale| match scheme.activations {
             ActivationScheme::DynamicToken => Quantizer::Fp8Token,
             ActivationScheme::DynamicGroup(group) => Quantizer::Fp8Group(group),
+            ActivationScheme::DynamicGroupUe8m0(group) => ue8m0(group),
             _ => Quantizer::Fp8Tensor(scale),
         })
     };

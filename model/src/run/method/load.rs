@@ -223,6 +223,7 @@ pub(super) fn dynamic(
                 Some(Quantizer::Fp8Token)
             }
             ActivationScheme::DynamicGroup(group) => Some(Quantizer::Fp8Group(group)),
+            ActivationScheme::DynamicGroupUe8m0(group) => Some(fp8::ue8m0(group)),
         },
         Scheme::Block { weight_only: false, .. } => None,
         Scheme::Wna16(_) | Scheme::Block { .. } => Some(Quantizer::None),

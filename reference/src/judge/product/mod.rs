@@ -33,11 +33,15 @@ pub struct Declared {
     /// Class of the f32 accumulation. For integer products, the f32 operations follow from the
     /// convention.
     pub class: Class,
+    /// Whether the scales of groups, of activations and weights, are powers of two (UE8M0), so that
+    /// the unit itself may multiply by them.
+    pub power_of_two_scales: bool,
 }
 
 impl Default for Declared {
     fn default() -> Self {
-        Self { convention: None, or_exact: false, class: Class::any_order() }
+        let class = Class::any_order();
+        Self { convention: None, or_exact: false, class, power_of_two_scales: false }
     }
 }
 
@@ -52,9 +56,17 @@ impl Declared {
                 vec![Class::int8(weight.shape().size_k, weight.scales.rows())]
             }
             Some(input) if self.class == Class::any_order() => {
-                let codes = (input, weight.ty) == (E4M3, E4M3) && weight.scales.rows() == 1;
-                let hopper = codes.then(Class::fp8_hopper);
-                hopper.into_iter().chain([Class::any_order(), Class::fp8_any_order()]).collect()
+                let codes = (input, weight.ty) == (E4M3, E4M3);
+                let blocks = codes && self.convention.is_some_and(|c| !c.dequantizes());
+                let hopper = codes && (blocks || weight.scales.rows() == 1);
+                let mut all = vec![Class::any_order(), Class::fp8_any_order()];
+                if hopper {
+                    all.insert(0, Class::fp8_hopper());
+                }
+                if blocks && weight.scales.rows() > 1 && self.power_of_two_scales {
+                    all.push(Class::fp8_block_scaled());
+                }
+                all
             }
             _ => vec![self.class.clone()],
         }

@@ -73,6 +73,7 @@ impl Stage<'_> {
             convention: Some(chosen.convention),
             class: chosen.class.clone(),
             or_exact: false,
+            power_of_two_scales: self.declared.power_of_two_scales,
         };
         Stage { declared: &declared, ..self }.judge_as(&chosen, &conventions, &found, &bits)
     }

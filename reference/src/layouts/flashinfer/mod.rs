@@ -1,6 +1,7 @@
-//! Layouts of FlashInfer's and CUTLASS's 4-bit MoE kernels for NVIDIA's Blackwell generation.
+//! Layouts of FlashInfer's and CUTLASS's MoE kernels: 4-bit for NVIDIA's Blackwell generation, and FP8
+//! blocks ([`Fp8BlockExpert`]).
 //!
-//! A stack of expert weights `[E, N, K]`, two codes per byte, and its block scales
+//! A stack of 4-bit expert weights `[E, N, K]`, two codes per byte, and its block scales
 //! `[E, N, K / group]` are transformed in three independent steps:
 //!
 //! * the rows n are reordered ([`RowOrder`]): the halves of w13 are exchanged or interleaved for
@@ -18,6 +19,7 @@
 //! (`flashinfer_mxint4_moe.py`, `flashinfer_fp4_moe.py`, `flashinfer_utils.py`, `nvfp4_utils.py`).
 
 mod experts;
+mod fp8;
 mod nvfp4;
 mod packed_rows;
 pub(super) mod positions;
@@ -27,6 +29,7 @@ mod routing;
 pub use super::block_scale::{BlockScaleLayout, ScaleTile};
 pub use super::rows::{RowOrder, RowStep};
 pub use experts::{Expert, ExpertLayout, Forgotten, PackedExperts};
+pub use fp8::{Fp8BlockBackend, Fp8BlockExpert};
 pub use nvfp4::{Alphas, Nvfp4Backend, activation_scales};
 pub use packed_rows::{BLOCK_K_BYTES, PackedRows};
 pub use projection::Projection;

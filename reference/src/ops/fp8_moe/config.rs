@@ -12,18 +12,19 @@ use crate::ops::case::Case;
 use crate::ops::computation::{Defined, ids};
 use crate::ops::draw::{Rng, activations};
 use crate::ops::draw::{e4m3, scale, small};
+use crate::ops::fp8_blocks::{BlockSize, SCALES, check_scales, draw_scales};
 use crate::ops::quant::keys::{at_most, schedule_json};
 use crate::ops::schema::{
-    CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_ids, expert_map, finite, positive,
-    stored,
+    CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_ids, expert_map, finite, stored,
 };
 use crate::ops::tensors::{
-    E4M3, F32, HALF, HALF_TYPES, I32, input, is, optional, output, w13_size_n, whole,
+    E4M3, F32, HALF, HALF_TYPES, I32, input, is, name_of, optional, output, w13_size_n, whole,
 };
 use crate::ops::w8a8_fp8::{scaled_mm_convention, schedules};
 use crate::ops::{CaseConfig, Operation};
 use crate::products::schedule::ScheduleChoice;
 use crate::products::schedule::{Fp8Kernel, Schedule};
+use crate::quantize::Fp8GroupRule;
 
 /// Config of `fused_experts_fp8_w8a8`: a layer whose weights and activations are e4m3fn.
 ///
@@ -31,6 +32,9 @@ use crate::products::schedule::{Fp8Kernel, Schedule};
 /// `[L, H, I]` e4m3fn of this rank's experts; `w13_weight_scale`, `w2_weight_scale` `[L]`, or
 /// `[L, N, 1]` for `per_out_ch_quant`; `w13_input_scale`, `w2_input_scale` `[1]` unless
 /// `per_act_token_quant`; `expert_map` `[E]` where L is not E.
+///
+/// With `weight_block_size` `[n, k]`, scales are `[L, ⌈N / n⌉, H / k]` and `[L, ⌈H / n⌉, I / k]`, f32 or UE8M0,
+/// and those of activations `[M, H / k]` and `[M·top_k, I / k]`.
 ///
 /// out: `a1q` `[M, H]` e4m3fn with `a1q_scale` (`[1]`, or `[M, 1]` per token), `gate_up` `[M·top_k, N]`,
 /// `activated` `[M·top_k, I]`, `a2q` and `a2q_scale` likewise of `activated`, `down` `[M·top_k, H]`
@@ -58,6 +62,12 @@ pub struct Fp8LayerConfig {
     pub per_act_token_quant: bool,
     /// Whether each output feature has its own scale; otherwise each expert has one.
     pub per_out_ch_quant: bool,
+    /// Blocks of the weights and groups of the activations that share a scale.
+    pub block: Option<BlockSize>,
+    /// How groups of activations are quantized, with `block`.
+    pub quantizer: Fp8GroupRule,
+    /// Whether scales of groups of activations are rounded up to powers of two.
+    pub use_ue8m0: bool,
     /// Whether router weights multiply `gate_up` instead of `down`.
     pub apply_router_weight_on_input: bool,
     /// Schedule of `gate_up`, if its bits are declared.
@@ -75,6 +85,33 @@ impl Fp8LayerConfig {
     /// Rows of `gate_up`, `activated` and `down`.
     pub const fn rows(&self) -> usize {
         self.size_m.saturating_mul(self.top_k)
+    }
+
+    /// Shape of the scales of `rows` rows of activations.
+    pub(super) fn activation_scales(&self, rows: usize, size_k: usize) -> Vec<usize> {
+        match self.block {
+            Some(block) => vec![rows, size_k / block.k],
+            None if self.per_act_token_quant => vec![rows, 1],
+            None => vec![1],
+        }
+    }
+
+    /// Shape of the scales of a stack of `[N, K]` matrices.
+    fn weight_scales(&self, [size_n, size_k]: [usize; 2]) -> Vec<usize> {
+        let experts = self.num_local_experts;
+        match self.block {
+            Some(block) => {
+                let [blocks, groups] = block.scales([size_n, size_k]);
+                vec![experts, blocks, groups]
+            }
+            None if self.per_out_ch_quant => vec![experts, size_n, 1],
+            None => vec![experts],
+        }
+    }
+
+    /// Whether activations have a static scale.
+    pub(super) fn has_input_scales(&self) -> bool {
+        !self.per_act_token_quant && self.block.is_none()
     }
 
     /// Prefix, N and K of both matrices.
@@ -97,6 +134,9 @@ impl Operation for Fp8LayerConfig {
             "activation",
             "per_act_token_quant",
             "per_out_ch_quant",
+            "weight_block_size",
+            "quantizer",
+            "use_ue8m0",
             "apply_router_weight_on_input",
             "schedule_w13",
             "schedule_w2",
@@ -107,6 +147,20 @@ impl Operation for Fp8LayerConfig {
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
         scaled_mm_convention(r)?;
         let num_experts = r.size("num_experts")?;
+        let own = ["per_act_token_quant", "per_out_ch_quant"];
+        let flags = [r.flag(own[0], false)?, r.flag(own[1], false)?];
+        let block = BlockSize::read(r, &[(own[0], flags[0]), (own[1], flags[1])])?;
+        let quantizer = r.optional_name("quantizer", Fp8GroupRule::NAMED)?;
+        let use_ue8m0 = r.flag("use_ue8m0", false)?;
+        if block.is_none() {
+            let expected = "none: activations have no groups without weight_block_size";
+            if let Some(rule) = quantizer {
+                return Err(r.refuse("quantizer", name_of(Fp8GroupRule::NAMED, &rule), expected));
+            }
+            if use_ue8m0 {
+                return Err(r.refuse("use_ue8m0", true, "false, without weight_block_size"));
+            }
+        }
         let config = Self {
             dtype: r.name("dtype", HALF_TYPES)?,
             size_m: r.size("size_m")?,
@@ -116,8 +170,11 @@ impl Operation for Fp8LayerConfig {
             hidden_size: r.size("hidden_size")?,
             intermediate_size: r.size("intermediate_size")?,
             activation: r.name("activation", Activation::NAMED)?,
-            per_act_token_quant: r.flag("per_act_token_quant", false)?,
-            per_out_ch_quant: r.flag("per_out_ch_quant", false)?,
+            per_act_token_quant: flags[0],
+            per_out_ch_quant: flags[1],
+            block,
+            quantizer: quantizer.unwrap_or_default(),
+            use_ue8m0,
             apply_router_weight_on_input: r.flag("apply_router_weight_on_input", false)?,
             schedule_w13: r.schedule("schedule_w13")?,
             schedule_w2: r.schedule("schedule_w2")?,
@@ -126,6 +183,13 @@ impl Operation for Fp8LayerConfig {
         at_most("num_local_experts", config.num_local_experts, "num_experts", num_experts)?;
         whole(r, "hidden_size", config.hidden_size, 4)?;
         whole(r, "intermediate_size", config.intermediate_size, 4)?;
+        for (key, size) in
+            [("hidden_size", config.hidden_size), ("intermediate_size", config.intermediate_size)]
+        {
+            BlockSize::fills(block, r, key, size)?;
+        }
+        BlockSize::fits(block, r, "schedule_w13", config.schedule_w13.as_ref())?;
+        BlockSize::fits(block, r, "schedule_w2", config.schedule_w2.as_ref())?;
         Ok(config)
     }
 
@@ -137,8 +201,13 @@ impl Operation for Fp8LayerConfig {
             "activation": self.activation.name(),
             "per_act_token_quant": self.per_act_token_quant,
             "per_out_ch_quant": self.per_out_ch_quant,
+            "weight_block_size": BlockSize::json(self.block),
             "apply_router_weight_on_input": self.apply_router_weight_on_input,
         });
+        if self.block.is_some() {
+            v["quantizer"] = name_of(Fp8GroupRule::NAMED, &self.quantizer).into();
+            v["use_ue8m0"] = self.use_ue8m0.into();
+        }
         for (key, schedule) in
             [("schedule_w13", &self.schedule_w13), ("schedule_w2", &self.schedule_w2)]
         {
@@ -154,8 +223,9 @@ impl Operation for Fp8LayerConfig {
         let l = is(self.num_local_experts);
         let topk = [m, is(self.top_k)];
         let absent = self.num_local_experts != self.num_experts;
-        let scale = |rows: Dim| -> Vec<Dim> {
-            if self.per_act_token_quant { vec![rows, is(1)] } else { vec![is(1)] }
+        let scale = |rows: usize, size_k: usize| -> Vec<Dim> {
+            let shape = self.activation_scales(rows, size_k);
+            shape.into_iter().map(is).collect()
         };
         let mut rules = vec![
             input("x", &half, &[m, h]),
@@ -163,19 +233,21 @@ impl Operation for Fp8LayerConfig {
             input("topk_ids", I32, &topk),
             optional("expert_map", I32, &[is(self.num_experts)]).required(absent),
             output("a1q", E4M3, &[m, h]),
-            output("a1q_scale", F32, &scale(m)),
+            output("a1q_scale", F32, &scale(self.size_m, self.hidden_size)),
             output("gate_up", &half, &[rows, is(self.w13_size_n())]),
             output("activated", &half, &[rows, i]),
             output("a2q", E4M3, &[rows, i]),
-            output("a2q_scale", F32, &scale(rows)),
+            output("a2q_scale", F32, &scale(self.rows(), self.intermediate_size)),
             output("down", &half, &[rows, h]),
             output("y", &half, &[m, h]),
         ];
         for (name, size_n, size_k) in self.matrices() {
             rules.push(input(&format!("{name}_weight"), E4M3, &[l, is(size_n), is(size_k)]));
-            let scales = if self.per_out_ch_quant { vec![l, is(size_n), is(1)] } else { vec![l] };
-            rules.push(input(&format!("{name}_weight_scale"), F32, &scales));
-            if !self.per_act_token_quant {
+            let types = if self.block.is_some() { SCALES } else { F32 };
+            let scales: Vec<Dim> =
+                self.weight_scales([size_n, size_k]).into_iter().map(is).collect();
+            rules.push(input(&format!("{name}_weight_scale"), types, &scales));
+            if self.has_input_scales() {
                 rules.push(input(&format!("{name}_input_scale"), F32, &[is(1)]));
             }
         }
@@ -188,7 +260,7 @@ impl Operation for Fp8LayerConfig {
                 "x" | "topk_weights" => finite(tensor)?,
                 "topk_ids" => expert_ids(tensor, self.num_experts)?,
                 "expert_map" => expert_map(tensor, Some(self.num_local_experts))?,
-                name if name.ends_with("_scale") => positive(tensor)?,
+                name if name.ends_with("_scale") => check_scales(tensor)?,
                 _ => {}
             }
         }
@@ -222,6 +294,9 @@ impl Operation for Fp8LayerConfig {
                                     activation,
                                     per_act_token_quant,
                                     per_out_ch_quant,
+                                    block: None,
+                                    quantizer: Fp8GroupRule::default(),
+                                    use_ue8m0: false,
                                     apply_router_weight_on_input,
                                     schedule_w13: Some(schedule.clone()),
                                     schedule_w2: Some(schedule.clone()),
@@ -231,6 +306,7 @@ impl Operation for Fp8LayerConfig {
                     }
                 }
             }
+            all.extend(Self::with_blocks(dtype)?);
         }
         Ok(all)
     }
@@ -267,9 +343,10 @@ impl Operation for Fp8LayerConfig {
         }
         for (name, size_n, size_k) in self.matrices() {
             case.add_input(&format!("{name}_weight"), e4m3(rng, vec![l, size_n, size_k])?);
-            let scales = if self.per_out_ch_quant { vec![l, size_n, 1] } else { vec![l] };
-            case.add_input(&format!("{name}_weight_scale"), small(rng, scales)?);
-            if !self.per_act_token_quant {
+            let draw = if self.block.is_some() { draw_scales } else { small };
+            let scales = self.weight_scales([size_n, size_k]);
+            case.add_input(&format!("{name}_weight_scale"), draw(rng, scales)?);
+            if self.has_input_scales() {
                 case.add_input(&format!("{name}_input_scale"), small(rng, vec![1])?);
             }
         }

@@ -8,7 +8,7 @@ pub use config::Fp8LayerConfig;
 use crate::Result;
 use crate::judge::compare::Rows;
 use crate::method::{self, Activations, MethodLayer, Quantizer, Scales};
-use crate::moe::activation::Definition;
+use crate::moe::activation::{Activation, Definition};
 use crate::moe::layer::{Layer, Routed};
 use crate::moe::{narrow, widen};
 use crate::num::array::FloatView2;
@@ -16,9 +16,11 @@ use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Form, Mistake, known};
+use crate::ops::fp8_blocks::{BlockSize, block_schedules, block_weight, move_scales, scale_values};
 use crate::ops::w8a8_fp8::{E4M3_TYPE, fp8_weight, other_promotion};
 use crate::products::schedule::ScheduleChoice;
-use crate::products::schedule::{Fp8Kernel, Schedule};
+use crate::products::schedule::{Fp8BlockKernel, Fp8Kernel, Schedule};
+use crate::quantize::Fp8GroupRule;
 use crate::weight::Weight;
 
 /// Names of the quantized activations of w13 and w2 and of their scales.
@@ -41,28 +43,35 @@ struct Fp8Moe {
 
 impl Fp8Moe {
     fn new(case: &Case<'_>, c: &Fp8LayerConfig) -> Result<Self> {
-        let floats = |name: &str| Ok::<_, crate::Error>(case.input(name)?.elements::<f32>());
+        let floats = |name: &str| Ok::<_, crate::Error>(scale_values(case.input(name)?));
         let stack = |(name, n, k): (&str, usize, usize)| {
             let (weight, scales) =
                 (case.input(&format!("{name}_weight"))?, floats(&format!("{name}_weight_scale"))?);
             let per = scales.len() / c.num_local_experts;
             let one = |e| {
                 let scales = &scales[e * per..][..per];
-                fp8_weight(&weight.index0(e)?, scales, [n, k])
+                match c.block {
+                    Some(block) => block_weight(&weight.index0(e)?, scales, [n, k], block),
+                    None => fp8_weight(&weight.index0(e)?, scales, [n, k]),
+                }
             };
             (0..c.num_local_experts).map(one).collect::<Result<Vec<_>>>()
         };
         let [w13, w2] = c.matrices();
         let weights = [stack(w13)?, stack(w2)?];
         let quantizer = |scale: &str| {
-            Ok::<_, crate::Error>(match c.per_act_token_quant {
-                true => Quantizer::Fp8Token,
-                false => Quantizer::Fp8Tensor(Some(floats(scale)?[0])),
+            Ok::<_, crate::Error>(match c.block {
+                Some(block) => {
+                    Quantizer::Fp8GroupBy { size: block.k, rule: c.quantizer, ue8m0: c.use_ue8m0 }
+                }
+                None if c.per_act_token_quant => Quantizer::Fp8Token,
+                None => Quantizer::Fp8Tensor(Some(floats(scale)?[0])),
             })
         };
         let quantizers = [quantizer("w13_input_scale")?, quantizer("w2_input_scale")?];
         let schedule = |choice: &Option<ScheduleChoice>, weights: &[Weight<'_>]| match choice {
             Some(choice) => choice.resolve(weights, c.dtype, E4M3_TYPE),
+            None if c.block.is_some() => Schedule::w8a8_fp8_blocks(Fp8BlockKernel::Triton, c.dtype),
             None => Schedule::w8a8_fp8(Fp8Kernel::Triton, c.dtype, false),
         };
         let schedules =
@@ -71,7 +80,7 @@ impl Fp8Moe {
         Ok(Self {
             x: case.input("x")?.elements::<u16>().into_owned(),
             topk_ids: case.input("topk_ids")?.elements::<i32>().into_owned(),
-            topk_weights: floats("topk_weights")?.into_owned(),
+            topk_weights: floats("topk_weights")?,
             map,
             weights,
             quantizers,
@@ -110,6 +119,12 @@ impl Fp8Moe {
         self.quantizers[which].quantize(rows, &experts)
     }
 
+    /// Moves the scales of the blocks of every weight ([`move_scales`]).
+    fn move_scales(&mut self, from: fn([usize; 2], [usize; 2]) -> [usize; 2]) {
+        let block = self.config.block;
+        self.weights.iter_mut().flatten().for_each(|w| move_scales(w, block, from));
+    }
+
     fn routed(&self) -> Routed<'_> {
         let (topk_ids, topk_weights) = (&self.topk_ids, &self.topk_weights);
         Routed { top_k: self.config.top_k, topk_ids, topk_weights }
@@ -117,11 +132,9 @@ impl Fp8Moe {
 
     fn quantized(&self, which: usize, rows: &Activations) -> [Expected; 2] {
         let (names, cols, size_m) = (QUANTIZED[which], rows.size_k, rows.rows());
-        let scales = match self.config.per_act_token_quant {
-            true => Expected::floats(names[1], &[size_m, 1], scales(rows)),
-            // A case has at least one row.
-            false => Expected::floats(names[1], &[1], &scales(rows)[..1]),
-        };
+        let shape = self.config.activation_scales(size_m, cols);
+        // A case has at least one row.
+        let scales = Expected::floats(names[1], &shape, &scales(rows)[..shape.iter().product()]);
         let codes = Expected {
             name: names[0].to_owned(),
             dtype: DType::F8E4M3,
@@ -191,6 +204,30 @@ impl Computation for Fp8Moe {
                     stack.iter_mut().for_each(|w| w.scales = first.clone());
                 }
             };
+            "weight-scale-transposed", "the weights' scales [blocks of N, blocks of K] were read as \
+                [blocks of K, blocks of N]" =>
+                |c| c.move_scales(|[b, g], [blocks, groups]| {
+                    let at = g * blocks + b;
+                    [at / groups, at % groups]
+                });
+            "weight-scale-of-first-group",
+            "the scales of the first block of k were taken for all blocks of the weights" =>
+                |c| c.move_scales(|[b, _], _| [b, 0]);
+            "weight-scale-of-next-block", "each block of N was multiplied by the next one's scales" =>
+                |c| c.move_scales(|[b, g], [blocks, _]| [(b + 1) % blocks, g]);
+            "scales-of-gate-up-swapped", "gate was multiplied by the scales of up, and up by gate's" =>
+                |c| for weight in &mut c.weights[0] {
+                    move_scales(weight, c.config.block, |[b, g], [blocks, _]| {
+                        [(b + blocks / 2) % blocks, g]
+                    });
+                };
+            "ue8m0-rounding-other", "the activations' scales were rounded up to powers of two where \
+                they should not, or the reverse" =>
+                |c| for quantizer in &mut c.quantizers {
+                    if let Quantizer::Fp8GroupBy { ue8m0, .. } = quantizer {
+                        *ue8m0 ^= true;
+                    }
+                };
             "gate-up-swapped", "gate and up halves of w13 are exchanged" => |c| {
                 for weight in &mut c.weights[0] {
                     let n = weight.shape().size_n;
@@ -220,10 +257,47 @@ impl Computation for Fp8Moe {
     }
 }
 
-/// The scale of each row.
+/// The scales of each row.
 fn scales(rows: &Activations) -> &[f32] {
     match &rows.scales {
-        Scales::Row(values) => values,
-        _ => &[],
+        Scales::Row(values) | Scales::Group { values, .. } => values,
+        Scales::None => &[],
+    }
+}
+
+impl Fp8LayerConfig {
+    /// Configs with blocks: one group and several, a narrow last block of N.
+    pub(super) fn with_blocks(dtype: ScalarType) -> Result<Vec<Self>> {
+        let small = BlockSize { n: 32, k: 32 };
+        let rules = [Fp8GroupRule::Quotient, Fp8GroupRule::Inverse, Fp8GroupRule::DeepGemm];
+        let sizes = [(256, 128, BlockSize::DEEPSEEK), (96, 64, small)];
+        let mut all = Vec::new();
+        for (schedule, quantizer) in block_schedules(dtype)?.into_iter().take(2).zip(rules) {
+            for (hidden_size, intermediate_size, block) in sizes {
+                for (num_experts, num_local_experts, top_k) in [(4, 4, 2), (6, 3, 1)] {
+                    for use_ue8m0 in [false, true] {
+                        all.push(Self {
+                            dtype,
+                            size_m: 5,
+                            num_experts,
+                            num_local_experts,
+                            top_k,
+                            hidden_size,
+                            intermediate_size,
+                            activation: Activation::Silu,
+                            per_act_token_quant: false,
+                            per_out_ch_quant: false,
+                            block: Some(block),
+                            quantizer,
+                            use_ue8m0,
+                            apply_router_weight_on_input: use_ue8m0 && top_k == 1,
+                            schedule_w13: Some(schedule.clone()),
+                            schedule_w2: Some(schedule.clone()),
+                        });
+                    }
+                }
+            }
+        }
+        Ok(all)
     }
 }

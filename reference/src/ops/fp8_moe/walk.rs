@@ -11,9 +11,11 @@ use crate::method::{Activations, Scales};
 use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
 use crate::ops::computation::{Expected, judge_some};
+use crate::ops::fp8_blocks::are_powers;
 use crate::ops::layer::{Stages, activated, summed};
 use crate::ops::w8a8_fp8::{E4M3_TYPE, better_diagnosis, declared_as, is_declared};
 use crate::products::{self, Extras};
+use crate::weight::Weight;
 
 impl Fp8Moe {
     /// Parameters that all stages share.
@@ -60,9 +62,18 @@ impl Walk<'_> {
             rows.codes = elements(codes);
         }
         if let Some(scales) = scales {
-            rows.scales = row_scales(scales, rows.rows());
+            rows.scales = self.row_scales(scales, rows.rows());
         }
         rows
+    }
+
+    /// The scales of a case as scales of `count` rows: one per row, one for all, or one per group.
+    fn row_scales(&self, scales: &Tensor<'_>, count: usize) -> Scales {
+        let values = scales.elements::<f32>();
+        match self.layer.config.block {
+            Some(block) => Scales::Group { size: block.k, values: values.into_owned() },
+            None => Scales::Row(values.iter().copied().cycle().take(count).collect()),
+        }
     }
 
     /// Judges one product of `rows`, a row per slot.
@@ -76,7 +87,21 @@ impl Walk<'_> {
         let product = engine.product(which, rows, &experts, layer.routed());
         let (weights, router_weights) = (product.weights, product.router_weights);
         let activation_scales = Some(scales(rows));
-        let values = products::Rows::decode(E4M3_TYPE, rows.size_k, rows.codes.iter().copied())?;
+        let mut values =
+            products::Rows::decode(E4M3_TYPE, rows.size_k, rows.codes.iter().copied())?;
+        let mut of_rows = activation_scales;
+        let grouped = weights.first().is_some_and(|w| w.scales.rows() > 1);
+        if let Some(block) = c.block.filter(|_| grouped) {
+            let valid = |s: &f32| s.is_nan() || *s > 0.0 && s.is_finite();
+            if let Some(i) = scales(rows).iter().position(|s| !valid(s)) {
+                let found = format!("a scale of {} at {i}", scales(rows)[i]);
+                let note = format!("`{name}` is judged with `{}`: {found}", QUANTIZED[which][1]);
+                self.reports.push(OutputReport::unchecked(name, found.len(), &note));
+                return Ok(());
+            }
+            values = values.scaled(block.k, scales(rows))?;
+            of_rows = None;
+        }
         let product = Product {
             x: &rows.codes,
             input: E4M3_TYPE,
@@ -86,6 +111,11 @@ impl Walk<'_> {
             orders: None,
             activation_scales,
             router_weights,
+        };
+        let powers = |w: &Weight<'_>| w.scales.iter_bits().all(|b| b & 0x7f_ffff == 0);
+        let declared = Declared {
+            power_of_two_scales: are_powers(scales(rows)) && weights.iter().all(powers),
+            ..self.declared.clone()
         };
         let bounded = || {
             let part = |(e, weight)| {
@@ -101,10 +131,10 @@ impl Walk<'_> {
                 radius: None,
                 parts: &parts,
                 orders: None,
-                extras: Extras { activation_scales, router_weights },
+                extras: Extras { activation_scales: of_rows, router_weights },
                 dtype: c.dtype,
                 input_dtype: Some(E4M3_TYPE),
-                declared: &self.declared,
+                declared: &declared,
                 top_k: Some(c.top_k),
                 hints: Hints {
                     router_weights: Some(&self.layer.topk_weights),
@@ -127,11 +157,6 @@ impl Walk<'_> {
         self.reports.push(report);
         Ok(())
     }
-}
-
-/// The scales of a case as scales of `count` rows: one per row or one for all.
-fn row_scales(scales: &Tensor<'_>, count: usize) -> Scales {
-    Scales::Row(scales.elements::<f32>().iter().copied().cycle().take(count).collect())
 }
 
 /// Every stage that the case has.
@@ -174,7 +199,7 @@ pub(super) fn judge(
             ty: E4M3_TYPE,
             size_k: c.intermediate_size,
             codes: elements(codes),
-            scales: row_scales(scales, c.rows()),
+            scales: walk.row_scales(scales, c.rows()),
             globals: None,
         };
         walk.product(1, &rows)?;

@@ -229,7 +229,9 @@ impl Class {
     /// Error of sums that end with each group, in any order within a group; infinite without group
     /// scales.
     fn grouped(&self, sides: &Sides, element: &Element<'_>, inputs: Inputs) -> [f64; 2] {
-        let Some(group) = inputs.group_scales else { return [f64::INFINITY; 2] };
+        let Some(group) = inputs.group_scales.filter(|_| !self.scales_in_unit) else {
+            return [f64::INFINITY; 2];
+        };
         self.by_block(sides, group, element, inputs, |run, _| run.sums[0].max(run.sums[1]))
     }
 
@@ -330,9 +332,10 @@ impl Inputs {
         let of = |x: f64, ty| power(exponent(x).max(least_exponent(ty)));
         if self.group_scales.is_some() {
             // The weight is code times scale: 2^exponent of the code is at most the code, or for a
-            // subnormal e4m3 code eight times that.
+            // subnormal e4m3 code eight times that. So are scaled activations, which are e4m3.
             let lift = if self.weights == ScalarType::FLOAT8_E4M3FN { 8.0 } else { 1.0 };
-            return of(a, self.activations) * w.abs() * lift;
+            let a = if self.scales_rows() { a.abs() * 8.0 } else { of(a, self.activations) };
+            return a * w.abs() * lift;
         }
         (of(a, self.activations) * of(w, self.weights)).max(power(-133))
     }
@@ -344,7 +347,13 @@ impl Inputs {
             return 0.0;
         }
         // Both are powers of two above the largest value.
-        self.product_exponent(a / 2.0, if self.group_scales.is_some() { w } else { w / 2.0 })
+        let a = if self.scales_rows() { a } else { a / 2.0 };
+        self.product_exponent(a, if self.group_scales.is_some() { w } else { w / 2.0 })
+    }
+
+    /// Whether activations are codes times scales of their groups.
+    fn scales_rows(self) -> bool {
+        self.group_scales.is_some() && self.activations == ScalarType::FLOAT32
     }
 }
 

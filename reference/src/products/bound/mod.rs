@@ -42,6 +42,11 @@
 //! 2^⌊log₂ c⌋·s is at most Ĉ itself, so ⌊log₂⌋ is not applied to sums or weights. The rounding of a
 //! group's multiply-add is smaller than the accumulator truncation that its first sum lacks.
 //!
+//! Where activations have a scale r for each group, too ([`Rows::scaled`](super::Rows::scaled)), s is
+//! s·r, and a group rounds twice more: the product of the scales and that with the sum, or a product
+//! with each. A product of scales below the least normal f32 loses up to 2^-150, which is counted
+//! for every pair of codes.
+//!
 //! *Fused multiply-add*: each rounds once, by at most 2^(⌊log₂ Ĉ⌋ − 24). With a separate product,
 //! 2^-24·Σ|a·w| is added for the roundings of the products.
 //!
@@ -160,6 +165,10 @@ pub struct Class {
     pub order: Order,
     /// Reductions.
     pub reduction: Reduction,
+    /// Whether the unit itself may multiply by the scales of groups, so that its sums go on from one
+    /// group to the next.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scales_in_unit: bool,
 }
 
 impl Class {
@@ -243,7 +252,7 @@ impl Class {
 /// The types of a product in the matrix unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inputs {
-    /// Activations.
+    /// Activations; float32 with `group_scales`: codes times scales ([`Rows::scaled`](super::Rows::scaled)).
     pub activations: ScalarType,
     /// Weights after dequantization.
     pub weights: ScalarType,

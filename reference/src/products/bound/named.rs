@@ -29,6 +29,7 @@ impl Class {
             Self::fp8_any_order(),
             Self::fp8_contiguous(),
             Self::fp8_hopper(),
+            Self::fp8_block_scaled(),
         ]
         .into_iter()
         .chain(hopper)
@@ -44,6 +45,7 @@ impl Class {
             adder: Adder::MatrixUnit { products: 8, fraction_bits: 24, kept_bits: 24 },
             order: Order::Any,
             reduction: Reduction::F32 { steps: 1 },
+            scales_in_unit: false,
         }
     }
 
@@ -55,6 +57,14 @@ impl Class {
     pub fn fp8_any_order() -> Self {
         let adder = Adder::MatrixUnit { products: 16, fraction_bits: 13, kept_bits: 14 };
         Self { name: "fp8-any-order".to_owned(), adder, ..Self::any_order() }
+    }
+
+    /// Every kernel whose matrix unit multiplies by the scales of groups, which are powers of two,
+    /// from Blackwell on (`kind::mxf8f6f4.block_scale`), in any order. Known units of 8-bit floats keep
+    /// 25 fraction bits there; the class allows 24.
+    pub fn fp8_block_scaled() -> Self {
+        let name = "fp8-block-scaled".to_owned();
+        Self { name, scales_in_unit: true, ..Self::any_order() }
     }
 
     /// As [`Self::fp8_any_order`], for kernels that sum contiguous ranges of k in ascending order,
@@ -102,7 +112,8 @@ impl Class {
             Accumulator::S32 => Adder::Exact,
         };
         let (order, reduction) = (Order::Any, Reduction::F32 { steps: 1 });
-        Self { name: "matrix-unit-any-order".to_owned(), adder, order, reduction }
+        let name = "matrix-unit-any-order".to_owned();
+        Self { name, adder, order, reduction, scales_in_unit: false }
     }
 
     /// The Marlin kernels on Hopper: steps of 16 k; two or four warps share each tile of 64 or 128
@@ -115,6 +126,7 @@ impl Class {
             adder: Adder::MatrixUnit { products: 16, fraction_bits: 25, kept_bits: 24 },
             order: Order::Striped { block: 16, stripes: stripes.to_vec() },
             reduction: Reduction::F32 { steps: 2 },
+            scales_in_unit: false,
         }
     }
 
@@ -125,6 +137,7 @@ impl Class {
             adder: Adder::IntegerGroups { group_size },
             order: Order::Any,
             reduction: Reduction::F32 { steps: 1 },
+            scales_in_unit: false,
         }
     }
 
@@ -142,6 +155,7 @@ impl Class {
             adder: Adder::Exact,
             order: Order::Any,
             reduction: Reduction::F32 { steps: 1 },
+            scales_in_unit: false,
         }
     }
 }

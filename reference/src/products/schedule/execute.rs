@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::operand::{Columns, Plan};
+use super::operand::{Columns, Line, Plan};
 use super::steps::{Operands, apply, round_bits};
-use super::{MultiplyAdd, Schedule, Step, StepOp};
+use super::{MultiplyAdd, RowScale, Schedule, Step};
 use crate::num::scalar;
 use crate::products::tensor_core::{Accumulator, LANES, Lanes, Row};
 use crate::weight::Weight;
@@ -16,7 +16,8 @@ use crate::{Error, Result};
 /// The operands of a product besides x and the weight.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Extras<'a> {
-    /// `[M]`: the scale of each row of x, for the step `activation_scale`.
+    /// `[M]`: the scale of each row of x, for the step `activation_scale`; `[M, groups]` for
+    /// [`GroupSum::row_scale`](super::GroupSum::row_scale).
     pub activation_scales: Option<&'a [f32]>,
     /// `[M]`: for the steps that apply a router weight.
     pub router_weights: Option<&'a [f32]>,
@@ -39,6 +40,15 @@ pub struct Stack<'a> {
     pub places: Option<&'a [usize]>,
 }
 
+impl<'a> Extras<'a> {
+    /// The activation scales of row `m` among `size_m`.
+    fn scales_of(self, m: usize, size_m: usize) -> &'a [f32] {
+        let all = self.activation_scales.unwrap_or_default();
+        let per = all.len() / size_m.max(1);
+        &all[m * per..][..per]
+    }
+}
+
 /// Largest number of decoded values of x that are kept at a time.
 const ROW_VALUES: usize = 1 << 22;
 
@@ -56,7 +66,7 @@ impl Schedule {
             return Err(Error::shape("x", &[x.len()], format!("rows of {size_k}")));
         }
         let rows: Vec<usize> = (0..x.len() / size_k).collect();
-        self.expect_extras(rows.len(), extras)?;
+        self.expect_extras([rows.len(), weight.scales.rows()], extras)?;
         let mut out = vec![0; rows.len() * size_n];
         run(&plan, x, &rows, extras, |m| m, |_| true, &mut out)?;
         Ok(out)
@@ -101,7 +111,9 @@ impl Schedule {
                 return Err(Error::shape(name, &[found], format!("[{expected}]")));
             }
         }
-        self.expect_extras(size_m, extras)?;
+        for weight in stack.weights {
+            self.expect_extras([size_m, weight.scales.rows()], extras)?;
+        }
         let experts = stack.weights.len();
         let outside = |e: &Option<usize>| e.is_some_and(|e| e >= experts);
         if let Some(m) = stack.expert_of.iter().position(outside) {
@@ -124,21 +136,31 @@ impl Schedule {
         Ok(out)
     }
 
-    pub(super) fn expect_extras(&self, size_m: usize, extras: Extras<'_>) -> Result<()> {
+    /// Checks the operands of `size_m` rows and a weight of `groups` groups.
+    pub(super) fn expect_extras(
+        &self,
+        [size_m, groups]: [usize; 2],
+        extras: Extras<'_>,
+    ) -> Result<()> {
+        let by_group = self.group_sum.is_some_and(|g| g.row_scale.is_some());
+        let per = if by_group { groups } else { 1 };
         let all = [
-            ("activation_scales", extras.activation_scales),
-            ("router_weights", extras.router_weights),
+            ("activation_scales", extras.activation_scales, per),
+            ("router_weights", extras.router_weights, 1),
         ];
-        for (name, given) in all {
-            if let Some(given) = given.filter(|g| g.len() != size_m) {
-                return Err(Error::shape(name, &[given.len()], format!("[{size_m}]")));
+        for (name, given, per) in all {
+            if let Some(given) = given.filter(|g| g.len() != size_m * per) {
+                let expected = match per {
+                    1 => format!("[{size_m}]"),
+                    _ => format!("[{size_m}, {per}]"),
+                };
+                return Err(Error::shape(name, &[given.len()], expected));
             }
         }
-        let needs =
-            |s: &Step| matches!(s.op, StepOp::ActivationScale | StepOp::ActivationScaleBias);
-        let needs = self.steps().any(needs);
+        let needs = by_group || self.steps().any(|s| s.op.scales_rows());
         if needs && extras.activation_scales.is_none() {
-            return Err(Error::missing("activation_scales", "the step activation_scale"));
+            let what = if by_group { "group_sum.row_scale" } else { "the step activation_scale" };
+            return Err(Error::missing("activation_scales", what));
         }
         Ok(())
     }
@@ -155,6 +177,7 @@ fn run(
     out: &mut [u32],
 ) -> Result<()> {
     let shape = plan.weight.shape();
+    let size_m = out.len() / shape.size_n.max(1);
     let starts: Vec<usize> = (0..shape.size_n).step_by(LANES).filter(|&n| wanted(n)).collect();
     let at_a_time = (ROW_VALUES / shape.size_k).max(1);
     for rows in rows.chunks(at_a_time) {
@@ -176,13 +199,13 @@ fn run(
             .map(|&first| {
                 let columns = plan.columns(first)?;
                 let one = |(&m, row): (&usize, &Row)| {
-                    let scale = |all: Option<&[f32]>| all.map(|a| a[m]);
+                    let scales = extras.scales_of(m, size_m);
                     let operands = columns.operands.map(|o| Operands {
-                        activation_scale: scale(extras.activation_scales),
-                        router_weight: scale(extras.router_weights),
+                        activation_scale: scales.first().copied(),
+                        router_weight: extras.router_weights.map(|r| r[m]),
                         ..o
                     });
-                    plan.outputs(row, &columns, place(m), first, &operands)
+                    plan.outputs(Line { row, scales }, &columns, place(m), first, &operands)
                 };
                 Ok(rows.par_iter().zip(&decoded).with_min_len(4).map(one).collect())
             })
@@ -211,8 +234,8 @@ fn step(steps: &[Step], sum: &mut Lanes, operands: &[Operands; LANES]) {
 struct Warp {
     /// The sum in the unit's type.
     part: Lanes,
-    /// With group sums: the group of `part`, and the f32 sum.
-    group: Option<usize>,
+    /// With group sums: the group of `part` and its part of the group, and the f32 sum.
+    group: Option<(usize, usize)>,
     sum: [f32; LANES],
     /// With integer group sums: the sum, modulo 2^32.
     total: [i32; LANES],
@@ -222,20 +245,20 @@ impl Plan<'_> {
     /// Sixteen outputs of one row.
     pub(super) fn outputs(
         &self,
-        row: &Row,
+        line: Line<'_>,
         columns: &Columns,
         place: usize,
         first: usize,
         operands: &[Operands; LANES],
     ) -> Lanes {
-        let mut sums = self.chunk_sums(row, columns, place, first, operands);
+        let mut sums = self.chunk_sums(line, columns, place, first, operands);
         self.finish_chunks(&mut sums, place, first, operands)
     }
 
     /// The sums of the chunks, f32 bits.
     pub(super) fn chunk_sums(
         &self,
-        row: &Row,
+        line: Line<'_>,
         columns: &Columns,
         place: usize,
         first: usize,
@@ -244,7 +267,7 @@ impl Plan<'_> {
         let (s, shape) = (self.schedule, self.weight.shape());
         let chunks = s.chunks.of(place, first, shape.size_n, shape.size_k);
         let sum = |chunk| {
-            let mut sum = self.chunk(row, columns, chunk, operands);
+            let mut sum = self.chunk(line, columns, chunk, operands);
             step(&s.chunk_steps, &mut sum, operands);
             sum
         };
@@ -273,19 +296,19 @@ impl Plan<'_> {
     /// One chunk's sum, f32 bits.
     fn chunk(
         &self,
-        row: &Row,
+        line: Line<'_>,
         columns: &Columns,
         chunk: Range<usize>,
         operands: &[Operands; LANES],
     ) -> Lanes {
         let finish = |warp: &mut Warp| {
-            let mut sum = self.finish(warp, columns);
+            let mut sum = self.finish(warp, line, columns);
             step(&self.schedule.warp_steps, &mut sum, operands);
             sum
         };
         let Some(stripes) = self.schedule.stripes else {
             let mut warp = Warp::new();
-            self.advance(&mut warp, row, columns, chunk);
+            self.advance(&mut warp, line, columns, chunk);
             return finish(&mut warp);
         };
         let mut warps = vec![Warp::new(); stripes.warps];
@@ -294,7 +317,7 @@ impl Plan<'_> {
             for (w, warp) in warps.iter_mut().enumerate() {
                 let start = (tile + w * len).min(chunk.end);
                 let end = (start + len).min(chunk.end);
-                self.advance(warp, row, columns, start..end);
+                self.advance(warp, line, columns, start..end);
             }
         }
         let mut sums: Vec<Lanes> = warps.iter_mut().map(finish).collect();
@@ -302,9 +325,9 @@ impl Plan<'_> {
     }
 
     /// Adds the products of `range` to a warp's sum.
-    fn advance(&self, warp: &mut Warp, row: &Row, columns: &Columns, range: Range<usize>) {
+    fn advance(&self, warp: &mut Warp, line: Line<'_>, columns: &Columns, range: Range<usize>) {
         if self.schedule.group_sum.is_none() {
-            return self.unit.accumulate_panel(row, &columns.panel, range, &mut warp.part);
+            return self.unit.accumulate_panel(line.row, &columns.panel, range, &mut warp.part);
         }
         let mut start = range.start;
         while start < range.end {
@@ -314,17 +337,17 @@ impl Plan<'_> {
                 end += self.unit.size_k;
             }
             if warp.group != Some(group) {
-                self.end_group(warp, columns);
+                self.end_group(warp, line, columns);
                 warp.group = Some(group);
             }
-            self.unit.accumulate_panel(row, &columns.panel, start..end, &mut warp.part);
+            self.unit.accumulate_panel(line.row, &columns.panel, start..end, &mut warp.part);
             start = end;
         }
     }
 
     /// Adds a group's sum, times its scale, to the f32 sum.
-    fn end_group(&self, warp: &mut Warp, columns: &Columns) {
-        let (Some(group), Some(rule)) = (warp.group, self.schedule.group_sum) else { return };
+    fn end_group(&self, warp: &mut Warp, line: Line<'_>, columns: &Columns) {
+        let (Some((group, _)), Some(rule)) = (warp.group, self.schedule.group_sum) else { return };
         let scales = columns.group_scales(group);
         if rule.multiply_add == MultiplyAdd::Integer {
             for ((total, &part), scale) in warp.total.iter_mut().zip(&warp.part).zip(scales) {
@@ -336,6 +359,11 @@ impl Plan<'_> {
         }
         for ((sum, &part), scale) in warp.sum.iter_mut().zip(&warp.part).zip(scales) {
             let part = self.part_value(part);
+            let (part, scale) = match rule.row_scale {
+                None => (part, scale),
+                Some(RowScale::Product) => (part, line.scales[group] * scale),
+                Some(RowScale::First) => (part * line.scales[group], scale),
+            };
             *sum = match rule.multiply_add {
                 MultiplyAdd::Fused => part.mul_add(scale, *sum),
                 MultiplyAdd::Separate | MultiplyAdd::Integer => *sum + part * scale,
@@ -353,9 +381,9 @@ impl Plan<'_> {
         }
     }
 
-    fn finish(&self, warp: &mut Warp, columns: &Columns) -> Lanes {
+    fn finish(&self, warp: &mut Warp, line: Line<'_>, columns: &Columns) -> Lanes {
         if let Some(rule) = self.schedule.group_sum {
-            self.end_group(warp, columns);
+            self.end_group(warp, line, columns);
             return match rule.multiply_add {
                 MultiplyAdd::Integer => warp.total.map(|t| (t as f32).to_bits()),
                 MultiplyAdd::Fused | MultiplyAdd::Separate => warp.sum.map(f32::to_bits),

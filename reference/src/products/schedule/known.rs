@@ -1,7 +1,8 @@
 //! Known schedules of kernels, for outputs whose case declares none.
 
 use super::{
-    Chunks, FP8_PROMOTION, FP8_UNIT, Fp8Kernel, Order, Related, Schedule, StepOp, Sum, UnitName,
+    Chunks, FP8_PROMOTION, FP8_UNIT, Fp8BlockKernel, Fp8Kernel, GroupSum, MultiplyAdd, Order,
+    Related, Schedule, StepOp, Sum, UnitName,
 };
 use crate::num::scalar::ScalarType;
 use crate::products::tensor_core::{Architecture, Instruction};
@@ -26,8 +27,11 @@ pub fn known_schedules(
 ) -> Vec<(String, Schedule)> {
     let Some(weight) = weights.first() else { return Vec::new() };
     let mut known = Vec::new();
-    if (input, weight.ty) == (E4M3, E4M3) && weight.scales.rows() == 1 {
-        known.extend(w8a8(weight, dtype));
+    if (input, weight.ty) == (E4M3, E4M3) {
+        match weight.scales.rows() {
+            1 => known.extend(w8a8(weight, dtype)),
+            _ => known.extend(w8a8_blocks(dtype)),
+        }
     }
     known.extend(canonical(weight, dtype, input));
     for Related { text, schedule, .. } in Schedule::upstream(weight, dtype, input) {
@@ -130,6 +134,35 @@ fn w8a8(weight: &Weight<'_>, dtype: ScalarType) -> Vec<(String, Schedule)> {
                     let chunk_sum = Sum { order, ty: ScalarType::FLOAT32 };
                     let chunks = chunks.clone();
                     all.push((name, Schedule { unit, chunks, chunk_sum, ..base.clone() }));
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Products of two e4m3 operands with scales of both for each group of k.
+fn w8a8_blocks(dtype: ScalarType) -> Vec<(String, Schedule)> {
+    let kernels = [
+        ("DeepGEMM's and CUTLASS's promotion", Fp8BlockKernel::DeepGemm),
+        ("Triton's promotion", Fp8BlockKernel::Triton),
+    ];
+    let mut all = Vec::new();
+    for unit in std::iter::once(FP8_UNIT).chain(fp8_mma()) {
+        for (kernel, which) in kernels {
+            let Ok(schedule) = Schedule::w8a8_fp8_blocks(which, dtype) else { continue };
+            for every in PROMOTIONS {
+                for multiply_add in [MultiplyAdd::Fused, MultiplyAdd::Separate] {
+                    let rounded = match multiply_add {
+                        MultiplyAdd::Fused => "",
+                        _ => " with the product rounded apart",
+                    };
+                    let unit_name = describe(&unit);
+                    let name = format!("{kernel} every {every} k{rounded}, {unit_name}");
+                    let every = (every != FP8_PROMOTION).then_some(every);
+                    let group_sum =
+                        schedule.group_sum.map(|sum| GroupSum { multiply_add, every, ..sum });
+                    all.push((name, Schedule { unit, group_sum, ..schedule.clone() }));
                 }
             }
         }

@@ -10,7 +10,7 @@
 //! 2. A chunk is cut into tiles of k that warps share ([`Stripes`]): each warp sums its part of
 //!    every tile, one instruction after the other, from zero.
 //! 3. With [`GroupSum`], a warp's sum ends with each group of k, and is multiplied by the group's
-//!    scale and added to an f32.
+//!    scale, and the row's ([`RowScale`]), and added to an f32.
 //! 4. [`Schedule::warp_steps`] are applied, the warps' sums are added; [`Schedule::chunk_steps`] are
 //!    applied, the chunks' sums are added.
 //! 5. [`Schedule::epilogue`] produces the output.
@@ -46,7 +46,7 @@ pub use named::Cta;
 pub use names::{AccumulatorType, UnitName};
 pub use related::Related;
 pub(crate) use sample::Sample;
-pub use w8a8::{FP8_PROMOTION, FP8_UNIT, Fp8Kernel};
+pub use w8a8::{FP8_PROMOTION, FP8_UNIT, Fp8BlockKernel, Fp8Kernel};
 
 use crate::num::scalar::ScalarType;
 
@@ -177,6 +177,31 @@ pub struct GroupSum {
     pub scale: GroupScale,
     /// How it is added.
     pub multiply_add: MultiplyAdd,
+    /// How the row's scale of the group enters, of activations that have a scale for each group;
+    /// `None`: they have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub row_scale: Option<RowScale>,
+    /// k after which a part ends inside a group, too: the k-tile of a kernel that is smaller than the
+    /// group. `None`: only at the end of the group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every: Option<usize>,
+}
+
+impl GroupSum {
+    /// Groups whose rows have no scales, each one part.
+    pub const fn of(scale: GroupScale, multiply_add: MultiplyAdd) -> Self {
+        Self { scale, multiply_add, row_scale: None, every: None }
+    }
+}
+
+/// How the scale of a row's group multiplies the group's part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RowScale {
+    /// part · (row scale · group scale), the product of the scales rounded to f32: DeepGEMM, CUTLASS.
+    Product,
+    /// (part · row scale) · group scale, the first product rounded to f32: Triton.
+    First,
 }
 
 /// The factor of a group's sum.

@@ -101,7 +101,7 @@ impl Schedule {
             rows: Rows::ByGroup,
             chunks: Chunks::Size(size),
             stripes: None,
-            group_sum: eight_bits.then_some(GroupSum { scale, multiply_add: MultiplyAdd::Fused }),
+            group_sum: eight_bits.then_some(GroupSum::of(scale, MultiplyAdd::Fused)),
             warp_steps: Vec::new(),
             chunk_steps: Vec::new(),
             chunk_sum: Sum::default(),
@@ -166,13 +166,11 @@ impl Schedule {
         epilogue.push(step(StepOp::RouterWeight, dtype));
         let sum = Sum { order: Order::Halving, ty: F32 };
         let group_sum = match (int8, fp8 && !channel_wise) {
-            (true, _) => Some(GroupSum {
-                scale: if channel_wise { GroupScale::One } else { GroupScale::Int16 },
-                multiply_add: MultiplyAdd::Integer,
-            }),
-            (_, true) => {
-                Some(GroupSum { scale: GroupScale::Stored, multiply_add: MultiplyAdd::Fused })
+            (true, _) => {
+                let scale = if channel_wise { GroupScale::One } else { GroupScale::Int16 };
+                Some(GroupSum::of(scale, MultiplyAdd::Integer))
             }
+            (_, true) => Some(GroupSum::of(GroupScale::Stored, MultiplyAdd::Fused)),
             (false, false) => None,
         };
         // 8-bit operands enter unchanged.

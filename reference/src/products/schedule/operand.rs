@@ -4,7 +4,7 @@ use super::steps::Operands;
 use super::{GroupScale, Rows, Schedule, ScheduleError, WeightForm};
 use crate::layouts::marlin::process_int8_scales_with;
 use crate::num::scalar::ScalarType;
-use crate::products::tensor_core::{LANES, Panel, Unit};
+use crate::products::tensor_core::{LANES, Panel, Row, Unit};
 use crate::weight::{Groups, Table, Weight};
 use crate::{Error, Result, act_order};
 
@@ -15,12 +15,20 @@ pub(super) struct Plan<'p> {
     pub(super) weight: &'p Weight<'p>,
     /// Row k of the product is row `order[k]` of the weight and of x.
     pub(super) order: Option<Vec<u32>>,
-    /// With `group_sum`: the group of each instruction.
-    groups: Vec<usize>,
+    /// With `group_sum`: the group of each instruction, and its part of the group.
+    groups: Vec<(usize, usize)>,
     /// The values of the int16 scales.
     int16: Option<Table>,
     /// The value of each code.
     values: Vec<f64>,
+}
+
+/// One row of x.
+#[derive(Clone, Copy)]
+pub(super) struct Line<'r> {
+    pub(super) row: &'r Row,
+    /// Its scales: one, one for each group, or none.
+    pub(super) scales: &'r [f32],
 }
 
 /// [`LANES`] columns.
@@ -98,19 +106,20 @@ impl<'p> Plan<'p> {
         self.weight.groups.group_of(self.row(k))
     }
 
-    /// The group of the instruction that holds `k`.
-    pub(super) fn group_at(&self, k: usize) -> usize {
+    /// The group of the instruction that holds `k`, and its part of the group.
+    pub(super) fn group_at(&self, k: usize) -> (usize, usize) {
         self.groups[k / self.unit.size_k]
     }
 
-    fn instruction_groups(&self) -> Result<Vec<usize>> {
+    fn instruction_groups(&self) -> Result<Vec<(usize, usize)>> {
         let step = self.unit.size_k;
+        let every = self.schedule.group_sum.and_then(|g| g.every);
         let starts = (0..self.weight.shape().size_k).step_by(step);
         starts
             .map(|start| {
                 let group = self.group(start);
                 match (start..start + step).find(|&k| self.group(k) != group) {
-                    None => Ok(group),
+                    None => Ok((group, every.map_or(0, |every| start / every))),
                     Some(k) => {
                         let found = format!("another group at k {k} than at {start}");
                         let expected = format!("groups that fill instructions of {step} k");

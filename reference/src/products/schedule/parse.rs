@@ -78,11 +78,25 @@ impl Schedule {
             let expected = "unscaled, since group_sum applies the scales";
             return Err(ScheduleError::value("weights.form", "scaled", expected));
         }
-        if let Some(GroupSum { scale, multiply_add: MultiplyAdd::Integer }) = self.group_sum
+        if let Some(GroupSum { scale, multiply_add: MultiplyAdd::Integer, .. }) = self.group_sum
             && (!integer || scale == GroupScale::Stored)
         {
             let (found, expected) = ("integer", "an integer unit, and scales `one` or `int16`");
             return Err(ScheduleError::value("group_sum.multiply_add", found, expected));
+        }
+        if let Some(GroupSum { scale, row_scale: Some(_), .. }) = self.group_sum {
+            if integer || scale != GroupScale::Stored {
+                let expected =
+                    "none, unless the unit sums floats and the groups' scales are `stored`";
+                return Err(ScheduleError::value("group_sum.row_scale", "a row scale", expected));
+            }
+            if let Some(step) = self.steps().find(|s| s.op.scales_rows()) {
+                let expected = "no step of the row's scale, which group_sum applies";
+                return Err(ScheduleError::value("epilogue", name(step), expected));
+            }
+        }
+        if let Some(every) = self.group_sum.and_then(|g| g.every) {
+            length("group_sum.every", every, unit.size_k)?;
         }
         self.validate_chunks(unit.size_k)?;
         if let Some(stripes) = self.stripes {
@@ -207,6 +221,10 @@ impl Schedule {
 }
 
 impl StepOp {
+    pub(super) fn scales_rows(self) -> bool {
+        matches!(self, Self::ActivationScale | Self::ActivationScaleBias)
+    }
+
     fn scales_channels(self) -> bool {
         matches!(self, Self::ChannelScale | Self::ChannelScaleBias | Self::ChannelScaleBiasMarlin)
     }

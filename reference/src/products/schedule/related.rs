@@ -1,6 +1,6 @@
 //! Variants of a schedule, to find the one that explains an output.
 
-use super::{Chunks, MultiplyAdd, Order, Rows, Schedule, Step, StepOp, WeightForm};
+use super::{Chunks, MultiplyAdd, Order, RowScale, Rows, Schedule, Step, StepOp, WeightForm};
 use super::{Cta, FP8_PROMOTION};
 use crate::num::scalar::ScalarType;
 use crate::weight::Weight;
@@ -115,6 +115,26 @@ impl Schedule {
             add("schedule-multiply-add", text.to_owned(), &|s| {
                 if let Some(g) = &mut s.group_sum {
                     g.multiply_add = rule;
+                }
+            });
+        }
+        for (rule, text) in [
+            (RowScale::Product, "a group's sum was multiplied by the product of both scales"),
+            (RowScale::First, "a group's sum was multiplied by the row's scale before the block's"),
+        ] {
+            add("schedule-row-scale", text.to_owned(), &|s| {
+                if let Some(row_scale) = s.group_sum.as_mut().and_then(|g| g.row_scale.as_mut()) {
+                    *row_scale = rule;
+                }
+            });
+        }
+        for every in [32, 64] {
+            let text = format!("a group's sum was promoted to f32 every {every} k");
+            add("schedule-promotion", text, &|s| {
+                if let Some(sum) = &mut s.group_sum
+                    && sum.row_scale.is_some()
+                {
+                    sum.every = Some(every);
                 }
             });
         }

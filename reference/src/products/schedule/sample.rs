@@ -1,7 +1,7 @@
 //! A few outputs under many schedules: what the schedules share is decoded once.
 
 use super::execute::Extras;
-use super::operand::{Columns, Plan};
+use super::operand::{Columns, Line, Plan};
 use super::steps::Operands;
 use super::{GroupScale, Rows, Schedule, Sum, UnitName, Weights};
 use crate::Result;
@@ -46,7 +46,7 @@ impl<'s> Sample<'s> {
     /// As [`Schedule::execute`].
     pub(crate) fn outputs(&mut self, schedule: &Schedule) -> Result<Vec<u32>> {
         let plan = Plan::new(schedule, self.weight, self.extras.order, self.scale_max)?;
-        schedule.expect_extras(1, self.extras)?;
+        schedule.expect_extras([1, self.weight.scales.rows()], self.extras)?;
         let scale = schedule.group_sum.map(|g| g.scale);
         let key =
             (schedule.unit, schedule.weights, schedule.rows, scale, schedule.scales_channels());
@@ -65,10 +65,10 @@ impl<'s> Sample<'s> {
             }
         };
         let (_, row, columns) = &self.decoded[at];
-        let one = |all: Option<&[f32]>| all.map(|a| a[0]);
+        let scales = self.extras.activation_scales.unwrap_or_default();
         let operands = columns.operands.map(|o| Operands {
-            activation_scale: one(self.extras.activation_scales),
-            router_weight: one(self.extras.router_weights),
+            activation_scale: scales.first().copied(),
+            router_weight: self.extras.router_weights.map(|r| r[0]),
             ..o
         });
         let width = LANES.min(self.weight.shape().size_n - self.first);
@@ -77,7 +77,8 @@ impl<'s> Sample<'s> {
         let before = Schedule { chunk_sum, epilogue, ..schedule.clone() };
         let same = self.sums.as_ref().is_some_and(|(k, s, _)| (k, s) == (&key, &before));
         if !same {
-            let sums = plan.chunk_sums(row, columns, self.place, self.first, &operands);
+            let sums =
+                plan.chunk_sums(Line { row, scales }, columns, self.place, self.first, &operands);
             self.sums = Some((key, before, sums));
         }
         let mut sums = self.sums.as_ref().map_or_else(Vec::new, |(.., sums)| sums.clone());

@@ -9,7 +9,8 @@
 
 use super::named::half;
 use super::{
-    AccumulatorType, Chunks, Rows, Schedule, Step, StepOp, Sum, UnitName, WeightForm, Weights,
+    AccumulatorType, Chunks, GroupScale, GroupSum, MultiplyAdd, RowScale, Rows, Schedule, Step,
+    StepOp, Sum, UnitName, WeightForm, Weights,
 };
 use crate::Result;
 use crate::num::scalar::ScalarType;
@@ -37,7 +38,41 @@ pub enum Fp8Kernel {
     Triton,
 }
 
+/// Whose product of e4m3 operands with scales for each 128 k of both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fp8BlockKernel {
+    /// `fp8_gemm_nt` of DeepGEMM on Hopper: the scales are multiplied first, the part follows in a
+    /// fused multiply-add. CUTLASS's blockwise main loop computes the same.
+    DeepGemm,
+    /// `_w8a8_triton_block_scaled_mm` and `fused_moe_kernel`: the part is multiplied by the row's
+    /// scale, then by the block's in a fused multiply-add.
+    Triton,
+}
+
 impl Schedule {
+    /// The schedule of a product of e4m3 operands that both have a scale for each group of k
+    /// ([`RowScale`]): four instructions from zero for each 128 k, promoted to f32 with both scales,
+    /// k ascending; bias and router weight follow in f32.
+    ///
+    /// Source: DeepGEMM's `sm90_fp8_gemm_1d2d.cuh`; CUTLASS's blockwise collective, as vLLM builds it
+    /// in `scaled_mm_blockwise_sm90_fp8_dispatch.cuh`; vLLM's `fp8_utils.py` and `fused_moe.py`. Not
+    /// compared with a GPU's outputs.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unsupported`] for outputs other than f16 and bf16.
+    pub fn w8a8_fp8_blocks(kernel: Fp8BlockKernel, dtype: ScalarType) -> Result<Self> {
+        let mut schedule = Self::w8a8_fp8(Fp8Kernel::Triton, dtype, false)?;
+        let scales = |step: &Step| step.op == StepOp::ChannelScale || step.op.scales_rows();
+        schedule.epilogue.retain(|step| !scales(step));
+        let row_scale = match kernel {
+            Fp8BlockKernel::DeepGemm => RowScale::Product,
+            Fp8BlockKernel::Triton => RowScale::First,
+        };
+        let sum = GroupSum::of(GroupScale::Stored, MultiplyAdd::Fused);
+        schedule.group_sum = Some(GroupSum { row_scale: Some(row_scale), ..sum });
+        Ok(schedule)
+    }
+
     /// The schedule of a W8A8-FP8 product whose output is `dtype`, with or without promotion. Scales are
     /// one for each row of x and one for each column ([`StepOp::ActivationScale`],
     /// [`StepOp::ChannelScale`]); a scale of the whole tensor is repeated.
