@@ -115,6 +115,16 @@ pub enum GenerateError {
         /// Bytes allowed.
         limit: u64,
     },
+    /// A number of the sampling that is out of range.
+    #[error("{name}: found {found}, expected {expected}")]
+    Sampling {
+        /// Which.
+        name: &'static str,
+        /// The number.
+        found: f64,
+        /// Its range.
+        expected: &'static str,
+    },
     /// Logits that are NaN or infinite.
     #[error("logits of token {position}: found {found}, expected finite numbers")]
     NotFinite {

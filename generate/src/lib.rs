@@ -27,6 +27,9 @@ pub mod config;
 mod decoder;
 mod error;
 pub mod ops;
+pub mod run;
+pub mod sample;
+pub mod text;
 mod weights;
 
 pub use cache::Cache;
