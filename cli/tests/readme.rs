@@ -7,8 +7,8 @@ use std::path::Path;
 const COLUMNS: [&str; 7] =
     ["checkpoint", "layout", "exact", "bound", "schedule", "CPU fast path", "CUDA"];
 
-const MODELS: &str = "reference/tests/checkpoint_models.rs";
-const METHOD: &str = "reference/tests/method.rs";
+const MODELS: &str = "reference/tests/config/checkpoint_models.rs";
+const METHOD: &str = "reference/tests/methods/method.rs";
 const METHODS: &str = "cli/tests/methods.rs";
 /// On a GPU.
 const FLOATS: &str = "accel/tests/formats.rs";
@@ -31,8 +31,8 @@ const METHOD_TESTS: [(&str, [Test; 7]); 12] = [
             Some((MODELS, "gptq_models")),
             FORMATS,
             DEFINED,
-            Some(("reference/tests/gemm_bound.rs", "no_schedule_leaves_its_bound")),
-            Some(("reference/tests/schedule_golden.rs", "every_product_of_the_gpu_is_reproduced")),
+            Some(("reference/tests/products/gemm_bound.rs", "no_schedule_leaves_its_bound")),
+            Some(("reference/tests/check/schedule_golden.rs", "every_product_of_the_gpu_is_reproduced")),
             None,
             Some(("accel/tests/gemm.rs", "products_equal_the_canonical_schedule")),
         ],
@@ -43,8 +43,8 @@ const METHOD_TESTS: [(&str, [Test; 7]); 12] = [
             Some((MODELS, "gptq_models")),
             Some(("cli/tests/convert_input_dtype.rs", "int8_scales_are_integers_under_one_factor")),
             None,
-            Some(("reference/tests/golden_damage.rs", "every_case_passes")),
-            Some(("reference/tests/schedule_golden.rs", "every_product_of_the_gpu_is_reproduced")),
+            Some(("reference/tests/check/golden_damage.rs", "every_case_passes")),
+            Some(("reference/tests/check/schedule_golden.rs", "every_product_of_the_gpu_is_reproduced")),
             None,
             Some(("accel/tests/gemm_a8.rs", "int8_products")),
         ],
@@ -56,8 +56,8 @@ const METHOD_TESTS: [(&str, [Test; 7]); 12] = [
             Some(("model/tests/convert_kleidi.rs", "every_format_that_the_path_takes")),
             None,
             None,
-            Some(("reference/tests/w4a8_golden.rs", "every_output_of_every_case_is_right")),
-            Some(("reference/tests/w4a8_engine.rs", "every_shape_route_and_kernel")),
+            Some(("reference/tests/w4a8/golden.rs", "every_output_of_every_case_is_right")),
+            Some(("reference/tests/w4a8/engine.rs", "every_shape_route_and_kernel")),
             None,
         ],
     ),
@@ -125,11 +125,11 @@ const METHOD_TESTS: [(&str, [Test; 7]); 12] = [
             FLASHINFER,
             STAGES,
             Some((
-                "reference/tests/nvfp4_moe.rs",
+                "reference/tests/moe/nvfp4_moe.rs",
                 "products_are_exact_and_every_units_result_is_in_bounds",
             )),
             Some((
-                "reference/tests/nvfp4_moe.rs",
+                "reference/tests/moe/nvfp4_moe.rs",
                 "products_are_exact_and_every_units_result_is_in_bounds",
             )),
             None,

@@ -1,18 +1,19 @@
 //! A forward call allocates nothing once its workspace has grown.
 
 #[allow(dead_code, reason = "each test uses a part")]
-mod w4a8_layers;
+#[path = "w4a8/layers/mod.rs"]
+mod layers;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
+use layers::{Batch, Given, Sizes, matrix};
 use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::moe::Workspace;
 use marlinspike::w4a8::{Linear, LinearWorkspace, Values};
-use w4a8_layers::{Batch, Given, Sizes, matrix};
 
 /// The system's allocator with a count of its calls.
 struct Counting;

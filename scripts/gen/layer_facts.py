@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Facts for reference/tests/layers_upstream.rs: the parameters that vLLM's `create_weights` registers.
+"""Facts for reference/tests/methods/layers_upstream.rs: the parameters that vLLM's `create_weights` registers.
 
 Requires torch (CPU) and vLLM 0.21.0's Python files (an unpacked wheel is enough: single methods
 are extracted and run on meta tensors; the package is not imported).
 
-Usage: layer_facts.py VLLM_DIR reference/tests
+Usage: layer_facts.py VLLM_DIR reference/tests/data
 where VLLM_DIR holds `model_executor/`. Writes layers_moe_facts.txt and layers_linear_facts.txt.
 """
 import ast, contextlib, enum, pathlib, sys, types

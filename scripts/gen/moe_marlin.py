@@ -3,7 +3,7 @@
 
     VLLM_WHEEL=vllm-0.21.0-....whl moe_marlin.py reference/tests/data/moe_marlin.json
 
-Inputs follow from the formulas below, which `reference/tests/prepare_marlin.rs` repeats; outputs
+Inputs follow from the formulas below, which `reference/tests/methods/prepare_marlin.rs` repeats; outputs
 are written as the first half of their SHA-256. MXFP8 scales have padding rows and columns of NaN bytes,
 which some loaders leave.
 """

@@ -23,7 +23,9 @@ fn root() -> &'static Path {
 
 fn workspace() -> &'static Workspace {
     static READ: OnceLock<Workspace> = OnceLock::new();
-    READ.get_or_init(|| Workspace::read(root(), &["structure"]).expect("the workspace's sources"))
+    // The names of the Python package are upstream's.
+    let skipped = ["structure", "python"];
+    READ.get_or_init(|| Workspace::read(root(), &skipped).expect("the workspace's sources"))
 }
 
 fn limits() -> Limits {

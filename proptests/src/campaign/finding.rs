@@ -52,12 +52,16 @@ impl Failure {
         }
     }
 
-    /// Whether both failed at the same output, or with the same kind of fault.
-    pub(super) fn is_like(&self, other: &Self) -> bool {
-        match (&self.fault, &other.fault) {
+    /// Whether this may be the same bug as `first`: the same kind of fault; or an output that failed in
+    /// `first` too, with the cause that `first` names, if it names one.
+    pub(super) fn is_like(&self, first: &Self) -> bool {
+        match (&self.fault, &first.fault) {
             (Some(a), Some(b)) => a.kind() == b.kind(),
             (None, None) => {
-                self.failed().any(|output| other.failed().any(|o| o.name == output.name))
+                let id = |failure: &Self| failure.cause().map(|cause| cause.id.clone());
+                let named = id(first);
+                (named.is_none() || id(self) == named)
+                    && self.failed().any(|output| first.failed().any(|o| o.name == output.name))
             }
             _ => false,
         }

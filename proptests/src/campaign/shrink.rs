@@ -1,13 +1,13 @@
 //! Shrinks a failing case: fewer configuration values, smaller sizes, fewer rows, simpler values. A
-//! smaller case is kept if the kernel fails on it at the same output or with the same kind of
-//! fault.
+//! smaller case is kept if the kernel fails on it at the same output and with the same cause, or with
+//! the same kind of fault.
 
 use std::time::Instant;
 
 use marlinspike::case::{Case, CaseConfig, Dim};
 use marlinspike::check::add_outputs;
 use marlinspike::num::tensor::{DType, Tensor};
-use marlinspike::vectors::{Rng, case_of};
+use marlinspike::vectors::case_of;
 use serde_json::{Map, Value};
 
 use super::{Campaign, Failure, Judgement, Kernel, Trial};
@@ -28,7 +28,8 @@ const ROWS: [usize; 5] = [1, 2, 4, 8, 16];
 pub(super) struct Shrinker<'c, 'k> {
     campaign: &'c Campaign,
     kernel: &'k mut dyn Kernel,
-    first: Failure,
+    /// The failure that smaller cases are compared with: the first that names a cause.
+    like: Failure,
     runs: u32,
     start: Instant,
 }
@@ -41,7 +42,7 @@ struct Failing {
 
 impl<'c, 'k> Shrinker<'c, 'k> {
     pub(super) fn new(campaign: &'c Campaign, kernel: &'k mut dyn Kernel, first: Failure) -> Self {
-        Self { campaign, kernel, first, runs: 0, start: Instant::now() }
+        Self { campaign, kernel, like: first, runs: 0, start: Instant::now() }
     }
 
     /// Runs of the kernel so far.
@@ -70,7 +71,10 @@ impl<'c, 'k> Shrinker<'c, 'k> {
     fn fails(&mut self, trial: Trial) -> Option<Failing> {
         self.runs += 1;
         match self.campaign.judge(self.kernel, &trial) {
-            Judgement::Wrong(failure) if failure.is_like(&self.first) => {
+            Judgement::Wrong(failure) if failure.is_like(&self.like) => {
+                if self.like.cause().is_none() && failure.cause().is_some() {
+                    self.like = (*failure).clone();
+                }
                 Some(Failing { trial, failure: *failure })
             }
             _ => None,
@@ -83,7 +87,7 @@ impl<'c, 'k> Shrinker<'c, 'k> {
             if !self.may_go_on() {
                 break;
             }
-            let mut rng = Rng::for_case(self.campaign.generator.seed(), draw);
+            let mut rng = self.campaign.generator.rng(draw);
             let case = case_of(config.clone(), &mut rng).ok()?;
             let trial = self.campaign.trial_of(case).ok()?;
             trial.case.validate().ok()?;

@@ -94,6 +94,11 @@ impl Generator {
         self.seed
     }
 
+    /// The random numbers that the inputs of case `index` are drawn from.
+    pub fn rng(&self, index: u64) -> Rng {
+        Rng::for_case(self.seed, index).hard(self.hard)
+    }
+
     /// Name of the file of case `index`.
     pub fn file_name(&self, index: u64) -> String {
         format!("{}-{:016x}-{index:06}.safetensors", self.op, self.seed)
@@ -108,7 +113,7 @@ impl Generator {
     /// # Errors
     /// Returns an error only if a packing function refuses a configuration that the lattice admits.
     pub fn case(&self, index: u64) -> Result<Case<'static>> {
-        let mut rng = Rng::for_case(self.seed, index).hard(self.hard);
+        let mut rng = self.rng(index);
         let config = self.configuration(index).clone();
         let name = format!("{} {index}: {}", self.op, config.operation().describe());
         let provenance = format!(

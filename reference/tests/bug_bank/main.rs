@@ -4,7 +4,7 @@
 //! `cargo test -p marlinspike --test bug_bank -- --nocapture` prints the table of
 //! docs/src/reference/diagnoses.md.
 
-#[path = "../product_model/mod.rs"]
+#[path = "../check/product_model/mod.rs"]
 mod product_model;
 
 mod bank;

@@ -1,0 +1,20 @@
+//! Verdicts and diagnoses of case files.
+#![allow(missing_docs)]
+
+mod declared_diagnosis;
+mod diagnosis;
+mod golden;
+mod golden_damage;
+mod layer_readings;
+mod limits;
+mod moe_diagnosis;
+mod product_diagnosis;
+mod product_diagnosis_moe;
+mod product_model;
+mod schedule_golden;
+mod staged_outputs;
+mod stated_activations;
+mod stated_keys;
+mod stated_nvfp4;
+mod stated_routing;
+mod torch_products;

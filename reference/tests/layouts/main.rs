@@ -1,0 +1,13 @@
+//! Layouts and quantizers.
+#![allow(missing_docs)]
+
+mod bijection;
+mod blackwell;
+mod blockscale;
+mod lattice;
+mod quantize_act_order;
+mod quantize_upstream;
+mod restore;
+mod trtllm;
+mod trtllm_routing;
+mod trtllm_rows;

@@ -1,0 +1,13 @@
+//! Layers of a method: parameters, slices, selection and preparation.
+#![allow(missing_docs)]
+
+mod layers_slices;
+mod layers_upstream;
+mod method;
+mod prepare_fp8;
+mod prepare_gpt_oss;
+mod prepare_marlin;
+mod prepare_requantize;
+mod select_cuda;
+mod select_marlin;
+mod select_moe_backend;

@@ -1,0 +1,20 @@
+//! The MoE block: routing, activations, layers, sums.
+#![allow(missing_docs)]
+
+mod activation;
+mod activation_check;
+mod activation_golden;
+mod activation_math;
+mod batched;
+mod families;
+mod fp8_layer;
+mod golden;
+mod known_schedules;
+mod layer;
+mod layer_stages;
+mod nvfp4_moe;
+mod router;
+mod sum;
+
+#[path = "../layouts/blackwell/mod.rs"]
+mod blackwell;
