@@ -52,7 +52,12 @@ const QWEN: [u32; 16] = [249, 239, 63, 218, 281, 90, 166, 11, 278, 21, 54, 29, 7
 #[test]
 fn tokens_are_the_expected_ones_for_any_threads_and_passes() {
     let model = golden("qwen3-moe-tiny");
-    for options in [&["--threads", "1"][..], &["--threads", "3"], &["--chunk", "5"]] {
+    for options in [
+        &["--threads", "1"][..],
+        &["--threads", "2", "--pin"],
+        &["--threads", "3"],
+        &["--chunk", "5"],
+    ] {
         let args = [&["--prompt", PROMPT, "--max-tokens", "16"], options].concat();
         let found = json_of(&model, &args);
         assert_eq!(found["tokens"], json!(QWEN), "{options:?}");
@@ -129,8 +134,8 @@ fn bad_input_is_refused_before_any_text() {
     assert!(text.contains("found no tokens"), "{text}");
     let text = refused(&model, &["--prompt", PROMPT, "--memory", "0.00001"]);
     assert!(text.contains("memory: packing") && text.contains("limit of 0.0 MB"), "{text}");
-    let text = refused(&model, &["--prompt", PROMPT, "--memory", "0.0004"]);
-    assert!(text.contains("memory: the KV cache"), "{text}");
+    let text = refused(&model, &["--prompt", PROMPT, "--memory", "0.0003"]);
+    assert!(text.contains("memory: a KV cache for 256 tokens"), "{text}");
     let text = refused(&model, &["--prompt", PROMPT, "--temperature", "-1"]);
     assert!(text.contains("temperature: found -1"), "{text}");
     let text = refused(&model, &["--prompt", PROMPT, "--top-k", "5"]);

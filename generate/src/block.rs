@@ -184,7 +184,8 @@ impl<'f> Experts<'f> {
             false => ["gate_proj", "up_proj", "down_proj"],
         };
         let first = weights.model().entry(&format!("{module}.0.{}.weight", names[0]));
-        let width = first.map_or(config.intermediate_size, |entry| entry.shape()[0]);
+        let width = first.and_then(|entry| entry.shape().first().copied()).filter(|&n| n > 0);
+        let width = width.unwrap_or(config.intermediate_size);
         let expert = |e| {
             let prefix = format!("{module}.{e}");
             Mlp::load(weights, (&prefix, names), (config.hidden_size, width))

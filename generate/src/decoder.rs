@@ -25,6 +25,8 @@ pub struct Decoder<'f> {
     /// The output product, if it does not use the embedding.
     head: Option<Linear<'f>>,
     rope: Rope,
+    /// Bytes of the layers that were packed.
+    packed_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -101,7 +103,7 @@ impl<'f> Decoder<'f> {
         };
         weights.expect_all_used(config.architecture.model_type)?;
         let rope = Rope::new(config.rope_theta, config.head_dim);
-        Ok(Self { config, embedding, layers, norm, head, rope })
+        Ok(Self { config, embedding, layers, norm, head, rope, packed_bytes: needed })
     }
 
     /// Sizes and constants.
@@ -109,13 +111,16 @@ impl<'f> Decoder<'f> {
         &self.config
     }
 
-    /// Bytes of a cache for `capacity` tokens, and of the buffers of a forward of `rows` tokens.
+    /// Bytes of packed layers, of a cache for `capacity` tokens, and, estimated, of the buffers of a
+    /// call of `rows` tokens. Mapped weights do not count.
     pub fn memory(&self, capacity: usize, rows: usize) -> u64 {
         let c = &self.config;
-        // Normalized and hidden rows, their sums, queries, keys, values, attention, experts' slots.
-        let row = 5 * c.hidden_size + 3 * c.query_size() + 4 * c.kv_size() + c.vocab_size;
-        let scratch = (row as u64 * 4).saturating_mul(rows as u64);
-        Cache::bytes(c, capacity).saturating_add(scratch)
+        let row =
+            6 * c.hidden_size + 3 * c.query_size() + 4 * c.kv_size() + 4 * c.intermediate_size;
+        let values = (row as u64).saturating_mul(rows as u64).saturating_add(c.vocab_size as u64);
+        let buffers = values.saturating_mul(size_of::<f32>() as u64);
+        let weights = self.packed_bytes.saturating_add(Cache::bytes(c, capacity));
+        weights.saturating_add(buffers)
     }
 
     /// A cache for one sequence of up to `capacity` tokens.

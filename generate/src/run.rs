@@ -19,7 +19,7 @@ pub struct Options {
     pub stop: Vec<u32>,
     /// Tokens of the prompt per forward call; absent: all. Smaller calls need less memory.
     pub chunk: Option<NonZero<usize>>,
-    /// Most bytes for the KV cache and the buffers of a call.
+    /// Most bytes for packed layers, the KV cache and the buffers of a call: [`Decoder::memory`].
     pub memory_limit: u64,
 }
 
@@ -89,7 +89,7 @@ impl Decoder<'_> {
         let chunk = options.chunk.map_or(prompt.len(), NonZero::get).min(prompt.len());
         let needed = self.memory(capacity, chunk);
         if needed > options.memory_limit {
-            let what = format!("the KV cache for {capacity} tokens with {chunk} tokens per call");
+            let what = format!("a KV cache for {capacity} tokens, {chunk} of them per call,");
             return Err(GenerateError::Memory { what, needed, limit: options.memory_limit });
         }
         let mut cache = self.cache(capacity, options.memory_limit)?;

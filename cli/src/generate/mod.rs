@@ -108,6 +108,9 @@ pub struct Args {
     /// Worker threads [default: one per core].
     #[arg(long, value_name = "N", value_parser = args::threads)]
     pub threads: Option<NonZero<usize>>,
+    /// Keep each thread on a core of its own; for a machine without other work.
+    #[arg(long)]
+    pub pin: bool,
     /// Tokens of the prompt per pass; smaller passes need less memory [default: the whole prompt].
     #[arg(long, value_name = "N", value_parser = args::repeats)]
     pub chunk: Option<NonZero<usize>>,
@@ -147,6 +150,19 @@ impl Args {
         text.encode_chat(&messages).map_err(explain_text)
     }
 
+    /// The worker threads. With more threads than cores, or where the system does not pin, they float.
+    fn pool(&self) -> Result<rayon::ThreadPool, rayon::ThreadPoolBuildError> {
+        let threads = self.threads.map_or_else(rayon::current_num_threads, NonZero::get);
+        let mut builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
+        let cores = core_affinity::get_core_ids().unwrap_or_default();
+        if self.pin && threads <= cores.len() {
+            builder = builder.start_handler(move |i| {
+                core_affinity::set_for_current(cores[i]);
+            });
+        }
+        builder.build()
+    }
+
     /// The limit of memory in bytes.
     fn memory_limit(&self) -> u64 {
         match self.memory {
@@ -169,9 +185,8 @@ fn available_memory() -> Option<u64> {
 /// # Errors
 /// Names the file, key, tensor or option that cannot be used.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
-    let threads = args.threads.map_or_else(rayon::current_num_threads, NonZero::get);
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-    let pool = pool.context("worker threads")?;
+    let pool = args.pool().context("worker threads")?;
+    let threads = pool.current_num_threads();
     let begun = Instant::now();
     let text = Text::open(&args.model).map_err(explain_text)?;
     let files = ModelFiles::open(&args.model)?;

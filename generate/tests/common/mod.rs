@@ -72,7 +72,7 @@ pub fn config(folder: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap()
 }
 
-/// The weights that packed 4-bit codes stand for, in float32, unpacked one by one.
+/// The weights of packed 4-bit codes in float32, unpacked one by one.
 pub fn dequantized(folder: &Path) -> Vec<Tensor<'static>> {
     let all = tensors(folder);
     let find = |name: String| all.iter().find(|t| t.name() == name).unwrap();
