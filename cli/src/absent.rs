@@ -35,5 +35,7 @@ macro_rules! absent {
 
 #[cfg(not(feature = "bench"))]
 absent!(bench, "bench", run(crate::style::ColorChoice));
+#[cfg(not(feature = "generate"))]
+absent!(generate, "generate", run());
 #[cfg(not(feature = "cuda"))]
 absent!(warm, "cuda", run());

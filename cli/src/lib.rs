@@ -13,7 +13,7 @@
 //! A subcommand is one module with an `Args` and a `run`, one variant of [`Command`] and one arm
 //! of its match. Exit codes are [`Outcome`]'s.
 
-#[cfg(not(all(feature = "bench", feature = "cuda")))]
+#[cfg(not(all(feature = "bench", feature = "cuda", feature = "generate")))]
 mod absent;
 pub mod args;
 #[cfg(feature = "bench")]
@@ -22,6 +22,8 @@ pub mod check;
 pub mod convert;
 pub mod error;
 pub mod fuzz;
+#[cfg(feature = "generate")]
+pub mod generate;
 pub mod inspect;
 pub mod output;
 pub mod run;
@@ -38,6 +40,8 @@ use serde_json::json;
 
 #[cfg(not(feature = "bench"))]
 use crate::absent::bench;
+#[cfg(not(feature = "generate"))]
+use crate::absent::generate;
 #[cfg(not(feature = "cuda"))]
 use crate::absent::warm;
 use crate::error::Explained;
@@ -81,6 +85,8 @@ pub enum Command {
     Convert(convert::Args),
     /// Run one quantized layer on the CPU.
     Run(run::Args),
+    /// Generate text on the CPU.
+    Generate(generate::Args),
     /// Write deterministic case files from a seed.
     Vectors(vectors::Args),
     /// Run a kernel on generated cases; shrink and keep each distinct failure.
@@ -104,6 +110,8 @@ impl Command {
             Self::Inspect(args) => args.json,
             Self::Convert(args) => args.json,
             Self::Run(args) => args.json && !args.list,
+            #[cfg(feature = "generate")]
+            Self::Generate(args) => args.json,
             Self::Fuzz(args) => args.is_json(),
             Self::Schema(args) => args.json,
             _ => false,
@@ -129,6 +137,7 @@ pub fn run(cli: &Cli) -> ExitCode {
         Command::Inspect(args) => inspect::run(args, cli.color),
         Command::Convert(args) => convert::run(args),
         Command::Run(args) => run::run(args),
+        Command::Generate(args) => generate::run(args),
         Command::Vectors(args) => vectors::run(args, cli.color),
         Command::Fuzz(args) => fuzz::run(args, cli.color),
         Command::FuzzWorker(args) => fuzz::worker(args),

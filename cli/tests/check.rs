@@ -77,6 +77,7 @@ fn a_known_fault_fails_whoever_made_it() {
     cases.retain(|c| c["path"].as_str().unwrap().contains("linear-tp2_0_rank"));
     cases[1]["known_fault"] = json!("upstream-nvfp4-bias-scaled");
     (list["tables"], list["checkpoints"]) = (json!([]), json!([]));
+    list["models"] = json!([]);
     std::fs::create_dir_all(root.path().join("data/cases")).unwrap();
     for entry in list["cases"].as_array().unwrap() {
         let path = entry["path"].as_str().unwrap();

@@ -34,7 +34,10 @@ const METHOD_TESTS: [(&str, [Test; 7]); 12] = [
             FORMATS,
             DEFINED,
             Some(("reference/tests/products/gemm_bound.rs", "no_schedule_leaves_its_bound")),
-            Some(("reference/tests/check/schedule_golden.rs", "every_product_of_the_gpu_is_reproduced")),
+            Some((
+                "reference/tests/check/schedule_golden.rs",
+                "every_product_of_the_gpu_is_reproduced",
+            )),
             None,
             Some(("accel/tests/gemm.rs", "products_equal_the_canonical_schedule")),
         ],
@@ -46,7 +49,10 @@ const METHOD_TESTS: [(&str, [Test; 7]); 12] = [
             Some(("cli/tests/convert_input_dtype.rs", "int8_scales_are_integers_under_one_factor")),
             None,
             Some(("reference/tests/check/golden_damage.rs", "every_case_passes")),
-            Some(("reference/tests/check/schedule_golden.rs", "every_product_of_the_gpu_is_reproduced")),
+            Some((
+                "reference/tests/check/schedule_golden.rs",
+                "every_product_of_the_gpu_is_reproduced",
+            )),
             None,
             Some(("accel/tests/gemm_a8.rs", "int8_products")),
         ],

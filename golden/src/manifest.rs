@@ -121,6 +121,8 @@ struct ManifestFile {
     cases: Vec<CaseEntry>,
     tables: Vec<TableEntry>,
     checkpoints: Vec<CheckpointEntry>,
+    #[serde(default)]
+    models: Vec<CheckpointEntry>,
 }
 
 /// The golden data of one folder, as its `manifest.json` lists them.
@@ -130,6 +132,7 @@ pub struct Manifest {
     cases: Vec<CaseEntry>,
     tables: Vec<TableEntry>,
     checkpoints: Vec<CheckpointEntry>,
+    models: Vec<CheckpointEntry>,
 }
 
 impl Manifest {
@@ -166,6 +169,7 @@ impl Manifest {
             cases: file.cases,
             tables: file.tables,
             checkpoints: file.checkpoints,
+            models: file.models,
         };
         let mut seen = HashSet::new();
         for entry in manifest.files() {
@@ -174,7 +178,7 @@ impl Manifest {
                 return Err(GoldenError::DuplicatePath { path: entry.path });
             }
         }
-        for checkpoint in &manifest.checkpoints {
+        for checkpoint in manifest.checkpoints.iter().chain(&manifest.models) {
             check_path(&checkpoint.dir)?;
         }
         Ok(manifest)
@@ -239,18 +243,25 @@ impl Manifest {
         })
     }
 
+    /// Models that generate text, with tokenizers. Their expectations hold `input_ids`, `logits` in
+    /// float64 rounded once, `logits_int8` with 8-bit activations, and greedy `new_tokens`.
+    pub fn models(&self) -> &[CheckpointEntry] {
+        &self.models
+    }
+
     /// The absolute path of a manifest path.
     pub fn path(&self, relative: &str) -> PathBuf {
         self.root.join(relative)
     }
 
-    /// Every listed file: the cases, the tables, then the checkpoints' files and expectations.
+    /// Every listed file: the cases, the tables, then the files and expectations of checkpoints and models.
     pub fn files(&self) -> impl Iterator<Item = FileEntry> + '_ {
         let cases = self.cases.iter().map(CaseEntry::file);
         let tables = self.tables.iter().map(TableEntry::file);
         let checkpoints = self
             .checkpoints
             .iter()
+            .chain(&self.models)
             .flat_map(|entry| entry.files.iter().chain(&entry.expected).cloned());
         cases.chain(tables).chain(checkpoints)
     }

@@ -127,8 +127,9 @@ def main() -> None:
     tables += [scalar_entry(path) for path in sorted((GOLDEN / "data/scalar").glob("*.json"))]
     tables += [router_entry(path) for path in sorted((GOLDEN / "data/routers").glob("*.safetensors"))]
     checkpoints = [checkpoint_entry(path) for path in sorted((GOLDEN / "fragments").glob("*.json"))]
+    models = [checkpoint_entry(path) for path in sorted((GOLDEN / "fragments/models").glob("*.json"))]
     listed = {entry["path"] for entry in cases + tables}
-    for checkpoint in checkpoints:
+    for checkpoint in checkpoints + models:
         listed |= {file["path"] for file in checkpoint["files"] + checkpoint["expected"]}
     present = {path.relative_to(GOLDEN).as_posix() for path in (GOLDEN / "data").rglob("*") if path.is_file()}
     if listed != present:
@@ -136,9 +137,9 @@ def main() -> None:
     total = sum((GOLDEN / path).stat().st_size for path in listed)
     if total >= LIMIT:
         raise SystemExit(f"golden data hold {total} bytes, the limit is {LIMIT}")
-    manifest = {"version": 1, "cases": cases, "tables": tables, "checkpoints": checkpoints}
+    manifest = {"version": 1, "cases": cases, "tables": tables, "checkpoints": checkpoints, "models": models}
     (GOLDEN / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    print(f"{len(cases)} cases, {len(tables)} tables, {len(checkpoints)} checkpoints, {total} bytes", file=sys.stderr)
+    print(f"{len(cases)} cases, {len(tables)} tables, {len(checkpoints)} checkpoints, {len(models)} models, {total} bytes", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ use marlinspike::container::Container;
 use marlinspike::moe::layer::Routed;
 use marlinspike::num::array::rows_of;
 use marlinspike::w4a8::moe::{Mode, MoeLayer, Workspace};
-use marlinspike::w4a8::packed::{PackedRhs, PackedStack, RhsLayout};
+use marlinspike::w4a8::packed::PackedRhs;
 use marlinspike::w4a8::stored::{self, Description};
 use marlinspike::w4a8::{Kernel, Linear, LinearWorkspace, Values};
 use marlinspike::{Error, Result};
@@ -16,13 +16,13 @@ use super::error::RunError;
 use super::input::{Inputs, Routing, Sizes};
 use super::origin::{self, Partial};
 use super::output::LayerKind;
-use crate::convert::error::{ConvertError, Refused};
-use crate::convert::job::packed_stack;
+use super::pack::Packer;
+use crate::convert::error::Refused;
 use crate::convert::plan::ConversionPlan;
 use crate::convert::settings::{Format, Settings};
 use crate::convert::target::int4;
 use crate::map::MappedFile;
-use crate::model::layers::{Layers, Role};
+use crate::model::layers::Layers;
 use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError, ModelFiles};
 
@@ -243,38 +243,25 @@ fn packed<'f>(
 fn checkpoint<'f>(files: &ModelFiles, options: LoadOptions<'_>) -> Result<Loaded<'f>, RunError> {
     let LoadOptions { layer: wanted, rounding, kernel, pool } = options;
     let model = Model::new(files)?;
-    let (layers, settings) = (Layers::group(&model)?, settings());
-    let plan = ConversionPlan::new(&model, &layers, &settings)?;
+    let packer = Packer::new(&model)?;
+    let modules: Vec<String> = packer.modules().map(str::to_owned).collect();
     let concerns = |r: &&Refused| match wanted {
         Some(name) => r.module.split(' ').next() == Some(name),
-        None => plan.descriptions.is_empty(),
+        None => modules.is_empty(),
     };
-    let refused: Vec<_> = plan.refused.iter().filter(concerns).cloned().collect();
+    let refused: Vec<_> = packer.refused().iter().filter(concerns).cloned().collect();
     if !refused.is_empty() {
-        let target = settings.format.title();
-        return Err(RunError::Refused(ConvertError::Refused { target, refused }));
+        return Err(packer.refusal(refused));
     }
-    let modules: Vec<String> = plan.descriptions.keys().cloned().collect();
-    let is_moe = |m: &str| matches!(int4(&plan, m), Some(Description::Moe(_)));
+    let is_moe = |m: &str| matches!(packer.description(m), Ok(Description::Moe(_)));
     let module = choose(&modules, wanted, is_moe)?.to_owned();
-    let stack = |role: Role, layout: RhsLayout| -> Result<Vec<u8>> {
-        let found = plan.stacks.iter().find(|s| s.module == module && s.role == role);
-        let stack = found.ok_or_else(|| Error::missing(&module, "the plan of its layer"))?;
-        pool.install(|| packed_stack(&model, stack, &settings, layout.packed_len()))
-    };
-    let described = int4(&plan, &module);
-    let layer = match described.ok_or_else(|| Error::missing(&module, "its description"))? {
-        Description::Moe(described) => {
-            let (w13, w2) = (described.w13_layout()?, described.w2_layout()?);
-            let w13 = PackedStack::new("w13", w13, stack(Role::W13, w13)?)?;
-            let w2 = PackedStack::new("w2", w2, stack(Role::W2, w2)?)?;
-            let described = described.clone();
-            let layer = MoeLayer::described(described, w13, w2, rounding, Mode::Extended)?;
-            Layer::Moe(Box::new(layer.with_kernel(kernel)))
+    let layer = match packer.description(&module)? {
+        Description::Moe(_) => {
+            let layer = pool.install(|| packer.experts(&module, rounding, kernel))?;
+            Layer::Moe(Box::new(layer))
         }
-        Description::Linear(described) => {
-            let weight = PackedRhs::new(described.layout, stack(Role::Dense, described.layout)?)?;
-            let layer = Linear::new(weight, rounding).with_kernel(kernel);
+        Description::Linear(_) => {
+            let layer = pool.install(|| packer.linear(&module, rounding, kernel))?;
             Layer::Linear(LinearLayer { layer, rounding })
         }
     };
@@ -284,15 +271,10 @@ fn checkpoint<'f>(files: &ModelFiles, options: LoadOptions<'_>) -> Result<Loaded
         }
         Layer::Linear(_) => Vec::new(),
     };
-    let of_layer = plan.stacks.iter().filter(|s| s.module == module);
-    let quantizes = of_layer.clone().any(|s| settings.format.target().quantizes_activations(s));
+    let target = packer.settings().format.target();
+    let quantizes = packer.stacks(&module).any(|s| target.quantizes_activations(s));
     let arithmetic = origin::arithmetic(Some(quantizes));
     Ok(Loaded { module, packed: false, layer, partial: None, arithmetic, notes })
-}
-
-/// The plan's description of a layer of the int4 path.
-fn int4<'p>(plan: &'p ConversionPlan, module: &str) -> Option<&'p Description> {
-    plan.descriptions.get(module)?.int4.as_ref()
 }
 
 impl Layer<'_> {

@@ -12,6 +12,7 @@ pub mod method;
 pub mod options;
 pub mod origin;
 pub mod output;
+pub mod pack;
 pub mod routing;
 
 use std::num::NonZero;

@@ -40,7 +40,7 @@ mod runs;
 pub mod scalar;
 pub mod stored;
 mod values;
-mod wide;
+pub mod wide;
 #[cfg(target_arch = "x86_64")]
 pub mod x86;
 

@@ -2,7 +2,7 @@
 #![cfg_attr(target_arch = "x86_64", allow(unsafe_code))]
 
 /// A loop to be compiled more than once.
-pub(super) trait Loop {
+pub trait Loop {
     /// Runs the loop. Implementations and the functions that they call are `#[inline(always)]`, and
     /// use no closures for heavy work: code that is not inlined is compiled for the baseline.
     fn run(self);
@@ -11,7 +11,7 @@ pub(super) trait Loop {
 /// Runs `work` compiled for the widest vectors of this CPU. The bits are the same for every width,
 /// because no operation is reordered or fused.
 #[inline]
-pub(super) fn wide<L: Loop>(work: L) {
+pub fn wide<L: Loop>(work: L) {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]

@@ -1,0 +1,78 @@
+//! Keys and values of one sequence.
+
+use crate::config::Config;
+use crate::error::{GenerateError, Result};
+
+/// The keys and values of one sequence's tokens, in f32, for every layer.
+///
+/// Memory is reserved for `capacity` tokens; the system provides a page when it is first written.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    /// For each layer `[kv heads][capacity][head_dim]` of keys, then of values.
+    layers: Vec<[Vec<f32>; 2]>,
+    len: usize,
+    capacity: usize,
+    head_dim: usize,
+}
+
+impl Cache {
+    /// An empty cache for `capacity` tokens.
+    pub(crate) fn new(config: &Config, capacity: usize) -> Self {
+        let size = config.kv_size() * capacity;
+        let layer = || [vec![0.0; size], vec![0.0; size]];
+        let layers = (0..config.num_layers).map(|_| layer()).collect();
+        Self { layers, len: 0, capacity, head_dim: config.head_dim }
+    }
+
+    /// Bytes of a cache for `capacity` tokens.
+    pub(crate) fn bytes(config: &Config, capacity: usize) -> u64 {
+        let values = [2, config.num_layers, config.kv_size(), capacity, size_of::<f32>()];
+        values.into_iter().map(|n| n as u64).fold(1, u64::saturating_mul)
+    }
+
+    /// Tokens held.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no token is held.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Forgets all tokens from `len` on; the memory stays.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Fails unless `tokens` more fit.
+    pub(crate) fn expect_room(&self, tokens: usize) -> Result<()> {
+        let needed = self.len.saturating_add(tokens);
+        if needed <= self.capacity {
+            return Ok(());
+        }
+        Err(GenerateError::CacheFull { capacity: self.capacity, needed })
+    }
+
+    /// Stores key and value rows of the token `offset` places after the last.
+    pub(crate) fn store(&mut self, layer: usize, offset: usize, rows: [&[f32]; 2]) {
+        let (at, dim, capacity) = (self.len + offset, self.head_dim, self.capacity);
+        for (stored, row) in self.layers[layer].iter_mut().zip(rows) {
+            for (head, values) in row.chunks_exact(dim).enumerate() {
+                stored[(head * capacity + at) * dim..][..dim].copy_from_slice(values);
+            }
+        }
+    }
+
+    /// Keys and values of a head for tokens `first` to `end`.
+    pub(crate) fn head(&self, layer: usize, head: usize, first: usize, end: usize) -> [&[f32]; 2] {
+        let start = (head * self.capacity + first) * self.head_dim;
+        let len = (end - first) * self.head_dim;
+        [0, 1].map(|part| &self.layers[layer][part][start..start + len])
+    }
+
+    /// Counts the stored tokens as held.
+    pub(crate) fn advance(&mut self, tokens: usize) {
+        self.len += tokens;
+    }
+}

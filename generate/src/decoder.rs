@@ -1,0 +1,325 @@
+//! The decoder: tokens to logits.
+
+use marlinspike::num::dims::Shape;
+use marlinspike_model::model::Model;
+use rayon::prelude::*;
+
+use crate::block::{Block, Workspaces};
+use crate::cache::Cache;
+use crate::config::Config;
+use crate::error::{GenerateError, Result};
+use crate::ops::add;
+use crate::ops::attention::Head;
+use crate::ops::dense::Dense;
+use crate::ops::norm::RmsNorm;
+use crate::ops::rope::{Rope, rotate};
+use crate::weights::{Linear, Weights};
+
+/// A loaded model. Weights are borrowed from the mapped files, except layers that had to be packed.
+#[derive(Debug)]
+pub struct Decoder<'f> {
+    config: Config,
+    embedding: Dense<'f>,
+    layers: Vec<Layer<'f>>,
+    norm: RmsNorm,
+    /// The output product, if it does not use the embedding.
+    head: Option<Linear<'f>>,
+    rope: Rope,
+    /// Bytes of the layers that were packed.
+    packed_bytes: u64,
+}
+
+#[derive(Debug)]
+struct Layer<'f> {
+    input_norm: RmsNorm,
+    attention: Attention<'f>,
+    block_norm: RmsNorm,
+    block: Block<'f>,
+}
+
+#[derive(Debug)]
+struct Attention<'f> {
+    q: Linear<'f>,
+    k: Linear<'f>,
+    v: Linear<'f>,
+    o: Linear<'f>,
+    /// Norms of queries and keys.
+    norms: Option<[RmsNorm; 2]>,
+}
+
+/// New tokens of one sequence.
+#[derive(Debug)]
+pub struct Input<'i> {
+    /// The tokens after those that the cache holds, 1 or more.
+    pub tokens: &'i [u32],
+    /// The sequence's keys and values; the tokens are added.
+    pub cache: &'i mut Cache,
+}
+
+/// For which tokens logits are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogitsOf {
+    /// The last token of each input.
+    Last,
+    /// Every token.
+    All,
+}
+
+/// A row of a batch: its input and its position in the sequence.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    input: usize,
+    position: usize,
+}
+
+impl<'f> Decoder<'f> {
+    /// Loads the model of a folder: a checkpoint, or one converted for the int4 path. A converted
+    /// folder is mapped and read when a token first needs it; quantized layers of a checkpoint are
+    /// packed now, on rayon's current pool.
+    ///
+    /// # Errors
+    /// [`GenerateError`] naming the key or the tensor that is missing, unexpected or of another shape;
+    /// [`GenerateError::Memory`] if packing needs more than `memory_limit` bytes.
+    pub fn load(model: &Model<'f>, memory_limit: u64) -> Result<Self> {
+        let config = Config::read(&model.config)?;
+        let weights = Weights::new(model)?;
+        let needed = weights.packed_bytes();
+        if needed > memory_limit {
+            let what = "packing the checkpoint's layers (a converted folder needs none)".to_owned();
+            return Err(GenerateError::Memory { what, needed, limit: memory_limit });
+        }
+        let (hidden, vocab) = (config.hidden_size, config.vocab_size);
+        let embedding = weights.dense("model.embed_tokens.weight", vocab, hidden)?;
+        let layers = (0..config.num_layers).map(|i| Layer::load(&weights, &config, i));
+        let layers = layers.collect::<Result<_>>()?;
+        let norm = weights.norm("model.norm", hidden, config.rms_norm_eps)?;
+        let head = match config.tie_word_embeddings {
+            true => {
+                // Some writers store the shared matrix twice.
+                weights.mark("lm_head.weight".to_owned());
+                None
+            }
+            false => Some(weights.linear("lm_head", Shape::new(hidden, vocab), false)?),
+        };
+        weights.expect_all_used(config.architecture.model_type)?;
+        let rope = Rope::new(config.rope_theta, config.head_dim);
+        Ok(Self { config, embedding, layers, norm, head, rope, packed_bytes: needed })
+    }
+
+    /// Sizes and constants.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Bytes of packed layers, of a cache for `capacity` tokens, and, estimated, of the buffers of a
+    /// call of `rows` tokens. Mapped weights do not count.
+    pub fn memory(&self, capacity: usize, rows: usize) -> u64 {
+        let c = &self.config;
+        let row =
+            6 * c.hidden_size + 3 * c.query_size() + 4 * c.kv_size() + 4 * c.intermediate_size;
+        let values = (row as u64).saturating_mul(rows as u64).saturating_add(c.vocab_size as u64);
+        let buffers = values.saturating_mul(size_of::<f32>() as u64);
+        let weights = self.packed_bytes.saturating_add(Cache::bytes(c, capacity));
+        weights.saturating_add(buffers)
+    }
+
+    /// A cache for one sequence of up to `capacity` tokens.
+    ///
+    /// # Errors
+    /// [`GenerateError::TooLong`] for more positions than the model has; [`GenerateError::Memory`] if
+    /// the cache needs more than `memory_limit` bytes.
+    pub fn cache(&self, capacity: usize, memory_limit: u64) -> Result<Cache> {
+        let limit = self.config.max_positions;
+        if capacity > limit {
+            return Err(GenerateError::TooLong { prompt: capacity, new: 0, limit });
+        }
+        let needed = Cache::bytes(&self.config, capacity);
+        if needed > memory_limit {
+            let what = format!("a KV cache for {capacity} tokens");
+            return Err(GenerateError::Memory { what, needed, limit: memory_limit });
+        }
+        Ok(Cache::new(&self.config, capacity))
+    }
+
+    /// Runs the new tokens of every input, on rayon's current pool, and adds them to the caches.
+    /// Returns logits `[rows][vocab_size]`, inputs one after the other.
+    ///
+    /// A row's logits depend only on its sequence's tokens: the other inputs, the tokens per call and
+    /// the number of threads change no bit.
+    ///
+    /// # Errors
+    /// [`GenerateError::EmptyPrompt`], [`GenerateError::Token`] and [`GenerateError::CacheFull`] before
+    /// anything is computed; [`GenerateError::NotFinite`] for logits that are no numbers. Caches do not
+    /// hold the tokens of a failed call.
+    pub fn forward(&self, inputs: &mut [Input<'_>], wanted: LogitsOf) -> Result<Vec<f32>> {
+        let rows = self.rows(inputs)?;
+        let mut x = Vec::with_capacity(rows.len() * self.config.hidden_size);
+        for token in inputs.iter().flat_map(|input| input.tokens) {
+            self.embedding.row(*token as usize, &mut x);
+        }
+        let mut angles = Vec::with_capacity(rows.len() * self.rope.table_len());
+        rows.iter().for_each(|row| self.rope.angles(row.position, &mut angles));
+        let (mut normed, mut out) = (Vec::new(), Vec::new());
+        let mut w = Workspaces::default();
+        for (i, layer) in self.layers.iter().enumerate() {
+            normed.clone_from(&x);
+            layer.input_norm.apply(&mut normed);
+            let batch = Batch { decoder: self, layer: i, rows: &rows, angles: &angles };
+            batch.attention(&layer.attention, &normed, inputs, &mut out, &mut w)?;
+            add(&mut x, &out);
+            normed.clone_from(&x);
+            layer.block_norm.apply(&mut normed);
+            layer.block.forward(&normed, &mut out, &mut w)?;
+            add(&mut x, &out);
+        }
+        let mut positions: Vec<usize> = rows.iter().map(|row| row.position).collect();
+        if wanted == LogitsOf::Last {
+            (x, positions) = self.last_rows(inputs, &x);
+        }
+        self.norm.apply(&mut x);
+        let mut logits = Vec::new();
+        match &self.head {
+            Some(head) => head.forward(&x, &mut logits, &mut w)?,
+            None => {
+                logits.resize(positions.len() * self.config.vocab_size, 0.0);
+                self.embedding.forward(&x, &mut logits);
+            }
+        }
+        for (row, &position) in logits.chunks(self.config.vocab_size).zip(&positions) {
+            if let Some(&found) = row.iter().find(|x| !x.is_finite()) {
+                return Err(GenerateError::NotFinite { position, found });
+            }
+        }
+        for input in inputs {
+            input.cache.advance(input.tokens.len());
+        }
+        Ok(logits)
+    }
+
+    /// The rows of a batch, whose inputs are checked.
+    fn rows(&self, inputs: &[Input<'_>]) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        for (i, input) in inputs.iter().enumerate() {
+            if input.tokens.is_empty() {
+                return Err(GenerateError::EmptyPrompt);
+            }
+            input.cache.expect_room(input.tokens.len())?;
+            let vocab = self.config.vocab_size;
+            if let Some(&found) = input.tokens.iter().find(|&&t| t as usize >= vocab) {
+                return Err(GenerateError::Token { found, vocab });
+            }
+            let first = input.cache.len();
+            let positions = first..first + input.tokens.len();
+            rows.extend(positions.map(|position| Row { input: i, position }));
+        }
+        Ok(rows)
+    }
+
+    /// The last row of each input, and its position.
+    fn last_rows(&self, inputs: &[Input<'_>], x: &[f32]) -> (Vec<f32>, Vec<usize>) {
+        let (mut last, mut positions, mut end) = (Vec::new(), Vec::new(), 0);
+        for input in inputs {
+            end += input.tokens.len();
+            let hidden = self.config.hidden_size;
+            last.extend_from_slice(&x[(end - 1) * hidden..end * hidden]);
+            positions.push(input.cache.len() + input.tokens.len() - 1);
+        }
+        (last, positions)
+    }
+}
+
+impl<'f> Layer<'f> {
+    fn load(weights: &Weights<'_, 'f>, config: &Config, i: usize) -> Result<Self> {
+        let prefix = format!("model.layers.{i}");
+        let norm =
+            |name: &str, size| weights.norm(&format!("{prefix}.{name}"), size, config.rms_norm_eps);
+        let linear = |name: &str, size_k, size_n| {
+            let module = format!("{prefix}.self_attn.{name}");
+            weights.linear(&module, Shape::new(size_k, size_n), config.attention_bias)
+        };
+        let (hidden, q, kv) = (config.hidden_size, config.query_size(), config.kv_size());
+        let norms = match config.architecture.qk_norm {
+            true => {
+                let size = config.head_dim;
+                Some([norm("self_attn.q_norm", size)?, norm("self_attn.k_norm", size)?])
+            }
+            false => None,
+        };
+        Ok(Self {
+            input_norm: norm("input_layernorm", hidden)?,
+            attention: Attention {
+                q: linear("q_proj", hidden, q)?,
+                k: linear("k_proj", hidden, kv)?,
+                v: linear("v_proj", hidden, kv)?,
+                o: linear("o_proj", q, hidden)?,
+                norms,
+            },
+            block_norm: norm("post_attention_layernorm", hidden)?,
+            block: Block::load(weights, config, i)?,
+        })
+    }
+}
+
+/// One layer's rows.
+#[derive(Clone, Copy)]
+struct Batch<'b, 'f> {
+    decoder: &'b Decoder<'f>,
+    layer: usize,
+    rows: &'b [Row],
+    angles: &'b [f32],
+}
+
+impl Batch<'_, '_> {
+    /// `out` `[M, H]` of the normalized rows `x` `[M, H]`; keys and values go to the caches.
+    fn attention(
+        &self,
+        weights: &Attention<'_>,
+        x: &[f32],
+        inputs: &mut [Input<'_>],
+        out: &mut Vec<f32>,
+        w: &mut Workspaces,
+    ) -> Result<()> {
+        let config = &self.decoder.config;
+        let (mut q, mut k, mut v) = (Vec::new(), Vec::new(), Vec::new());
+        weights.q.forward(x, &mut q, w)?;
+        weights.k.forward(x, &mut k, w)?;
+        weights.v.forward(x, &mut v, w)?;
+        if let Some([of_q, of_k]) = &weights.norms {
+            of_q.apply(&mut q);
+            of_k.apply(&mut k);
+        }
+        let tables = self.angles.chunks_exact(self.decoder.rope.table_len());
+        let heads = q.chunks_exact_mut(config.query_size());
+        for ((q, k), table) in heads.zip(k.chunks_exact_mut(config.kv_size())).zip(tables) {
+            rotate(q, table);
+            rotate(k, table);
+        }
+        let kv = k.chunks_exact(config.kv_size()).zip(v.chunks_exact(config.kv_size()));
+        for (row, (k, v)) in self.rows.iter().zip(kv) {
+            let cache = &mut inputs[row.input].cache;
+            let offset = row.position - cache.len();
+            cache.store(self.layer, offset, [k, v]);
+        }
+        let caches: Vec<&Cache> = inputs.iter().map(|input| &*input.cache).collect();
+        let attended = self.attend(&q, &caches);
+        weights.o.forward(&attended, out, w)
+    }
+
+    /// Every head of every row on its own sequence.
+    fn attend(&self, q: &[f32], caches: &[&Cache]) -> Vec<f32> {
+        let config = &self.decoder.config;
+        let (dim, heads) = (config.head_dim, config.num_heads);
+        let per_kv = heads / config.num_kv_heads;
+        let scale = 1.0 / (dim as f32).sqrt();
+        let mut attended = vec![0.0f32; q.len()];
+        let items = attended.par_chunks_exact_mut(dim).zip(q.par_chunks_exact(dim)).enumerate();
+        items.for_each_init(Vec::new, |scores, (i, (out, query))| {
+            let (row, head) = (self.rows[i / heads], i % heads);
+            let end = row.position + 1;
+            let first = end.saturating_sub(config.sliding_window.unwrap_or(end));
+            let [keys, values] = caches[row.input].head(self.layer, head / per_kv, first, end);
+            Head { query, keys, values, scale, scores, out }.attend();
+        });
+        attended
+    }
+}

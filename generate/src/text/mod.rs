@@ -1,0 +1,200 @@
+//! Text to tokens and back: `tokenizer.json`, the chat template, and the tokens that end a text.
+
+mod chat;
+mod stream;
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use marlinspike::bounded_json;
+use marlinspike_model::model::{CONFIG_LIMIT, CONFIG_MEMORY, ModelError, files};
+use serde_json::Value;
+use tokenizers::Tokenizer;
+
+pub use chat::Message;
+pub use stream::TextStream;
+
+/// Largest tokenizer read, in bytes; the largest real ones have about 40 MB.
+const TOKENIZER_LIMIT: u64 = 256 << 20;
+
+/// A folder's text files that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TextError {
+    /// The folder has no tokenizer.
+    #[error("{}: found no tokenizer.json", dir.display())]
+    NoTokenizer {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// A file that cannot be read.
+    #[error(transparent)]
+    File(#[from] ModelError),
+    /// A tokenizer that cannot be read, or a text that it cannot encode.
+    #[error("{}: {reason}", path.display())]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The folder has no chat template.
+    #[error(
+        "{}: found no chat template, expected one in chat_template.jinja or tokenizer_config.json",
+        dir.display()
+    )]
+    NoTemplate {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// A chat template that fails.
+    #[error("chat template of {}: {reason}", dir.display())]
+    Template {
+        /// The folder.
+        dir: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A key with another value.
+    #[error("{}: {key}: found {found}, expected {expected}", path.display())]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: &'static str,
+        /// What it holds.
+        found: String,
+        /// What is read.
+        expected: &'static str,
+    },
+}
+
+/// The text side of a model.
+#[derive(Debug)]
+pub struct Text {
+    dir: PathBuf,
+    tokenizer: Tokenizer,
+    /// `tokenizer_config.json`, or null.
+    config: Value,
+    template: Option<String>,
+    stop: Vec<u32>,
+}
+
+/// A text file of at most `limit` bytes; `None` if there is none.
+fn read(path: &Path, limit: u64) -> Result<Option<String>, TextError> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let io = |source| ModelError::Io { path: path.to_owned(), source };
+    let (file, stamp) = files::open(path)?;
+    if stamp.len > limit {
+        let (path, found) = (path.to_owned(), stamp.len);
+        return Err(ModelError::TooLarge { path, found, limit }.into());
+    }
+    let mut text = String::new();
+    file.take(limit).read_to_string(&mut text).map_err(io)?;
+    Ok(Some(text))
+}
+
+/// A JSON file; null if there is none.
+fn json(path: &Path) -> Result<Value, TextError> {
+    let Some(text) = read(path, CONFIG_LIMIT)? else { return Ok(Value::Null) };
+    let parsed = bounded_json::parse(&text, CONFIG_MEMORY);
+    let wrong = |reason| ModelError::Json { path: path.to_owned(), reason };
+    parsed.map_err(|e| wrong(e.to_string()).into())
+}
+
+/// `eos_token_id` of a config: one id or a list.
+fn stop_tokens(path: &Path, config: &Value) -> Result<Option<Vec<u32>>, TextError> {
+    let found = config.get("eos_token_id").filter(|v| !v.is_null());
+    let Some(found) = found else { return Ok(None) };
+    let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
+    let ids = match found.as_array() {
+        Some(list) => list.iter().map(id).collect(),
+        None => id(found).map(|id| vec![id]),
+    };
+    ids.map(Some).ok_or_else(|| TextError::Key {
+        path: path.to_owned(),
+        key: "eos_token_id",
+        found: found.to_string().chars().take(60).collect(),
+        expected: "a token id or a list of them",
+    })
+}
+
+impl Text {
+    /// Reads the text files of a model folder.
+    ///
+    /// # Errors
+    /// [`TextError`] naming the file that is missing or cannot be read.
+    pub fn open(dir: &Path) -> Result<Self, TextError> {
+        let path = dir.join("tokenizer.json");
+        let Some(text) = read(&path, TOKENIZER_LIMIT)? else {
+            return Err(TextError::NoTokenizer { dir: dir.to_owned() });
+        };
+        let tokenizer = Tokenizer::from_bytes(&text).map_err(|e| {
+            let reason = format!("not a tokenizer: {e}");
+            TextError::Tokenizer { path, reason }
+        })?;
+        let config = json(&dir.join("tokenizer_config.json"))?;
+        let own = read(&dir.join("chat_template.jinja"), CONFIG_LIMIT)?;
+        let template = own.or_else(|| chat::of_config(&config));
+        let mut stop = None;
+        for name in ["generation_config.json", "config.json"] {
+            let path = dir.join(name);
+            if stop.is_none() {
+                stop = stop_tokens(&path, &json(&path)?)?;
+            }
+        }
+        let stop = stop.unwrap_or_default();
+        Ok(Self { dir: dir.to_owned(), tokenizer, config, template, stop })
+    }
+
+    /// The tokens that end a text: `eos_token_id` of `generation_config.json`, or else of
+    /// `config.json`.
+    pub fn stop(&self) -> &[u32] {
+        &self.stop
+    }
+
+    /// The tokens of a plain prompt, with those that the tokenizer adds to every text.
+    ///
+    /// # Errors
+    /// [`TextError::Tokenizer`].
+    pub fn encode(&self, prompt: &str) -> Result<Vec<u32>, TextError> {
+        self.tokens(prompt, true)
+    }
+
+    /// The tokens of a conversation by the model's chat template, up to where the assistant answers.
+    ///
+    /// # Errors
+    /// [`TextError::NoTemplate`], [`TextError::Template`], [`TextError::Tokenizer`].
+    pub fn encode_chat(&self, messages: &[Message<'_>]) -> Result<Vec<u32>, TextError> {
+        let Some(template) = &self.template else {
+            return Err(TextError::NoTemplate { dir: self.dir.clone() });
+        };
+        let text = chat::render(template, &self.config, messages).map_err(|e| {
+            let reason = format!("{e:#}");
+            TextError::Template { dir: self.dir.clone(), reason }
+        })?;
+        self.tokens(&text, false)
+    }
+
+    fn tokens(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
+        let encoded = self.tokenizer.encode_fast(text, special);
+        let ids = encoded.map(|e| e.get_ids().to_vec());
+        ids.map_err(|e| self.wrong(e))
+    }
+
+    /// Turns new tokens into text, piece by piece.
+    pub fn stream(&self) -> TextStream<'_> {
+        TextStream::new(self)
+    }
+
+    fn decode(&self, tokens: &[u32]) -> Result<String, TextError> {
+        self.tokenizer.decode(tokens, true).map_err(|e| self.wrong(e))
+    }
+
+    fn wrong(&self, error: tokenizers::Error) -> TextError {
+        let (path, reason) = (self.dir.join("tokenizer.json"), error.to_string());
+        TextError::Tokenizer { path, reason }
+    }
+}
