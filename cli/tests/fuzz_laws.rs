@@ -172,6 +172,15 @@ fn the_recipe_with_the_wrong_kind_of_permutation_is_named() {
     assert!(progress.contains("found in case 0: marlin_scales: scales-other-permutation"));
     // The command that repeats the case has every option that decides about the verdict.
     assert!(text.contains("--timeout 20 --class fused-f32 --seed 0x1"), "{text}");
+    // The kept case, of smaller sizes than the filter's, runs first again, but not in a campaign of
+    // another kind of weight.
+    let kept = "still fails: .marlinspike/linear-marlin-scales-scales-other-permutation";
+    let (_, text, _) = marlinspike(&folder, &[&SCALES[..], &["--cases", "1"]].concat());
+    assert!(text.contains("weight_type=uint8b128") && text.contains(kept), "{text}");
+    let other = "--where=checkpoint_format=gptq,input_dtype=null,weight_type=uint4b8";
+    let other = [&SCALES[..6], &["--seed=1", "--cases=1", other]].concat();
+    let (_, text, _) = marlinspike(&folder, &other);
+    assert!(text.contains("1 cases in") && !text.contains(kept), "{text}");
 }
 
 #[test]

@@ -40,6 +40,17 @@ impl Filter {
         self.0.iter().all(|(key, values)| values.iter().any(|v| v == value(key)))
     }
 
+    /// Whether a kept case may belong to a campaign with this filter. Shrinking changes sizes and flags
+    /// and drops objects, so only keys with names as values are compared.
+    pub(super) fn may_have_shrunk_to(&self, config: &CaseConfig) -> bool {
+        let axes = axes(config);
+        let changes = |text: &str| text.parse::<f64>().is_ok() || text.parse::<bool>().is_ok();
+        self.0.iter().all(|(key, values)| match axes.get(key).map(String::as_str) {
+            Some(value) => changes(value) || values.iter().any(|v| v == value),
+            None => key.contains('.') || values.iter().any(|v| v == "null" || changes(v)),
+        })
+    }
+
     /// Checks that a configuration of `lattice` meets the requirements.
     ///
     /// # Errors

@@ -280,23 +280,7 @@ impl Campaign {
         on: &mut dyn FnMut(Event<'_>),
     ) -> Result<Summary, CampaignError> {
         let start = Instant::now();
-        let mut summary: Summary = Summary {
-            op: self.op.to_string(),
-            seed: self.generator.seed(),
-            filter: self.filter.to_string(),
-            shard: self.shard,
-            cases: limit.cases,
-            passed: 0,
-            unchecked: 0,
-            unchecked_reason: None,
-            skipped: 0,
-            skipped_reason: None,
-            failed: 0,
-            findings: Vec::new(),
-            coverage: Coverage::of(self.generator.lattice()),
-            next: 0,
-            seconds: 0.0,
-        };
+        let mut summary = self.empty(limit.cases);
         let mut shrunk = BTreeSet::new();
         for index in (0..limit.cases).filter(|index| self.shard.contains(*index)) {
             let late = limit.time.is_some_and(|time| start.elapsed() >= time);

@@ -65,7 +65,8 @@ pub(super) fn content(case: &Case<'_>) -> String {
     hex(&hash.finalize())
 }
 
-/// The inputs of the kept cases of `op` in `folder`; empty if the folder does not exist.
+/// The inputs of the kept cases of the campaign's operation and filter in `folder`; empty if the folder
+/// does not exist. Sizes and flags of the filter are not compared, since shrinking changes them.
 ///
 /// # Errors
 /// [`CampaignError::Io`], and [`CampaignError::Case`] for a file that is not a case.
@@ -73,7 +74,7 @@ pub fn kept(campaign: &Campaign, folder: &Path) -> Result<Vec<(PathBuf, Trial)>,
     let mut trials = Vec::new();
     for path in case_files(folder)? {
         let (_, case) = read_case(&path)?;
-        if case.op == campaign.op() {
+        if case.op == campaign.op() && campaign.filter.may_have_shrunk_to(&case.config) {
             trials.push((path, Trial::new(case, &campaign.outputs)?));
         }
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::regressions::io;
-use super::{CampaignError, Coverage, Finding, Judgement, Shard};
+use super::{Campaign, CampaignError, Coverage, Finding, Judgement, Shard};
 
 /// Largest summary file that is read.
 const LIMIT: u64 = 64 << 20;
@@ -45,6 +45,29 @@ pub struct Summary<F = Finding> {
     pub next: u64,
     /// Seconds.
     pub seconds: f64,
+}
+
+impl Campaign {
+    /// The summary before the first case.
+    pub(super) fn empty(&self, cases: u64) -> Summary {
+        Summary {
+            op: self.op.to_string(),
+            seed: self.generator.seed(),
+            filter: self.filter.to_string(),
+            shard: self.shard,
+            cases,
+            passed: 0,
+            unchecked: 0,
+            unchecked_reason: None,
+            skipped: 0,
+            skipped_reason: None,
+            failed: 0,
+            findings: Vec::new(),
+            coverage: Coverage::of(self.generator.lattice()),
+            next: 0,
+            seconds: 0.0,
+        }
+    }
 }
 
 /// A [`Finding`] as a summary file holds it, without its case.
