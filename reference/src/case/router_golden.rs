@@ -114,7 +114,7 @@ fn add_block<'a>(
     for name in judged {
         let full = format!("out.{name}");
         if file.get(&full).is_some() {
-            case.add_output(*name, file.tensor(&full)?);
+            case.add_output(name, file.tensor(&full)?);
         }
     }
     Ok(())
