@@ -117,13 +117,13 @@ fn bad_input_is_refused_before_any_text() {
     assert!(text.contains("found llama, expected one of qwen3_moe, mixtral"), "{text}");
     let deep = config(|c| c["num_hidden_layers"] = json!(3));
     let text = refused(deep.path(), &prompt);
-    assert!(text.contains("tensor `model.layers.2.input_layernorm.weight`: found none"), "{text}");
+    assert!(text.contains("tensor `model.layers.2.") && text.contains("found none"), "{text}");
     let shallow = config(|c| c["num_hidden_layers"] = json!(1));
     let text = refused(shallow.path(), &prompt);
     assert!(text.contains("found tensors that qwen3_moe does not use"), "{text}");
     let narrow = config(|c| c["head_dim"] = json!(16));
     let text = refused(narrow.path(), &prompt);
-    assert!(text.contains("model.layers.0.self_attn.") && text.contains("expected [64"), "{text}");
+    assert!(text.contains("model.layers.0.self_attn.q_norm") && text.contains("[16]"), "{text}");
     let short = config(|c| c["max_position_embeddings"] = json!(11));
     let text = refused(short.path(), &prompt);
     assert!(text.contains("the prompt has 12 tokens") && text.contains("at most"), "{text}");
@@ -136,8 +136,8 @@ fn bad_input_is_refused_before_any_text() {
     assert!(text.contains("memory: packing") && text.contains("limit of 0.0 MB"), "{text}");
     let text = refused(&model, &["--prompt", PROMPT, "--memory", "0.0003"]);
     assert!(text.contains("memory: a KV cache for 256 tokens"), "{text}");
-    let text = refused(&model, &["--prompt", PROMPT, "--temperature", "-1"]);
-    assert!(text.contains("temperature: found -1"), "{text}");
+    let text = refused(&model, &["--prompt", PROMPT, "--temperature", "0"]);
+    assert!(text.contains("temperature: found 0"), "{text}");
     let text = refused(&model, &["--prompt", PROMPT, "--top-k", "5"]);
     assert!(text.contains("--temperature"), "{text}");
     let bare = changed("qwen3-moe-tiny", "config.json", |_| {});

@@ -21,8 +21,8 @@ use crate::{Outcome, args, output};
 const DETAILS: &str = "\
 Example: marlinspike generate ./packed --chat --prompt 'Why is the sky blue?'
 
-MODEL is a folder that `marlinspike convert --to kleidiai` wrote, which is mapped and starts at once,
-or a 4-bit checkpoint (compressed-tensors or GPTQ), whose layers are packed into memory first. It
+MODEL is a folder that `marlinspike convert` wrote for the int4 path, which is mapped and starts at
+once, or a 4-bit checkpoint (compressed-tensors or GPTQ), whose layers are packed into memory first. It
 needs a tokenizer.json. Models of the types qwen3_moe and mixtral run.
 
 The text goes to standard output as it is generated, times to standard error. The same model, prompt
