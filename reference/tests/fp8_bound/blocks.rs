@@ -254,6 +254,9 @@ fn block_scaled(c: f64, terms: &[f64]) -> f64 {
     if sum == 0.0 { 0.0 } else { cut(sum, exponent(sum) - 23) }
 }
 
+/// The pairs of a group and its two scales.
+type Group = (Vec<(f64, f64)>, [f32; 2]);
+
 /// The bound rejects what tolerances accept: one group's scale off by 2 % in each column.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
@@ -261,8 +264,8 @@ fn the_bounds_reject_wrong_scales() {
     let mut random = Rng::new(35);
     let sizes = [4, 16, 2048];
     let product = Product::new(&mut random, crate::data::Data::Normal, sizes, false);
-    let exact = |groups: Vec<(Vec<(f64, f64)>, [f32; 2])>, wrong: usize, factor: f64| -> f32 {
-        let part = |(g, (terms, [row, block])): (usize, (Vec<(f64, f64)>, [f32; 2]))| {
+    let exact = |groups: Vec<Group>, wrong: usize, factor: f64| -> f32 {
+        let part = |(g, (terms, [row, block])): (usize, Group)| {
             let sum: f64 = terms.iter().map(|(a, w)| a * w).sum();
             let own = if g == wrong { factor } else { 1.0 };
             sum * f64::from(row) * f64::from(block) * own
