@@ -88,6 +88,7 @@ fn every_operation_has_cases() {
             "moe",
             "moe_align_block_size",
             "normalize_e4m3fn_to_e4m3fnuz",
+            "per_token_group_fp8_quant",
             "process_fp8_weight_tensor_strategy_moe",
             "router",
             "swizzle_blockscale",

@@ -48,6 +48,6 @@ operations! {
     gpt_oss wrong_gpt_oss GptOssMxfp4 20 8 13,
     fp4_quant wrong_fp4_quant ScaledFp4Quant 50 6 10,
     fp4_mm wrong_fp4_mm ScaledFp4Mm 20 6 15,
-    scaled_mm wrong_scaled_mm ScaledMm 20 10 13,
-    fp8_moe wrong_fp8_moe Fp8Moe 4 8 14,
+    scaled_mm wrong_scaled_mm ScaledMm 20 10 19,
+    fp8_moe wrong_fp8_moe Fp8Moe 4 8 19,
 }

@@ -364,7 +364,7 @@ fn stated(map: &Map<String, Value>) -> Result<Option<RoutingRule>, CaseError> {
     resolved.map(|r| Some(r.rule)).map_err(|e| refuse("model_type", e))
 }
 
-/// The block that a config states beside its rule.
+/// The block that a config states next to its rule.
 fn stated_block(map: &Map<String, Value>, rule: &RoutingRule) -> Result<Option<Block>, CaseError> {
     let Some(value) = map.get("block").filter(|v| !v.is_null()) else { return Ok(None) };
     let refuse = |problem: String| CaseError::ConfigValue {

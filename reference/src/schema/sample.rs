@@ -78,6 +78,7 @@ fn facts(config: &Map<String, Value>, local_experts: u64) -> Vec<(String, String
                     }
                 }
             }
+            Value::Array(_) => add(key, "a list".to_owned()),
             _ => {}
         }
     }

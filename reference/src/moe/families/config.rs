@@ -10,7 +10,6 @@ use super::row::{
     ActivationRule, BiasRule, Family, GroupKeys, Key, RenormRule, ScoreRule, Support, activation,
 };
 use super::rule::{GroupRule, GroupScore, Renormalize, RoutingRule, Score};
-use super::tensors::{ExpertsRule, SharedRule};
 use crate::moe::activation::Activation;
 use crate::{Error, Result};
 
@@ -75,45 +74,6 @@ pub fn resolve(config: &Value, module: &str) -> Result<Resolved> {
     })
 }
 
-/// What the block of `module` has besides its routing: its tensors' form, and the soft cap of its
-/// logits.
-///
-/// # Errors
-/// As [`resolve`].
-pub fn block_rule(config: &Value, module: &str) -> Result<(ExpertsRule, Option<f32>)> {
-    let resolved = resolve(config, module)?;
-    let keys = Keys::new(config, module);
-    let Some(family) = family(&resolved.model_type) else {
-        return Err(Error::unsupported(resolved.model_type, "the family is not known"));
-    };
-    let mut rule = family.experts;
-    rule.shared = match rule.shared {
-        SharedRule::Step(_) => {
-            let limit = keys.peek("swiglu_limits_shared").and_then(|list| keys.of_layer(list));
-            let limit = limit.and_then(Value::as_f64).filter(|limit| *limit > 0.0);
-            limit.map_or(SharedRule::Plain, |limit| SharedRule::Step(Some(limit as f32)))
-        }
-        SharedRule::Averaged => match keys.text("shared_expert_combination_strategy")? {
-            None | Some("average") => SharedRule::Averaged,
-            Some("sum") => SharedRule::Same,
-            Some(other) => {
-                let key = "shared_expert_combination_strategy";
-                return Err(bad(key, &Value::from(other), "average or sum"));
-            }
-        },
-        other => other,
-    };
-    let Some(key) = family.logit_softcap else { return Ok((rule, None)) };
-    let cap = match keys.raw(key).filter(|v| !v.is_null()) {
-        None => None,
-        Some(value) => {
-            let cap = value.as_f64().filter(|x| x.is_finite() && *x >= 0.0);
-            Some(cap.ok_or_else(|| bad(key, value, "a number that is not negative"))? as f32)
-        }
-    };
-    Ok((rule, cap.filter(|cap| *cap > 0.0)))
-}
-
 /// The objects of a config in which the keys of a layer are searched.
 pub(super) struct Keys<'c> {
     objects: Vec<&'c Value>,
@@ -124,7 +84,7 @@ pub(super) struct Keys<'c> {
 impl<'c> Keys<'c> {
     /// If the text model's config names its type, only that config is searched, since absent keys
     /// then have its defaults.
-    fn new(config: &'c Value, module: &str) -> Self {
+    pub(super) fn new(config: &'c Value, module: &str) -> Self {
         let part = ["thinker", "talker"].iter().find(|p| module.starts_with(&format!("{p}.")));
         let inside = match part {
             Some(part) => config.get(format!("{part}_config")).unwrap_or(config),
@@ -143,7 +103,7 @@ impl<'c> Keys<'c> {
     }
 
     /// The value of a key, including null; a dot enters an object.
-    fn raw(&self, key: &'static str) -> Option<&'c Value> {
+    pub(super) fn raw(&self, key: &'static str) -> Option<&'c Value> {
         self.read.borrow_mut().insert(key);
         self.peek(key)
     }
@@ -199,7 +159,7 @@ impl<'c> Keys<'c> {
         }
     }
 
-    fn text(&self, key: &'static str) -> Result<Option<&'c str>> {
+    pub(super) fn text(&self, key: &'static str) -> Result<Option<&'c str>> {
         match self.raw(key).filter(|v| !v.is_null()) {
             None => Ok(None),
             Some(value) => value.as_str().map(Some).ok_or_else(|| bad(key, value, "a name")),

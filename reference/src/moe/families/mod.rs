@@ -10,6 +10,7 @@
 //! same config, [`Resolved::notes`] states it. Two implementations share no code:
 //! [`RoutingRule::route`] in f32 and [`RoutingRule::define`] in f64.
 
+mod block;
 mod checks;
 mod config;
 mod definition;
@@ -22,7 +23,8 @@ mod sigmoid;
 mod softmax;
 mod tensors;
 
-pub use config::{Resolved, block_rule, family, resolve};
+pub use block::block_rule;
+pub use config::{Resolved, family, resolve};
 pub use definition::{Differences, Token};
 pub use describe::markdown;
 pub use json::EXAMPLE;

@@ -95,7 +95,7 @@ const SEPARATE: &[[&str; 3]] = &[["gate_proj.weight", "up_proj.weight", "down_pr
 /// Gate, up and down of all experts as rows of matrices `[E · I, H]`, down transposed.
 const ROWS: [&str; 3] = ["experts.mlp.w1", "experts.mlp.v1", "experts.mlp.w2"];
 const SHARED: &[&str] = &["shared_experts.", "shared_expert.", "shared_mlp.", "share_expert."];
-/// Of a shared expert beside the block (granite).
+/// Of a shared expert next to the block (granite).
 const FUSED_SHARED: [&str; 2] = ["input_linear.weight", "output_linear.weight"];
 /// transformers 5.23.0 saves hy_v4's dense gates under this name.
 const MISNAMED: [&str; 3] = ["linear_gate", "up_proj", "down_proj"];
@@ -314,7 +314,7 @@ impl Experts {
     }
 }
 
-/// The shared expert, inside the block or (step3) beside it.
+/// The shared expert, inside the block or (step3) next to it.
 fn shared<'t>(
     get: Get<'_, 't>,
     below: Get<'_, 't>,
