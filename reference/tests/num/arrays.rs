@@ -73,8 +73,9 @@ fn e4m3fnuz_rounds_to_the_nearest_code() {
 fn halves_round_once() {
     let value = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
     assert_eq!(<f16 as Float16>::from_f64_rne(value).to_bits(), 0x3c01);
-    // The conversion that is not used.
-    assert_eq!(f16::from_f64(value).to_bits(), 0x3c00);
+    // The conversion that is not used: on x86 it rounds twice, on Arm an instruction rounds once.
+    let twice = if cfg!(target_arch = "aarch64") { 0x3c01 } else { 0x3c00 };
+    assert_eq!(f16::from_f64(value).to_bits(), twice);
     let value = 1.0 + 2f64.powi(-8) + 2f64.powi(-40);
     assert_eq!(<bf16 as Float16>::from_f64_rne(value).to_bits(), 0x3f81);
 }
