@@ -9,7 +9,7 @@ use crate::cache::Cache;
 use crate::config::Config;
 use crate::error::{GenerateError, Result};
 use crate::ops::add;
-use crate::ops::attention::Head;
+use crate::ops::attention::Heads;
 use crate::ops::dense::Dense;
 use crate::ops::norm::RmsNorm;
 use crate::ops::rope::{Rope, rotate};
@@ -305,20 +305,20 @@ impl Batch<'_, '_> {
         weights.o.forward(&attended, out, w)
     }
 
-    /// Every head of every row on its own sequence.
+    /// Every head of every row on its own sequence; heads that share keys go together.
     fn attend(&self, q: &[f32], caches: &[&Cache]) -> Vec<f32> {
         let config = &self.decoder.config;
-        let (dim, heads) = (config.head_dim, config.num_heads);
-        let per_kv = heads / config.num_kv_heads;
-        let scale = 1.0 / (dim as f32).sqrt();
+        let (head_dim, kv_heads) = (config.head_dim, config.num_kv_heads);
+        let width = config.num_heads / kv_heads * head_dim;
+        let scale = 1.0 / (head_dim as f32).sqrt();
         let mut attended = vec![0.0f32; q.len()];
-        let items = attended.par_chunks_exact_mut(dim).zip(q.par_chunks_exact(dim)).enumerate();
-        items.for_each_init(Vec::new, |scores, (i, (out, query))| {
-            let (row, head) = (self.rows[i / heads], i % heads);
+        let items = attended.par_chunks_exact_mut(width).zip(q.par_chunks_exact(width)).enumerate();
+        items.for_each_init(Vec::new, |scores, (i, (out, queries))| {
+            let (row, head) = (self.rows[i / kv_heads], i % kv_heads);
             let end = row.position + 1;
             let first = end.saturating_sub(config.sliding_window.unwrap_or(end));
-            let [keys, values] = caches[row.input].head(self.layer, head / per_kv, first, end);
-            Head { query, keys, values, scale, scores, out }.attend();
+            let [keys, values] = caches[row.input].head(self.layer, head, first, end);
+            Heads { queries, keys, values, head_dim, scale, scores, out }.attend();
         });
         attended
     }

@@ -5,7 +5,7 @@
 //! tests compare whole models with a measured limit instead.
 
 use marlinspike::num::tensor::{DType, Tensor};
-use marlinspike_generate::ops::attention::Head;
+use marlinspike_generate::ops::attention::Heads;
 use marlinspike_generate::ops::dense::Dense;
 use marlinspike_generate::ops::norm::RmsNorm;
 use marlinspike_generate::ops::rope::{Rope, rotate};
@@ -139,10 +139,11 @@ fn attention() {
         let (keys, values) = (values(seed + 1, n * dim, 0.05), values(seed + 2, n * dim, 1.0));
         let (mut scores, mut out) = (Vec::new(), vec![0.0; dim]);
         let scale = 1.0 / (dim as f32).sqrt();
-        Head {
-            query: &query,
+        Heads {
+            queries: &query,
             keys: &keys,
             values: &values,
+            head_dim: dim,
             scale,
             scores: &mut scores,
             out: &mut out,
