@@ -2,9 +2,10 @@
 # Builds the device tests here and runs them on a machine with a GPU but without Rust.
 #
 #   scripts/gpu.sh build [FOLDER]   binaries of the profile dist, stripped, into FOLDER (target/gpu)
-#   FOLDER/gpu.sh run [TEST ...]    runs all laws, or the given tests, on that machine's GPU. Needs the
-#                                   driver, NVRTC (on the library path or in MARLINSPIKE_NVRTC), and the
-#                                   golden cases (golden/ here or above, or MARLINSPIKE_GOLDEN)
+#   FOLDER/gpu.sh run [TEST ...]    runs all laws, or the tests whose names contain a text (`gemm::`), on
+#                                   that machine's GPU. Needs the driver, NVRTC (on the library path or
+#                                   in MARLINSPIKE_NVRTC), and the golden cases (golden/ here or above,
+#                                   or MARLINSPIKE_GOLDEN)
 #
 # `run` prints one line for each law, with the number of compared cases and outputs, one line for each
 # wrong kernel that a law rejected, and at the end "N laws held, N tests failed". The program `marlinspike`
@@ -34,14 +35,15 @@ build() {
 }
 
 run() {
-  local failed=0 held=0 log name tests=("$@")
+  local failed=0 held=0 log program wrong
   export MARLINSPIKE_REQUIRE_GPU=1
   log=$(mktemp)
-  [ "${#tests[@]}" -gt 0 ] || tests=("$here"/tests/*)
-  for name in "${tests[@]##*/}"; do
-    if ! "$here/tests/$name" >"$log" 2>&1; then
-      failed=$((failed + 1))
-      echo "FAILED: $name"
+  for program in "$here"/tests/*; do
+    if ! "$program" "$@" >"$log" 2>&1; then
+      # The harness's sum; a program that ends without it (a signal) counts as one test.
+      wrong=$(sed -n 's/^test result: .* \([0-9]*\) failed;.*/\1/p' "$log")
+      failed=$((failed + ${wrong:-1}))
+      echo "FAILED: ${program##*/}: ${wrong:-ended without a result}"
       grep -A12 "panicked at" "$log" | head -60 || true
     fi
     sed -n 's/^LAW //p; /^MUTANT /p' "$log"
@@ -56,7 +58,7 @@ case ${1:-} in
   build) shift && build "$@" ;;
   run) shift && run "$@" ;;
   *)
-    sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
     ;;
 esac

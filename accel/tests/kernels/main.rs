@@ -1,0 +1,22 @@
+//! Each CUDA operation against the reference, on a GPU if present; the compiler, the cache and the device.
+#![allow(missing_docs)]
+
+mod act_order;
+mod cache;
+mod device;
+mod formats;
+mod gemm;
+mod gemm_a8;
+mod laws;
+mod layer;
+mod layout;
+mod limits;
+mod moe;
+mod nvrtc;
+mod quantize;
+mod repack;
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../subject/mod.rs"]
+mod subject;

@@ -1,0 +1,105 @@
+//! Wrong kernels: each compiles, and on a GPU a law rejects it.
+
+use crate::common;
+
+use std::thread;
+
+use marlinspike_accel::{
+    Device,
+    nvrtc::Arch,
+    operation::{Mutant, Row},
+    registry::mutants,
+};
+use marlinspike_kernels::{Source, source};
+use marlinspike_proptests::{Failure, Operation, Subject, laws, ops};
+use proptest::{
+    strategy::{Strategy, ValueTree},
+    test_runner::TestRunner,
+};
+use rayon::prelude::*;
+
+use crate::subject::Cuda;
+
+/// A mutant that does not compile proves nothing. Needs NVRTC but no GPU.
+#[test]
+fn every_mutant_compiles() {
+    let Some(nvrtc) = common::nvrtc_or_skip("every_mutant_compiles") else { return };
+    let arch = Arch::of_device((9, 0));
+    mutants().collect::<Vec<_>>().into_par_iter().for_each(|(row, mutant)| {
+        let text = mutant.text(source(row.source).unwrap()).unwrap();
+        let wrong = Source { name: row.source, text: text.leak() };
+        // The last variant has every part of the source that only some have.
+        let parameters = (row.variants)(arch).unwrap().pop().unwrap();
+        nvrtc.compile(&wrong, arch, &parameters).unwrap_or_else(|e| panic!("{}: {e}", mutant.name));
+    });
+}
+
+/// The law that rejects the mutant, the number of inputs tried before, and the failure. Inputs are
+/// not shrunk, since each smaller one might need a module of its own.
+fn rejected<O: Operation>(
+    row: &'static Row,
+    mutant: &'static Mutant,
+) -> Option<(&'static str, usize, Failure)>
+where
+    Cuda: Subject<O>,
+{
+    let device = Device::open().unwrap().with_mutant(row, mutant).unwrap();
+    let (cuda, mut runner) = (Cuda(device), TestRunner::deterministic());
+    let drawn = (0..2000).map(|_| O::inputs().new_tree(&mut runner).unwrap().current());
+    drawn.filter(|input| Subject::<O>::takes(&cuda, input)).take(200).enumerate().find_map(
+        |(after, input)| {
+            laws::<O>().iter().find_map(|law| {
+                let failure = (law.check)(&cuda, &input).err()?;
+                Some((law.name, after, failure))
+            })
+        },
+    )
+}
+
+type Rejected = fn(&'static Row, &'static Mutant) -> Option<(&'static str, usize, Failure)>;
+
+/// The operations whose laws are tried on a mutant of each source.
+fn operations(row: &Row) -> &'static [Rejected] {
+    match row.source {
+        "awq_marlin_repack" => &[rejected::<ops::AwqRepack>],
+        "gptq_marlin_repack" => &[rejected::<ops::Repack>],
+        "marlin_gemm" => &[rejected::<ops::DenseProduct>, rejected::<ops::ExpertProduct>],
+        "marlin_gemm_a8" => &[rejected::<ops::DenseProduct>],
+        // No law of the kit has enough rows: many_rows.rs rejects them.
+        "marlin_gemm_wgmma" | "moe_gather" => &[],
+        "marlin_int4_fp8_preprocess" => &[rejected::<ops::Preprocess>],
+        "marlin_permute_scales" => &[rejected::<ops::PermuteScales>],
+        "moe_activation" => &[rejected::<ops::Activate>],
+        "moe_align_block_size" => &[rejected::<ops::AlignBlocks>],
+        "moe_permute_cols" => &[rejected::<ops::MoeLayer>],
+        "moe_sum" => &[rejected::<ops::SumSlots>],
+        "per_token_quant_fp8" => &[rejected::<ops::PerTokenFp8>],
+        "per_token_quant_int8" => &[rejected::<ops::PerTokenInt8>],
+        "permute_cols" => &[rejected::<ops::DenseProduct>],
+        "topk_router" => &[rejected::<ops::TopkRouter>],
+        other => panic!("no law for {other}"),
+    }
+}
+
+#[test]
+fn every_mutant_is_rejected() {
+    if common::device_or_skip("every_mutant_is_rejected").is_none() {
+        return;
+    }
+    let reject = |row: &'static Row, mutant: &'static Mutant| {
+        let (name, source) = (mutant.name, row.source);
+        let found = operations(row).iter().find_map(|rejected| rejected(row, mutant));
+        let Some((law, after, failure)) = found else {
+            panic!("{source}: {name} passed every law")
+        };
+        let how = failure.mismatch.map_or(failure.what, |mismatch| mismatch.to_string());
+        common::say(&format!("MUTANT {source}, {name}: {law}, after {after} inputs: {how}"));
+    };
+    let tried: Vec<_> = mutants().filter(|(row, _)| !operations(row).is_empty()).collect();
+    thread::scope(|scope| {
+        let started: Vec<_> =
+            tried.iter().map(|&(row, mutant)| scope.spawn(move || reject(row, mutant))).collect();
+        started.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+    common::say(&format!("LAW wrong kernels rejected: {0} of {0}", tried.len()));
+}

@@ -1,0 +1,18 @@
+//! Model folders: `inspect`, `convert`, `run` and `generate` as a user runs them.
+#![allow(missing_docs)]
+
+#[cfg(unix)]
+mod convert_folder;
+mod convert_hashes;
+mod convert_input_dtype;
+mod families;
+#[cfg(feature = "generate")]
+mod generate;
+mod inspect;
+mod methods;
+mod run;
+
+#[path = "../../../model/tests/common/mod.rs"]
+mod common;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,104 @@
+//! Logits and greedy tokens of the golden models, which transformers and a float64 implementation
+//! computed (`scripts/gen/generate_models.py`).
+
+use crate::common::*;
+use marlinspike_generate::{Decoder, Input, LogitsOf};
+
+/// Largest difference from float64, over the largest logit. Between an embedding and a logit the model
+/// rounds to f32 about 30 times, and each sum of K terms has K/16 + 5 roundings of 2^-24. The limit is
+/// four times the largest difference measured, 2.7e-7. A wrong constant changes more: see the second
+/// test.
+///
+/// It holds for 8-bit activations, too, because in these prompts no activation lies so near the middle
+/// of two codes that f32's rounding chooses the other one; that would change logits by about 1e-3.
+const LIMIT: f64 = 1.1e-6;
+
+#[test]
+fn logits_of_float_weights_are_those_of_float64() {
+    for name in NAMES {
+        let expected = Expected::read(name);
+        let folder = float_model(name);
+        let found = with_decoder(folder.path(), |d| logits(d, &expected.input_ids));
+        let difference = difference(&found, &expected.logits);
+        println!("{name}: {difference:.2e}");
+        assert!(difference < LIMIT, "{name}: {difference}");
+    }
+}
+
+#[test]
+fn a_changed_constant_changes_the_logits() {
+    let expected = Expected::read("qwen3-moe-tiny");
+    let changes = [
+        ("rope_theta", serde_json::json!(9_000.0)),
+        ("rms_norm_eps", serde_json::json!(1e-2)),
+        ("norm_topk_prob", serde_json::json!(false)),
+        ("num_experts_per_tok", serde_json::json!(1)),
+        ("num_key_value_heads", serde_json::json!(2)),
+    ];
+    for (key, value) in changes {
+        let source = golden("qwen3-moe-tiny");
+        let mut config = config(&source);
+        config.as_object_mut().unwrap().remove("quantization_config");
+        let same = config[key] == value;
+        config[key] = value;
+        let folder = folder(&dequantized(&source), &config);
+        let found = with_decoder(folder.path(), |d| logits(d, &expected.input_ids));
+        let difference = difference(&found, &expected.logits);
+        assert_eq!(difference < LIMIT, same, "{key}: {difference}");
+    }
+    let expected = Expected::read("mixtral-tiny");
+    let source = golden("mixtral-tiny");
+    let mut wide = config(&source);
+    wide.as_object_mut().unwrap().remove("quantization_config");
+    wide["sliding_window"] = serde_json::json!(11);
+    let folder = folder(&dequantized(&source), &wide);
+    let found = with_decoder(folder.path(), |d| logits(d, &expected.input_ids));
+    assert!(difference(&found, &expected.logits) > 100.0 * LIMIT);
+}
+
+#[test]
+fn logits_of_the_int4_path_are_those_of_float64_with_8_bit_activations() {
+    for name in NAMES {
+        let expected = Expected::read(name);
+        let found = with_decoder(&golden(name), |d| logits(d, &expected.input_ids));
+        let close = difference(&found, &expected.logits_int8);
+        let far = difference(&found, &expected.logits);
+        println!("{name}: {close:.2e}, without quantized activations {far:.2e}");
+        assert!(close < LIMIT && far > 1000.0 * LIMIT, "{name}: {close} {far}");
+    }
+}
+
+#[test]
+fn a_converted_folder_has_the_checkpoints_bits() {
+    for name in NAMES {
+        let ids = Expected::read(name).input_ids;
+        let packed = with_decoder(&golden(name), |d| logits(d, &ids));
+        let folder = converted(name);
+        let mapped = with_decoder(&folder.path().join("packed"), |d| logits(d, &ids));
+        assert_eq!(bits(&packed), bits(&mapped), "{name}");
+    }
+}
+
+/// Greedy tokens, one call each after the prompt.
+fn greedy(decoder: &Decoder<'_>, prompt: &[u32], new: usize) -> Vec<u32> {
+    let mut cache = cache(decoder);
+    let mut tokens = prompt.to_vec();
+    let mut made = Vec::new();
+    while made.len() < new {
+        let mut inputs = [Input { tokens: &tokens, cache: &mut cache }];
+        let logits = decoder.forward(&mut inputs, LogitsOf::Last).unwrap();
+        tokens = vec![best(&logits)];
+        made.extend_from_slice(&tokens);
+    }
+    made
+}
+
+#[test]
+fn greedy_tokens_are_those_of_float64() {
+    for name in NAMES {
+        let expected = Expected::read(name);
+        let count = expected.new_tokens.len();
+        let found = with_decoder(&golden(name), |d| greedy(d, &expected.input_ids, count));
+        assert_eq!(found, expected.new_tokens, "{name}");
+    }
+}

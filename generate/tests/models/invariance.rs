@@ -1,0 +1,79 @@
+//! A sequence's logits have the same bits for any number of threads, any batch and any cut.
+
+use crate::common::*;
+use marlinspike_generate::{Cache, Decoder, Input, LogitsOf};
+
+fn pool(threads: usize) -> rayon::ThreadPool {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()
+}
+
+/// Prompts of different lengths, the golden one first.
+fn prompts(name: &str) -> [Vec<u32>; 4] {
+    let ids = Expected::read(name).input_ids;
+    let other = |seed: u32, len: u32| (0..len).map(|i| (i * 37 + seed) % 320).collect();
+    [ids, other(5, 1), other(99, 20), other(200, 7)]
+}
+
+/// The logits of each prompt's last token and of eight greedy tokens, all prompts in one batch.
+fn together(decoder: &Decoder<'_>, prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
+    let mut caches: Vec<Cache> = prompts.iter().map(|_| cache(decoder)).collect();
+    let mut next: Vec<Vec<u32>> = prompts.to_vec();
+    let mut seen = vec![Vec::new(); prompts.len()];
+    for _ in 0..8 {
+        let pairs = next.iter().zip(&mut caches);
+        let mut inputs: Vec<_> = pairs.map(|(tokens, cache)| Input { tokens, cache }).collect();
+        let logits = decoder.forward(&mut inputs, LogitsOf::Last).unwrap();
+        let rows = logits.chunks(decoder.config().vocab_size);
+        for ((next, seen), row) in next.iter_mut().zip(&mut seen).zip(rows) {
+            *next = vec![best(row)];
+            seen.extend(bits(row));
+        }
+    }
+    seen
+}
+
+#[test]
+fn threads_and_batches_change_no_bit() {
+    for name in NAMES {
+        let prompts = prompts(name);
+        for folder in [golden(name), float_model(name).keep()] {
+            with_decoder(&folder, |decoder| {
+                let alone: Vec<_> = prompts
+                    .iter()
+                    .flat_map(|p| pool(1).install(|| together(decoder, std::slice::from_ref(p))))
+                    .collect();
+                for threads in 1..=3 {
+                    for batch in 1..=4 {
+                        let made = pool(threads).install(|| together(decoder, &prompts[..batch]));
+                        assert!(made == alone[..batch], "{name}: {threads} threads, batch {batch}");
+                    }
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn every_cut_of_the_prompt_gives_the_same_bits() {
+    for name in NAMES {
+        let ids = Expected::read(name).input_ids;
+        with_decoder(&golden(name), |decoder| {
+            let whole = bits(&logits(decoder, &ids));
+            // Every subset of the places between two tokens.
+            for cuts in 0..1u32 << (ids.len() - 1) {
+                let mut cache = cache(decoder);
+                let (mut made, mut from) = (Vec::new(), 0);
+                for at in 1..=ids.len() {
+                    if at == ids.len() || cuts >> (at - 1) & 1 == 1 {
+                        let tokens = &ids[from..at];
+                        let mut inputs = [Input { tokens, cache: &mut cache }];
+                        let logits = decoder.forward(&mut inputs, LogitsOf::All).unwrap();
+                        made.extend(bits(&logits));
+                        from = at;
+                    }
+                }
+                assert!(made == whole, "{name}: cuts {cuts:b}");
+            }
+        });
+    }
+}

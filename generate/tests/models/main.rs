@@ -1,0 +1,10 @@
+//! Decoders: operations within their bounds, golden logits, bits in any batch, text.
+#![allow(missing_docs)]
+
+mod bounds;
+mod golden;
+mod invariance;
+mod text;
+
+#[path = "../common/mod.rs"]
+mod common;

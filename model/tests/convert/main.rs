@@ -1,0 +1,13 @@
+//! Conversion of model folders.
+#![allow(missing_docs)]
+
+mod corpus;
+mod faults;
+mod formats;
+mod index;
+mod kleidi;
+mod runs;
+mod scale_groups;
+
+#[path = "../common/mod.rs"]
+mod common;
