@@ -94,7 +94,7 @@ impl Weights {
                 let config = MoeConfig {
                     num_experts,
                     expert_map: None,
-                    router: Router::new(ScoringFunc::Softmax, top_k, true),
+                    router: Router::new(ScoringFunc::Softmax, top_k, true).into(),
                     activation: Activation::Silu,
                     rounding: ROUNDING,
                     router_weight_on_input: false,
@@ -144,7 +144,7 @@ impl<'w> Ours<'w> {
         let (call, width) = match weights {
             Weights::Dense(copies) => (Call::Dense { copies, workspace: Box::default() }, size_n),
             Weights::Moe(layer) => {
-                let (experts, top_k) = (layer.config().num_experts, layer.config().router.top_k);
+                let (experts, top_k) = (layer.config().num_experts, layer.config().router.top_k());
                 let workspace = Box::new(Workspace::for_tokens(layer, tokens));
                 let routings = routings(experts, top_k, tokens, SEED);
                 (Call::Moe { layer, routings, workspace }, layer.hidden_size())

@@ -1,18 +1,31 @@
 //! A layer's second half: experts, or one dense MLP.
 
+mod mxfp4;
+mod stack;
+
 use marlinspike::moe::activation::{Activation, Definition};
-use marlinspike::moe::layer::Routed;
+use marlinspike::moe::router::Routing;
 use marlinspike::ndarray::{ArrayView2, ArrayViewMut2};
 use marlinspike::num::dims::Shape;
 use marlinspike::w4a8::LinearWorkspace;
-use marlinspike::w4a8::moe::{MoeLayer, Workspace};
+use marlinspike::w4a8::moe::Workspace;
 use marlinspike_model::model::routing::MoeRouting;
+use rayon::prelude::*;
 
 use crate::config::Config;
 use crate::error::{GenerateError, Result};
 use crate::ops::dense::Dense;
 use crate::ops::{add, silu_and_mul};
 use crate::weights::{Linear, Weights};
+
+use mxfp4::Mxfp4Experts;
+use stack::{ExpertStack, MlpExperts};
+
+/// Matrices of an MLP.
+const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+
+/// Rows that one work item routes.
+const ROUTED_ROWS: usize = 16;
 
 /// Buffers of the int4 path, reused by every layer.
 #[derive(Debug, Default)]
@@ -90,19 +103,14 @@ impl<'f> Mlp<'f> {
     }
 }
 
-/// Experts, quantized or not.
-#[derive(Debug)]
-enum Stack<'f> {
-    Int4(Box<MoeLayer<'f>>),
-    Dense(Vec<Mlp<'f>>),
-}
-
 /// Router and experts of a layer.
 #[derive(Debug)]
 pub(crate) struct Experts<'f> {
     router: Dense<'f>,
     routing: MoeRouting,
-    stack: Stack<'f>,
+    stack: Box<dyn ExpertStack + 'f>,
+    /// The MLP that every token uses.
+    shared: Option<Mlp<'f>>,
 }
 
 /// The second half of a layer.
@@ -118,8 +126,7 @@ impl<'f> Block<'f> {
         if config.sparse[i] {
             return Experts::load(weights, config, i).map(Box::new).map(Self::Experts);
         }
-        let (prefix, names) =
-            (format!("model.layers.{i}.mlp"), ["gate_proj", "up_proj", "down_proj"]);
+        let (prefix, names) = (format!("model.layers.{i}.mlp"), PROJECTIONS);
         let sizes = (config.hidden_size, config.intermediate_size);
         Mlp::load(weights, (&prefix, names), sizes).map(Box::new).map(Self::Dense)
     }
@@ -137,108 +144,92 @@ impl<'f> Experts<'f> {
     fn load(weights: &Weights<'_, 'f>, config: &Config, i: usize) -> Result<Self> {
         let block = format!("model.layers.{i}.{}", config.architecture.block);
         let (module, hidden) = (format!("{block}.experts"), config.hidden_size);
-        let model = weights.model();
-        let router = format!("{block}.gate.weight");
-        let num_experts = match model.entry(&router) {
-            Some(entry) if entry.shape().len() == 2 => entry.shape()[0],
-            Some(entry) => {
-                let expected = format!("[experts, {hidden}]");
-                return Err(marlinspike::Error::shape(router, entry.shape(), expected).into());
-            }
-            None => {
-                let dir = model.dir.clone();
-                return Err(GenerateError::MissingTensor { name: router, dir });
-            }
-        };
-        let router = weights.dense(&router, num_experts, hidden)?;
-        let routing = MoeRouting::read(model, &module, num_experts, false)?;
-        let stack = match weights.experts(&module)? {
-            Some(layer) => {
-                let found = [layer.config().num_experts, layer.hidden_size()];
-                if found != [num_experts, hidden] {
-                    let expected = format!("{num_experts} experts of hidden size {hidden}");
-                    return Err(marlinspike::Error::shape(module, &found, expected).into());
-                }
-                Stack::Int4(Box::new(layer))
-            }
-            None => Self::dense(weights, config, &module, num_experts).map(Stack::Dense)?,
-        };
-        if routing.activation != Definition::new(Activation::Silu)
-            || routing.rule.apply_router_weight_on_input
-        {
-            let found = routing.summary();
-            return Err(GenerateError::config("model_type", found, "SiLU, weights on the output"));
+        let router = router(weights, config, &block)?;
+        let num_experts = router.size_n();
+        let interleaved = config.architecture.router_bias;
+        let routing = MoeRouting::read(weights.model(), &module, num_experts, interleaved)?;
+        if let Some(name) = &routing.rule.correction_bias {
+            weights.mark(format!("{block}.{name}"));
         }
-        Ok(Self { router, routing, stack })
-    }
-
-    /// Experts that are not quantized, each with three matrices.
-    fn dense(
-        weights: &Weights<'_, 'f>,
-        config: &Config,
-        module: &str,
-        num_experts: usize,
-    ) -> Result<Vec<Mlp<'f>>> {
-        let names = match weights.has(&format!("{module}.0.w1.weight")) {
-            true => ["w1", "w3", "w2"],
-            false => ["gate_proj", "up_proj", "down_proj"],
+        let refused =
+            |expected| Err(GenerateError::config("model_type", routing.summary(), expected));
+        if routing.rule.apply_router_weight_on_input {
+            return refused("weights on the output");
+        }
+        let is_silu = routing.activation == Definition::new(Activation::Silu);
+        let stack: Box<dyn ExpertStack + 'f> = if Mxfp4Experts::is_stored(weights, &module) {
+            let sizes = (num_experts, hidden, config.intermediate_size);
+            Box::new(Mxfp4Experts::load(weights, &module, sizes, routing.activation)?)
+        } else if !is_silu {
+            return refused("SiLU, or MXFP4 experts");
+        } else if let Some(layer) = weights.experts(&module)? {
+            let found = [layer.config().num_experts, layer.hidden_size()];
+            if found != [num_experts, hidden] {
+                let expected = format!("{num_experts} experts of hidden size {hidden}");
+                return Err(marlinspike::Error::shape(module, &found, expected).into());
+            }
+            Box::new(layer)
+        } else {
+            Box::new(MlpExperts::load(weights, config, &module, num_experts)?)
         };
-        let first = weights.model().entry(&format!("{module}.0.{}.weight", names[0]));
-        let width = first.and_then(|entry| entry.shape().first().copied()).filter(|&n| n > 0);
-        let width = width.unwrap_or(config.intermediate_size);
-        let expert = |e| {
-            let prefix = format!("{module}.{e}");
-            Mlp::load(weights, (&prefix, names), (config.hidden_size, width))
-        };
-        (0..num_experts).map(expert).collect()
+        let shared = config.shared_size.map(|width| {
+            let (prefix, names) = (format!("{block}.shared_experts"), PROJECTIONS);
+            Mlp::load(weights, (&prefix, names), (hidden, width))
+        });
+        Ok(Self { router, routing, stack, shared: shared.transpose()? })
     }
 
     fn forward(&self, x: &[f32], out: &mut Vec<f32>, w: &mut Workspaces) -> Result<()> {
         let (hidden, num_experts) = (self.router.size_k(), self.router.size_n());
         let mut logits = vec![0.0; x.len() / hidden * num_experts];
         self.router.forward(x, &mut logits);
-        let routing = self.routing.route(&logits, num_experts)?;
+        let routing = self.route(&logits)?;
         out.clear();
         out.resize(x.len(), 0.0);
-        match &self.stack {
-            Stack::Int4(layer) => {
-                let routed = routing.routed()?;
-                let (x, out) = (rows(x, hidden), rows_mut(out, hidden));
-                layer.forward_routed(x, routed, &mut w.experts, out)?;
-            }
-            Stack::Dense(experts) => each_expert(experts, x, routing.routed()?, out, w)?,
+        self.stack.forward(x, routing.routed()?, out, w)?;
+        if let Some(shared) = &self.shared {
+            let mut own = Vec::new();
+            shared.forward(x, &mut own, w)?;
+            add(out, &own);
         }
         Ok(())
     }
+
+    /// Routes every row, on rayon's current pool. A row's choice depends on its logits alone.
+    fn route(&self, logits: &[f32]) -> Result<Routing> {
+        let num_experts = self.router.size_n();
+        let parts: Vec<_> = logits
+            .par_chunks(ROUTED_ROWS * num_experts)
+            .map(|rows| self.routing.route(rows, num_experts))
+            .collect::<marlinspike::Result<_>>()?;
+        let top_k = self.routing.rule.top_k;
+        let weights = parts.iter().flat_map(|p| p.topk_weights.iter().copied()).collect();
+        let ids = parts.iter().flat_map(|p| p.topk_ids.iter().copied()).collect();
+        Ok(Routing::from_rows(top_k, weights, ids)?)
+    }
 }
 
-/// Adds each token's weighted rows in the order of the experts, from zero.
-fn each_expert(
-    experts: &[Mlp<'_>],
-    x: &[f32],
-    routed: Routed<'_>,
-    out: &mut [f32],
-    w: &mut Workspaces,
-) -> Result<()> {
-    let (ids, weights) = (routed.topk_ids(), routed.topk_weights());
-    let hidden = x.len() / ids.nrows();
-    let (mut input, mut down) = (Vec::new(), Vec::new());
-    for (e, expert) in experts.iter().enumerate() {
-        let slots: Vec<(usize, f32)> = ids
-            .indexed_iter()
-            .filter(|&(_, &id)| id as usize == e)
-            .map(|(at, _)| (at.0, weights[at]))
-            .collect();
-        if slots.is_empty() {
-            continue;
+/// The router of `block`; the rows of its weight are the experts.
+fn router<'f>(weights: &Weights<'_, 'f>, config: &Config, block: &str) -> Result<Dense<'f>> {
+    let (model, hidden) = (weights.model(), config.hidden_size);
+    let module = format!("{block}.{}", config.architecture.router);
+    let name = format!("{module}.weight");
+    let num_experts = match model.entry(&name) {
+        Some(entry) if entry.shape().len() == 2 => entry.shape()[0],
+        Some(entry) => {
+            let expected = format!("[experts, {hidden}]");
+            return Err(marlinspike::Error::shape(name, entry.shape(), expected).into());
         }
-        input.clear();
-        slots.iter().for_each(|(token, _)| input.extend_from_slice(&x[token * hidden..][..hidden]));
-        expert.forward(&input, &mut down, w)?;
-        for (&(token, weight), row) in slots.iter().zip(down.chunks_exact_mut(hidden)) {
-            row.iter_mut().for_each(|y| *y *= weight);
-            add(&mut out[token * hidden..][..hidden], row);
+        None => {
+            let dir = model.dir.clone();
+            return Err(GenerateError::MissingTensor { name, dir });
         }
+    };
+    let router = weights.dense(&name, num_experts, hidden)?;
+    if !config.architecture.router_bias {
+        return Ok(router);
     }
-    Ok(())
+    let name = format!("{module}.bias");
+    let bias = weights.vector(&name, num_experts)?;
+    Ok(router.with_bias(&name, bias)?)
 }

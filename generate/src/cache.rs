@@ -1,15 +1,22 @@
-//! Keys and values of one sequence.
+//! Keys and values of one sequence, or the latents that they are expanded from.
 
 use crate::config::Config;
 use crate::error::{GenerateError, Result};
 
-/// The keys and values of one sequence's tokens, in f32, for every layer.
+/// Rows that a layer stores for a token: key and value, or the latent.
+fn parts(config: &Config) -> usize {
+    if config.latent.is_some() { 1 } else { 2 }
+}
+
+/// The keys and values of one sequence's tokens, in f32, for every layer. Latent attention keeps one
+/// row of a token for all heads: the latent and the rotated key.
 ///
 /// Memory is reserved for `capacity` tokens; the system provides a page when it is first written.
 #[derive(Debug, Clone)]
 pub struct Cache {
-    /// For each layer `[kv heads][capacity][head_dim]` of keys, then of values.
-    layers: Vec<[Vec<f32>; 2]>,
+    /// For each layer `[kv heads][capacity][head_dim]` of keys, then of values; of latents alone,
+    /// `[capacity][latent]`.
+    layers: Vec<Vec<Vec<f32>>>,
     len: usize,
     capacity: usize,
     head_dim: usize,
@@ -19,14 +26,16 @@ impl Cache {
     /// An empty cache for `capacity` tokens.
     pub(crate) fn new(config: &Config, capacity: usize) -> Self {
         let size = config.kv_size() * capacity;
-        let layer = || [vec![0.0; size], vec![0.0; size]];
-        let layers = (0..config.num_layers).map(|_| layer()).collect();
-        Self { layers, len: 0, capacity, head_dim: config.head_dim }
+        let layer = |_| (0..parts(config)).map(|_| vec![0.0; size]).collect();
+        let layers = (0..config.num_layers).map(layer).collect();
+        let head_dim = config.latent.map_or(config.head_dim, |latent| latent.cached());
+        Self { layers, len: 0, capacity, head_dim }
     }
 
     /// Bytes of a cache for `capacity` tokens.
     pub(crate) fn bytes(config: &Config, capacity: usize) -> u64 {
-        let values = [2, config.num_layers, config.kv_size(), capacity, size_of::<f32>()];
+        let values =
+            [parts(config), config.num_layers, config.kv_size(), capacity, size_of::<f32>()];
         values.into_iter().map(|n| n as u64).fold(1, u64::saturating_mul)
     }
 
@@ -54,8 +63,9 @@ impl Cache {
         Err(GenerateError::CacheFull { capacity: self.capacity, needed })
     }
 
-    /// Stores key and value rows of the token `offset` places after the last.
-    pub(crate) fn store(&mut self, layer: usize, offset: usize, rows: [&[f32]; 2]) {
+    /// Stores the rows of each part, key and value or the latent, of the token `offset` places after
+    /// the last.
+    pub(crate) fn store<const N: usize>(&mut self, layer: usize, offset: usize, rows: [&[f32]; N]) {
         let (at, dim, capacity) = (self.len + offset, self.head_dim, self.capacity);
         for (stored, row) in self.layers[layer].iter_mut().zip(rows) {
             for (head, values) in row.chunks_exact(dim).enumerate() {
@@ -69,6 +79,11 @@ impl Cache {
         let start = (head * self.capacity + first) * self.head_dim;
         let len = (end - first) * self.head_dim;
         [0, 1].map(|part| &self.layers[layer][part][start..start + len])
+    }
+
+    /// Latents of tokens 0 to `end`.
+    pub(crate) fn latents(&self, layer: usize, end: usize) -> &[f32] {
+        &self.layers[layer][0][..end * self.head_dim]
     }
 
     /// Counts the stored tokens as held.

@@ -1,8 +1,15 @@
 //! The decoder that a `config.json` describes.
 
+mod keys;
+mod latent;
+mod scaling;
+
 use serde_json::Value;
 
 use crate::error::{GenerateError, Result};
+use keys::Keys;
+pub use latent::Latent;
+pub use scaling::Yarn;
 
 /// A supported decoder: the names of its tensors and what differs from the others.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -11,41 +18,107 @@ pub struct Architecture {
     pub model_type: &'static str,
     /// The module of a layer that holds the router and the experts.
     pub block: &'static str,
+    /// The router's module in the block.
+    pub router: &'static str,
+    /// Whether the router adds a bias to its logits.
+    pub router_bias: bool,
+    /// Whether keys and values are expanded from a latent that all heads share (MLA).
+    pub latent: bool,
+    /// Whether each query head has a sink: one more score, without a value.
+    pub sinks: bool,
     /// Whether queries and keys are normalized, each head alone, before they are rotated.
     pub qk_norm: bool,
     /// The keys that state the sliding window: one that switches it on, if there is one, and its size.
     pub window: (Option<&'static str>, &'static str),
+    /// Whether `layer_types` chooses the layers with a window; if absent, every other one from the
+    /// first on has it.
+    pub window_by_layer: bool,
     /// The keys that choose layers with one dense MLP instead of experts.
-    pub has_dense_layers: bool,
-    /// The key whose `true` gives the attention's projections biases.
-    pub attention_bias: Option<&'static str>,
+    pub dense_layers: DenseLayers,
+    /// The key whose `true` gives the attention's projections biases, and its default.
+    pub attention_bias: Option<(&'static str, bool)>,
     /// `head_dim` where the config states none; without it, `hidden_size` / `num_attention_heads`.
     pub head_dim: Option<usize>,
     /// θ where the config states none.
     pub rope_theta: f64,
+    /// ε of the norms where the config states none.
+    pub rms_norm_eps: f64,
 }
+
+/// The keys that choose the layers without experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DenseLayers {
+    /// Every layer has experts.
+    None,
+    /// `mlp_only_layers` and `decoder_sparse_step`.
+    Listed,
+    /// The first `first_k_dense_replace`, and those that `moe_layer_freq` leaves out.
+    First {
+        /// `first_k_dense_replace` where the config states none.
+        default: usize,
+    },
+}
+
+/// What architectures have in common; each row states its differences.
+const PLAIN: Architecture = Architecture {
+    model_type: "",
+    block: "mlp",
+    router: "gate",
+    router_bias: false,
+    latent: false,
+    sinks: false,
+    qk_norm: false,
+    window: (None, "sliding_window"),
+    window_by_layer: false,
+    dense_layers: DenseLayers::None,
+    attention_bias: None,
+    head_dim: None,
+    rope_theta: 10_000.0,
+    rms_norm_eps: 1e-6,
+};
 
 /// Every supported decoder.
 pub static ARCHITECTURES: &[Architecture] = &[
     Architecture {
         model_type: "qwen3_moe",
-        block: "mlp",
         qk_norm: true,
         window: (Some("use_sliding_window"), "sliding_window"),
-        has_dense_layers: true,
-        attention_bias: Some("attention_bias"),
-        head_dim: None,
-        rope_theta: 10_000.0,
+        dense_layers: DenseLayers::Listed,
+        attention_bias: Some(("attention_bias", false)),
+        ..PLAIN
     },
     Architecture {
         model_type: "mixtral",
         block: "block_sparse_moe",
-        qk_norm: false,
-        window: (None, "sliding_window"),
-        has_dense_layers: false,
-        attention_bias: None,
-        head_dim: None,
         rope_theta: 1_000_000.0,
+        rms_norm_eps: 1e-5,
+        ..PLAIN
+    },
+    Architecture {
+        model_type: "deepseek_v3",
+        latent: true,
+        dense_layers: DenseLayers::First { default: 3 },
+        attention_bias: Some(("attention_bias", false)),
+        ..PLAIN
+    },
+    Architecture {
+        model_type: "deepseek_v2",
+        latent: true,
+        dense_layers: DenseLayers::First { default: 0 },
+        attention_bias: Some(("attention_bias", false)),
+        ..PLAIN
+    },
+    Architecture {
+        model_type: "gpt_oss",
+        router: "router",
+        router_bias: true,
+        sinks: true,
+        window_by_layer: true,
+        attention_bias: Some(("attention_bias", true)),
+        head_dim: Some(64),
+        rope_theta: 150_000.0,
+        rms_norm_eps: 1e-5,
+        ..PLAIN
     },
 ];
 
@@ -72,8 +145,18 @@ pub struct Config {
     pub rms_norm_eps: f32,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
+    /// Scaling of the rotary frequencies.
+    pub yarn: Option<Yarn>,
     /// Keys that a query sees, its own included; absent: all earlier ones.
     pub sliding_window: Option<usize>,
+    /// Whether each layer has the window.
+    pub windowed: Vec<bool>,
+    /// Sizes of latent attention; absent: grouped queries.
+    pub latent: Option<Latent>,
+    /// Width of the shared experts that every token uses.
+    pub shared_size: Option<usize>,
+    /// Layers after the last that predict further tokens and are not computed.
+    pub next_layers: usize,
     /// Whether the output product uses the embedding.
     pub tie_word_embeddings: bool,
     /// Whether the attention's projections have biases.
@@ -82,77 +165,6 @@ pub struct Config {
     pub sparse: Vec<bool>,
     /// Width of dense MLPs.
     pub intermediate_size: usize,
-}
-
-/// Reads keys; null counts as absent.
-struct Keys<'c>(&'c Value);
-
-impl<'c> Keys<'c> {
-    fn get(&self, key: &str) -> Option<&'c Value> {
-        self.0.get(key).filter(|v| !v.is_null())
-    }
-
-    fn size(&self, key: &'static str, limit: usize) -> Result<Option<usize>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        let size = value.as_u64().and_then(|n| usize::try_from(n).ok());
-        let size = size.filter(|n| (1..=limit).contains(n));
-        size.map(Some)
-            .ok_or_else(|| GenerateError::config(key, value, format!("a number from 1 to {limit}")))
-    }
-
-    fn need(&self, key: &'static str, limit: usize) -> Result<usize> {
-        let expected = || GenerateError::config(key, "none", format!("a number from 1 to {limit}"));
-        self.size(key, limit)?.ok_or_else(expected)
-    }
-
-    fn flag(&self, key: &'static str, default: bool) -> Result<bool> {
-        match self.get(key) {
-            None => Ok(default),
-            Some(Value::Bool(b)) => Ok(*b),
-            Some(other) => Err(GenerateError::config(key, other, "true or false")),
-        }
-    }
-
-    fn positive(&self, key: &'static str) -> Result<Option<f64>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        let number = value.as_f64().filter(|x| x.is_finite() && *x > 0.0);
-        number.map(Some).ok_or_else(|| GenerateError::config(key, value, "a positive number"))
-    }
-
-    /// θ, from `rope_theta` or, as transformers 5 writes it, `rope_parameters`.
-    fn rope_theta(&self, default: f64) -> Result<f64> {
-        for key in ["rope_scaling", "rope_parameters"] {
-            let Some(scaling) = self.get(key) else { continue };
-            let kind = ["rope_type", "type"].into_iter().find_map(|k| scaling.get(k));
-            if kind.is_some_and(|kind| kind.as_str() != Some("default")) {
-                let expected =
-                    "none, or the rope_type \"default\": other rotary embeddings do not run";
-                return Err(GenerateError::config(key, scaling, expected));
-            }
-        }
-        let inside = self.get("rope_parameters").map(Keys);
-        let theta = match &inside {
-            Some(inside) => inside.positive("rope_theta")?,
-            None => None,
-        };
-        Ok(theta.or(self.positive("rope_theta")?).unwrap_or(default))
-    }
-
-    /// Which layers have experts.
-    fn sparse(&self, num_layers: usize) -> Result<Vec<bool>> {
-        let step = self.size("decoder_sparse_step", 1 << 20)?.unwrap_or(1);
-        let dense: Vec<u64> = match self.get("mlp_only_layers") {
-            None => Vec::new(),
-            Some(list) => {
-                let numbers = list.as_array().map(|l| l.iter().map(Value::as_u64).collect());
-                let expected =
-                    || GenerateError::config("mlp_only_layers", list, "a list of layers");
-                numbers.flatten().ok_or_else(expected)?
-            }
-        };
-        let is_sparse = |i: usize| !dense.contains(&(i as u64)) && (i + 1).is_multiple_of(step);
-        Ok((0..num_layers).map(is_sparse).collect())
-    }
 }
 
 impl Config {
@@ -182,20 +194,30 @@ impl Config {
             let expected = format!("a divisor of num_attention_heads, {num_heads}");
             return Err(GenerateError::config("num_key_value_heads", num_kv_heads, expected));
         }
-        let default = architecture.head_dim.unwrap_or(hidden_size / num_heads);
-        let head_dim = keys.size("head_dim", 1 << 14)?.unwrap_or(default);
+        let latent = architecture.latent.then(|| Latent::read(&keys)).transpose()?;
+        let head_dim = match &latent {
+            Some(latent) => latent.rope_dim,
+            None => {
+                let default = architecture.head_dim.unwrap_or(hidden_size / num_heads);
+                keys.size("head_dim", 1 << 14)?.unwrap_or(default)
+            }
+        };
         if head_dim == 0 || !head_dim.is_multiple_of(2) {
-            return Err(GenerateError::config("head_dim", head_dim, "an even number"));
+            let key = if architecture.latent { "qk_rope_head_dim" } else { "head_dim" };
+            return Err(GenerateError::config(key, head_dim, "an even number"));
         }
         let (switch, window) = architecture.window;
-        let windowed = switch.map_or(Ok(true), |key| keys.flag(key, false))?;
-        let sliding_window = if windowed { keys.size(window, usize::MAX)? } else { None };
-        let attention_bias =
-            architecture.attention_bias.map_or(Ok(false), |key| keys.flag(key, false))?;
-        let sparse = match architecture.has_dense_layers {
-            true => keys.sparse(num_layers)?,
+        let has_window = switch.map_or(Ok(!architecture.latent), |key| keys.flag(key, false))?;
+        let sliding_window = if has_window { keys.size(window, usize::MAX)? } else { None };
+        let windowed = match architecture.window_by_layer {
+            true => keys.windowed(num_layers)?,
             false => vec![true; num_layers],
         };
+        let attention_bias = architecture.attention_bias;
+        let attention_bias =
+            attention_bias.map_or(Ok(false), |(key, default)| keys.flag(key, default))?;
+        let max_positions = keys.need("max_position_embeddings", 1 << 30)?;
+        let (rope_theta, yarn) = scaling::read(&keys, architecture.rope_theta, max_positions)?;
         Ok(Self {
             architecture,
             hidden_size,
@@ -204,25 +226,45 @@ impl Config {
             num_kv_heads,
             head_dim,
             vocab_size: keys.need("vocab_size", 1 << 24)?,
-            max_positions: keys.need("max_position_embeddings", 1 << 30)?,
-            rms_norm_eps: keys.positive("rms_norm_eps")?.unwrap_or(1e-6) as f32,
-            rope_theta: keys.rope_theta(architecture.rope_theta)?,
+            max_positions,
+            rms_norm_eps: keys.positive("rms_norm_eps")?.unwrap_or(architecture.rms_norm_eps)
+                as f32,
+            rope_theta,
+            yarn,
             sliding_window,
+            windowed,
+            shared_size: latent::shared_size(&keys, architecture)?,
+            next_layers: match architecture.latent {
+                true => keys.count("num_nextn_predict_layers", 1 << 10)?.unwrap_or(0),
+                false => 0,
+            },
+            latent,
             tie_word_embeddings: keys.flag("tie_word_embeddings", false)?,
             attention_bias,
-            sparse,
+            sparse: keys.sparse(architecture.dense_layers, num_layers)?,
             intermediate_size: keys.need("intermediate_size", 1 << 24)?,
         })
     }
 
-    /// Values of all query heads.
-    pub fn query_size(&self) -> usize {
-        self.num_heads * self.head_dim
+    /// Keys that a query of layer `i` sees, its own included; absent: all earlier ones.
+    pub fn window(&self, i: usize) -> Option<usize> {
+        self.sliding_window.filter(|_| self.windowed[i])
     }
 
-    /// Values of all key heads.
+    /// Values of all query heads.
+    pub fn query_size(&self) -> usize {
+        match &self.latent {
+            Some(latent) => self.num_heads * latent.query_dim(),
+            None => self.num_heads * self.head_dim,
+        }
+    }
+
+    /// Values of all key heads; for latent attention, values of a token's latent.
     pub fn kv_size(&self) -> usize {
-        self.num_kv_heads * self.head_dim
+        match &self.latent {
+            Some(latent) => latent.cached(),
+            None => self.num_kv_heads * self.head_dim,
+        }
     }
 }
 
@@ -263,7 +305,7 @@ mod tests {
     #[test]
     fn what_is_not_computed_is_refused_by_key() {
         for (key, value) in [
-            ("model_type", json!("gpt_oss")),
+            ("model_type", json!("llama")),
             ("hidden_act", json!("gelu")),
             ("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0})),
             ("num_key_value_heads", json!(3)),

@@ -2,18 +2,17 @@
 
 use marlinspike::num::dims::Shape;
 use marlinspike_model::model::Model;
-use rayon::prelude::*;
 
+use crate::attention::{Attention, Batch, Input, Row};
 use crate::block::{Block, Workspaces};
 use crate::cache::Cache;
 use crate::config::Config;
 use crate::error::{GenerateError, Result};
 use crate::ops::add;
-use crate::ops::attention::Heads;
 use crate::ops::dense::Dense;
 use crate::ops::norm::RmsNorm;
-use crate::ops::rope::{Rope, rotate};
-use crate::weights::{Linear, Weights};
+use crate::ops::rope::Rope;
+use crate::weights::{Linear, Weights, for_packing};
 
 /// A loaded model. Weights are borrowed from the mapped files, except layers that had to be packed.
 #[derive(Debug)]
@@ -37,25 +36,6 @@ struct Layer<'f> {
     block: Block<'f>,
 }
 
-#[derive(Debug)]
-struct Attention<'f> {
-    q: Linear<'f>,
-    k: Linear<'f>,
-    v: Linear<'f>,
-    o: Linear<'f>,
-    /// Norms of queries and keys.
-    norms: Option<[RmsNorm; 2]>,
-}
-
-/// New tokens of one sequence.
-#[derive(Debug)]
-pub struct Input<'i> {
-    /// The tokens after those that the cache holds, 1 or more.
-    pub tokens: &'i [u32],
-    /// The sequence's keys and values; the tokens are added.
-    pub cache: &'i mut Cache,
-}
-
 /// For which tokens logits are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogitsOf {
@@ -63,13 +43,6 @@ pub enum LogitsOf {
     Last,
     /// Every token.
     All,
-}
-
-/// A row of a batch: its input and its position in the sequence.
-#[derive(Debug, Clone, Copy)]
-struct Row {
-    input: usize,
-    position: usize,
 }
 
 impl<'f> Decoder<'f> {
@@ -82,8 +55,9 @@ impl<'f> Decoder<'f> {
     /// [`GenerateError::Memory`] if packing needs more than `memory_limit` bytes.
     pub fn load(model: &Model<'f>, memory_limit: u64) -> Result<Self> {
         let config = Config::read(&model.config)?;
-        let weights = Weights::new(model)?;
-        let needed = weights.packed_bytes();
+        let packing = for_packing(model);
+        let weights = Weights::new(model, &packing)?;
+        let needed = weights.packed_bytes().saturating_add(weights.expanded_bytes(&config));
         if needed > memory_limit {
             let what = "packing the checkpoint's layers (a converted folder needs none)".to_owned();
             return Err(GenerateError::Memory { what, needed, limit: memory_limit });
@@ -101,8 +75,11 @@ impl<'f> Decoder<'f> {
             }
             false => Some(weights.linear("lm_head", Shape::new(hidden, vocab), false)?),
         };
-        weights.expect_all_used(config.architecture.model_type)?;
-        let rope = Rope::new(config.rope_theta, config.head_dim);
+        weights.expect_all_used(&config)?;
+        let rope = match &config.yarn {
+            Some(yarn) => Rope::yarn(config.rope_theta, config.head_dim, yarn),
+            None => Rope::new(config.rope_theta, config.head_dim),
+        };
         Ok(Self { config, embedding, layers, norm, head, rope, packed_bytes: needed })
     }
 
@@ -164,8 +141,8 @@ impl<'f> Decoder<'f> {
         for (i, layer) in self.layers.iter().enumerate() {
             normed.clone_from(&x);
             layer.input_norm.apply(&mut normed);
-            let batch = Batch { decoder: self, layer: i, rows: &rows, angles: &angles };
-            batch.attention(&layer.attention, &normed, inputs, &mut out, &mut w)?;
+            let batch = Batch { layer: i, rows: &rows, angles: &angles, rope: &self.rope };
+            layer.attention.forward(batch, &normed, inputs, &mut out, &mut w)?;
             add(&mut x, &out);
             normed.clone_from(&x);
             layer.block_norm.apply(&mut normed);
@@ -233,93 +210,12 @@ impl<'f> Layer<'f> {
         let prefix = format!("model.layers.{i}");
         let norm =
             |name: &str, size| weights.norm(&format!("{prefix}.{name}"), size, config.rms_norm_eps);
-        let linear = |name: &str, size_k, size_n| {
-            let module = format!("{prefix}.self_attn.{name}");
-            weights.linear(&module, Shape::new(size_k, size_n), config.attention_bias)
-        };
-        let (hidden, q, kv) = (config.hidden_size, config.query_size(), config.kv_size());
-        let norms = match config.architecture.qk_norm {
-            true => {
-                let size = config.head_dim;
-                Some([norm("self_attn.q_norm", size)?, norm("self_attn.k_norm", size)?])
-            }
-            false => None,
-        };
+        let hidden = config.hidden_size;
         Ok(Self {
             input_norm: norm("input_layernorm", hidden)?,
-            attention: Attention {
-                q: linear("q_proj", hidden, q)?,
-                k: linear("k_proj", hidden, kv)?,
-                v: linear("v_proj", hidden, kv)?,
-                o: linear("o_proj", q, hidden)?,
-                norms,
-            },
+            attention: Attention::load(weights, config, i)?,
             block_norm: norm("post_attention_layernorm", hidden)?,
             block: Block::load(weights, config, i)?,
         })
-    }
-}
-
-/// One layer's rows.
-#[derive(Clone, Copy)]
-struct Batch<'b, 'f> {
-    decoder: &'b Decoder<'f>,
-    layer: usize,
-    rows: &'b [Row],
-    angles: &'b [f32],
-}
-
-impl Batch<'_, '_> {
-    /// `out` `[M, H]` of the normalized rows `x` `[M, H]`; keys and values go to the caches.
-    fn attention(
-        &self,
-        weights: &Attention<'_>,
-        x: &[f32],
-        inputs: &mut [Input<'_>],
-        out: &mut Vec<f32>,
-        w: &mut Workspaces,
-    ) -> Result<()> {
-        let config = &self.decoder.config;
-        let (mut q, mut k, mut v) = (Vec::new(), Vec::new(), Vec::new());
-        weights.q.forward(x, &mut q, w)?;
-        weights.k.forward(x, &mut k, w)?;
-        weights.v.forward(x, &mut v, w)?;
-        if let Some([of_q, of_k]) = &weights.norms {
-            of_q.apply(&mut q);
-            of_k.apply(&mut k);
-        }
-        let tables = self.angles.chunks_exact(self.decoder.rope.table_len());
-        let heads = q.chunks_exact_mut(config.query_size());
-        for ((q, k), table) in heads.zip(k.chunks_exact_mut(config.kv_size())).zip(tables) {
-            rotate(q, table);
-            rotate(k, table);
-        }
-        let kv = k.chunks_exact(config.kv_size()).zip(v.chunks_exact(config.kv_size()));
-        for (row, (k, v)) in self.rows.iter().zip(kv) {
-            let cache = &mut inputs[row.input].cache;
-            let offset = row.position - cache.len();
-            cache.store(self.layer, offset, [k, v]);
-        }
-        let caches: Vec<&Cache> = inputs.iter().map(|input| &*input.cache).collect();
-        let attended = self.attend(&q, &caches);
-        weights.o.forward(&attended, out, w)
-    }
-
-    /// Every head of every row on its own sequence; heads that share keys go together.
-    fn attend(&self, q: &[f32], caches: &[&Cache]) -> Vec<f32> {
-        let config = &self.decoder.config;
-        let (head_dim, kv_heads) = (config.head_dim, config.num_kv_heads);
-        let width = config.num_heads / kv_heads * head_dim;
-        let scale = 1.0 / (head_dim as f32).sqrt();
-        let mut attended = vec![0.0f32; q.len()];
-        let items = attended.par_chunks_exact_mut(width).zip(q.par_chunks_exact(width)).enumerate();
-        items.for_each_init(Vec::new, |scores, (i, (out, queries))| {
-            let (row, head) = (self.rows[i / kv_heads], i % kv_heads);
-            let end = row.position + 1;
-            let first = end.saturating_sub(config.sliding_window.unwrap_or(end));
-            let [keys, values] = caches[row.input].head(self.layer, head, first, end);
-            Heads { queries, keys, values, head_dim, scale, scores, out }.attend();
-        });
-        attended
     }
 }

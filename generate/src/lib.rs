@@ -1,6 +1,7 @@
 //! Text from quantized Mixture-of-Experts models on a CPU.
 //!
-//! [`Decoder`] runs Qwen3-MoE and Mixtral models ([`config::ARCHITECTURES`]). Quantized layers run on
+//! [`Decoder`] runs Qwen3-MoE, Mixtral, DeepSeek-V3, DeepSeek-V2 and gpt-oss models
+//! ([`config::ARCHITECTURES`]). gpt-oss's MXFP4 weights meet f32 activations; int4 layers run on
 //! the int4 path ([`marlinspike::w4a8`]), from a folder of `marlinspike convert --to kleidiai`, which
 //! is mapped, or from a 4-bit checkpoint, which is packed first. Everything else is f32 with one order
 //! of additions ([`ops`]). A sequence's logits are therefore the same bits for any number of threads,
@@ -21,6 +22,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod attention;
 mod block;
 mod cache;
 pub mod config;
@@ -32,6 +34,7 @@ pub mod sample;
 pub mod text;
 mod weights;
 
+pub use attention::Input;
 pub use cache::Cache;
-pub use decoder::{Decoder, Input, LogitsOf};
+pub use decoder::{Decoder, LogitsOf};
 pub use error::{GenerateError, Result};

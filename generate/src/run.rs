@@ -4,7 +4,8 @@ use std::num::NonZero;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use crate::decoder::{Decoder, Input, LogitsOf};
+use crate::attention::Input;
+use crate::decoder::{Decoder, LogitsOf};
 use crate::error::{GenerateError, Result};
 use crate::sample::{Sampler, Sampling};
 

@@ -1,13 +1,17 @@
 //! The weights of a decoder, found by name in a folder.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use marlinspike::case::ActivationRounding;
 use marlinspike::container::Container;
+use marlinspike::moe::families::{Renormalize, RoutingRule};
 use marlinspike::num::dims::Shape;
-use marlinspike::num::tensor::Tensor;
+use marlinspike::num::scalar::bf16_to_f32;
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::w4a8::moe::{Mode, MoeLayer};
+use marlinspike::w4a8::packed::Factors;
 use marlinspike::w4a8::stored::{self, Description};
 use marlinspike::w4a8::{self, fastest};
 use marlinspike_model::convert::settings::Format;
@@ -15,6 +19,7 @@ use marlinspike_model::convert::target::int4;
 use marlinspike_model::model::{Model, values};
 use marlinspike_model::run::pack::Packer;
 
+use crate::config::Config;
 use crate::error::{GenerateError, Result};
 use crate::ops::dense::Dense;
 use crate::ops::norm::RmsNorm;
@@ -40,7 +45,7 @@ enum Packed<'m, 'f> {
     /// A converted folder: its files, and the file of each module.
     Files(Vec<Container<'f>>, BTreeMap<String, usize>),
     /// A checkpoint with quantized layers, packed into memory.
-    Checkpoint(Box<Packer<'m, 'f>>),
+    Checkpoint(Box<Packer<'m, 'm>>),
     /// No layer is quantized.
     None,
 }
@@ -53,12 +58,23 @@ pub(crate) struct Weights<'m, 'f> {
     used: RefCell<BTreeSet<String>>,
 }
 
+/// Routing of packed experts: the decoder routes each token itself, by any rule, and calls the layer
+/// with the result.
+static ROUTED_OUTSIDE: RoutingRule = RoutingRule::softmax(1, Renormalize::Never);
+
+/// The model whose experts are packed without regard to its router.
+pub(crate) fn for_packing<'f>(model: &Model<'f>) -> Model<'f> {
+    let mut packing = model.clone();
+    packing.stated_routing = Some(&ROUTED_OUTSIDE);
+    packing
+}
+
 impl<'m, 'f> Weights<'m, 'f> {
-    /// The tensors of `model`.
+    /// The tensors of `model`. `packing` is [`for_packing`] of it.
     ///
     /// # Errors
     /// [`GenerateError::Converted`] for a folder of another target; errors of headers and configs.
-    pub(crate) fn new(model: &'m Model<'f>) -> Result<Self> {
+    pub(crate) fn new(model: &'m Model<'f>, packing: &'m Model<'m>) -> Result<Self> {
         let packed = match model.config.get("marlinspike") {
             Some(section) => {
                 let format = Format::of_section(section);
@@ -73,7 +89,7 @@ impl<'m, 'f> Weights<'m, 'f> {
                 let modules = files.iter().enumerate().flat_map(modules).collect();
                 Packed::Files(files, modules)
             }
-            None if model.quant.is_some() => Packed::Checkpoint(Box::new(Packer::new(model)?)),
+            None if model.quant.is_some() => Packed::Checkpoint(Box::new(Packer::new(packing)?)),
             None => Packed::None,
         };
         Ok(Self { model, packed, used: RefCell::default() })
@@ -85,6 +101,16 @@ impl<'m, 'f> Weights<'m, 'f> {
             Packed::Checkpoint(packer) => packer.bytes(),
             _ => 0,
         }
+    }
+
+    /// Bytes that [`Weights::expanded`] allocates for the latents' quantized up-projections.
+    pub(crate) fn expanded_bytes(&self, config: &Config) -> u64 {
+        let Some(latent) = &config.latent else { return 0 };
+        let name = |i| format!("model.layers.{i}.self_attn.kv_b_proj.weight");
+        let layers = (0..config.num_layers).filter(|&i| !self.has(&name(i))).count();
+        let heads = config.num_heads * (latent.nope_dim + latent.v_dim);
+        let values = [layers, heads, latent.kv_rank, size_of::<f32>()];
+        values.into_iter().map(|n| n as u64).fold(1, u64::saturating_mul)
     }
 
     /// The folder.
@@ -117,11 +143,58 @@ impl<'m, 'f> Weights<'m, 'f> {
         Ok(Dense::new(self.tensor(name)?, size_n, size_k)?)
     }
 
+    /// A vector of `size` values.
+    pub(crate) fn vector(&self, name: &str, size: usize) -> Result<Vec<f32>> {
+        let tensor = self.tensor(name)?;
+        tensor.expect_shape(&[size])?;
+        Ok(values::floats(&tensor)?)
+    }
+
+    /// The values of a matrix, row-major.
+    pub(crate) fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Vec<f32>> {
+        let tensor = self.tensor(name)?;
+        tensor.expect_shape(&shape)?;
+        Ok(values::floats(&tensor)?)
+    }
+
+    /// A tensor of bytes of this shape, borrowed from the file.
+    pub(crate) fn bytes(&self, name: &str, shape: &[usize]) -> Result<Cow<'f, [u8]>> {
+        let tensor = self.tensor(name)?;
+        tensor.expect_dtype(&[DType::U8])?;
+        tensor.expect_shape(shape)?;
+        Ok(tensor.into_bytes())
+    }
+
     /// A norm of rows of `size` values.
     pub(crate) fn norm(&self, module: &str, size: usize, eps: f32) -> Result<RmsNorm> {
-        let tensor = self.tensor(&format!("{module}.weight"))?;
-        tensor.expect_shape(&[size])?;
-        Ok(RmsNorm::new(values::floats(&tensor)?, eps))
+        Ok(RmsNorm::new(self.vector(&format!("{module}.weight"), size)?, eps))
+    }
+
+    /// The matrix of `module` in floats: the stored one, or the values of its 4-bit codes in f32.
+    pub(crate) fn expanded(&self, module: &str, shape: Shape) -> Result<Dense<'f>> {
+        let linear = match self.linear(module, shape, false)? {
+            Linear::Dense(dense) => return Ok(dense),
+            Linear::Int4(linear) => linear,
+        };
+        let columns = linear.weight().unpack();
+        let mut floats = Vec::with_capacity(shape.size_n * shape.size_k);
+        for n in 0..shape.size_n {
+            let codes = columns.column(n).iter();
+            match columns.factors() {
+                // Stored divided by 16.
+                Factors::Channel { scales, .. } => {
+                    floats.extend(codes.map(|&q| f32::from(q) * (scales[n] * 16.0)));
+                }
+                Factors::Group { group_size, scales, .. } => {
+                    let scales = &scales[n * shape.size_k.div_ceil(*group_size)..];
+                    let scale = |k: usize| bf16_to_f32(scales[k / group_size]);
+                    floats.extend(codes.enumerate().map(|(k, &q)| f32::from(q) * scale(k)));
+                }
+            }
+        }
+        let (size_n, size_k) = (shape.size_n, shape.size_k);
+        let tensor = Tensor::from_vec(module, DType::F32, vec![size_n, size_k], floats)?;
+        Ok(Dense::new(tensor, size_n, size_k)?)
     }
 
     /// The matrix of `module`, `[K, N]`, with a bias if `has_bias`.
@@ -199,7 +272,13 @@ impl<'m, 'f> Weights<'m, 'f> {
     }
 
     /// Fails if the folder has tensors that were not used.
-    pub(crate) fn expect_all_used(&self, model_type: &str) -> Result<()> {
+    ///
+    /// Layers from `num_layers` on that predict further tokens, `next_layers` of them, may stay unused.
+    pub(crate) fn expect_all_used(&self, config: &Config) -> Result<()> {
+        let next: Vec<String> = (0..config.next_layers)
+            .map(|i| format!("model.layers.{}.", config.num_layers + i))
+            .collect();
+        let predicts = |name: &str| next.iter().any(|layer| name.starts_with(layer));
         let used = self.used.borrow();
         let owned = |name: &str| match &self.packed {
             Packed::Checkpoint(packer) => packer.owns(name),
@@ -207,9 +286,11 @@ impl<'m, 'f> Weights<'m, 'f> {
         };
         let harmless = |name: &str| HARMLESS.iter().any(|end| name.ends_with(end));
         let names = self.model.entries().map(|e| e.name());
-        let mut unused = names.filter(|n| !used.contains(*n) && !owned(n) && !harmless(n));
+        let mut unused =
+            names.filter(|n| !used.contains(*n) && !owned(n) && !harmless(n) && !predicts(n));
         let Some(first) = unused.next() else { return Ok(()) };
         let (first, more) = (first.to_owned(), unused.count());
-        Err(GenerateError::UnusedTensor { first, more, model_type: model_type.to_owned() })
+        let model_type = config.architecture.model_type.to_owned();
+        Err(GenerateError::UnusedTensor { first, more, model_type })
     }
 }

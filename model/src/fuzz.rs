@@ -18,7 +18,7 @@ use marlinspike::select::Capability;
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::moe::{Mode, MoeLayer};
 use marlinspike::w4a8::packed::{PackedStack, RhsLayout};
-use marlinspike::w4a8::stored::MoeDescription;
+use marlinspike::w4a8::stored::{MoeDescription, OperatorRouting, StoredRouting};
 use marlinspike::w4a8::{Values, fastest};
 
 use crate::convert::error::ConvertError;
@@ -48,11 +48,13 @@ fn small_layer() -> marlinspike::Result<Layer<'static>> {
         expert_map: None,
         group_size: GroupSize::Of(32),
         nr: 8,
-        top_k: 2,
-        scoring_func: ScoringFunc::Softmax,
-        renormalize: true,
-        activation: Activation::Silu,
-        router_weight_on_input: false,
+        routing: StoredRouting::Operator(OperatorRouting {
+            top_k: 2,
+            scoring_func: ScoringFunc::Softmax,
+            renormalize: true,
+            activation: Activation::Silu,
+            router_weight_on_input: false,
+        }),
     };
     let mut rng = Rng::new(1);
     // Bytes below 0x3c keep every scale, sum and bias at or below 1/128.
@@ -76,7 +78,7 @@ fn small_layer() -> marlinspike::Result<Layer<'static>> {
 pub fn input(data: &[u8]) -> marlinspike::Result<()> {
     static LAYER: LazyLock<marlinspike::Result<Layer<'static>>> = LazyLock::new(small_layer);
     let file = Container::parse(data)?;
-    let sizes = |num_experts| Sizes { size_k: SIZE_K, num_experts };
+    let sizes = |num_experts| Sizes { size_k: SIZE_K, num_experts, has_router: false };
     let halves = Inputs::<Halves>::of(&file, sizes(Some(EXPERTS)));
     if let Ok(found) = &halves {
         consistent(found.x.bits.len(), &found.routing);

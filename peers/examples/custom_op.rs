@@ -41,7 +41,7 @@ impl Model {
         let config = MoeConfig {
             num_experts: EXPERTS,
             expert_map: None,
-            router: router::Router::new(ScoringFunc::Softmax, TOP_K, true),
+            router: router::Router::new(ScoringFunc::Softmax, TOP_K, true).into(),
             activation: Activation::Silu,
             rounding: ActivationRounding::HalfAway,
             router_weight_on_input: false,

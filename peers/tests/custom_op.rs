@@ -35,7 +35,7 @@ fn layer() -> Int4Moe {
     let config = MoeConfig {
         num_experts: EXPERTS,
         expert_map: None,
-        router: router(),
+        router: router().into(),
         activation: Activation::Silu,
         rounding: ROUNDING,
         router_weight_on_input: false,

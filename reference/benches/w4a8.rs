@@ -117,7 +117,7 @@ fn moe(bencher: Bencher<'_, '_>, [experts, top_k, h, i]: [usize; 4], arg: Arg) {
     let config = MoeConfig {
         num_experts: experts,
         expert_map: None,
-        router: Router::new(ScoringFunc::Softmax, top_k, true),
+        router: Router::new(ScoringFunc::Softmax, top_k, true).into(),
         activation: Activation::Silu,
         rounding: ActivationRounding::HalfAway,
         router_weight_on_input: false,

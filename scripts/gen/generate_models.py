@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tiny models that generate text: golden/data/models/NAME and golden/data/expected/NAME.safetensors.
 
-    python3 generate_models.py
+    python3 generate_models.py [NAME ...]
 
 Needs torch, transformers, tokenizers, compressed-tensors and numpy. The weights are random; attention and experts are
 packed to 4 bits by compressed-tensors, everything else stays bfloat16. The expectations are logits in float64 of the
@@ -12,6 +12,7 @@ of it, whose norms and softmax are float32), and logits whose products quantize 
 import json
 import math
 import shutil
+import sys
 
 import compressed_tensors
 import numpy as np
@@ -262,14 +263,14 @@ def by_transformers(model_class, config, names, values, ids):
         return model(torch.tensor([ids])).logits[0].numpy()
 
 
-def tokenizer(path):
-    """Byte-level BPE with a few merges."""
+def tokenizer(path, vocab_size=COMMON["vocab_size"], small=False):
+    """Byte-level BPE with a few merges; a small one has only the bytes of the training text."""
     tok = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated", invert=False)
     tok.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tok.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=COMMON["vocab_size"], special_tokens=SPECIAL, initial_alphabet=sorted(alphabet), show_progress=False)
+    alphabet = [] if small else sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
     text = [PROMPT, "the waves and the wind and the lighthouse", "counting one two three four, one two three", "the keeper keeps the light"]
     tok.train_from_iterator(text * 3, trainer)
     tok.save(str(path), pretty=False)
@@ -284,7 +285,7 @@ def build(name):
     folder = GOLDEN / "data/models" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    tok = tokenizer(folder / "tokenizer.json")
+    tok = tokenizer(folder / "tokenizer.json", keys["vocab_size"], small=keys["vocab_size"] < 256)
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": SPECIAL[2], "chat_template": TEMPLATE}, indent=1) + "\n")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0], "do_sample": False}, indent=1) + "\n")
 
@@ -345,5 +346,5 @@ def build(name):
 
 
 if __name__ == "__main__":
-    for model in MODELS:
+    for model in sys.argv[1:] or MODELS:
         build(model)

@@ -301,7 +301,7 @@ def make(family, out):
     hidden, tokens = spec["tokens"][1], spec["tokens"][0]
     candidates = (torch.randn(tokens * 4, hidden, generator=generator(family, "x")) * spec.get("x_std", 1.0)).bfloat16()
     extra = {
-        "token_ids": torch.randint(0, TINY["vocab_size"], (tokens * 4,), generator=generator(family, "ids")),
+        "token_ids": torch.randint(0, spec["text"].get("vocab_size", TINY["vocab_size"]), (tokens * 4,), generator=generator(family, "ids")),
         "token_types": torch.randint(0, 2, (tokens * 4,), generator=generator(family, "types")),
     }
     parent = model.get_submodule(block_name.rpartition(".")[0])
@@ -331,7 +331,7 @@ def make(family, out):
     metadata = {
         "family": family,
         "model_type": config_json["model_type"],
-        "config.json": config,
+        "config.json": shortened(config) if spec.get("small") else config,
         "layer_prefix": prefix,
         "module": block_name,
         "seed": str(seed_of(family)),
@@ -366,6 +366,16 @@ def make(family, out):
     size = partial.stat().st_size
     os.replace(partial, path)
     return size, x.shape[0], report
+
+
+def shortened(config):
+    """The keys of the text model with plain values; lists have at most one entry for each layer."""
+    config = json.loads(config)
+    plain = lambda value: value is not None and not isinstance(value, dict) and len(str(value)) < 40
+    kept = {key: value for key, value in config.items() if key == "model_type" or "text_config" not in config}
+    if "text_config" in config:
+        kept["text_config"] = {key: value for key, value in config["text_config"].items() if plain(value)}
+    return json.dumps({k: v for k, v in kept.items() if k == "text_config" or plain(v)}, separators=(",", ":"))
 
 
 def copy_of(tensors, metadata, key, value):

@@ -833,3 +833,45 @@ FAMILIES |= {
 }
 FAMILIES["hy_v4-hub"]["rule"] = FAMILIES["hy_v4"]["rule"] | {"shared_form": "gate_up_down"}
 FAMILIES["cohere2_moe-noshared"]["rule"] = {"score": "topk_softmax"}
+
+# Small files for the repository: one for each block with stages of its own. Their config.json keeps the text model's
+# keys with plain values.
+SMALL = {
+    "hidden_size": 16,
+    "moe_intermediate_size": 4,
+    "moe_hidden_size": 12,
+    "moe_latent_size": 12,
+    "moe_shared_expert_intermediate_size": 4,
+    "router_hidden_size": 8,
+    "n_routed_experts": 8,
+    "vocab_size": 32,
+    "n_group": 4,
+    "topk_group": 2,
+}
+
+
+def small(family, experts=4, top_k=2, **text):
+    base = variant(family)
+    own = {key: value for key, value in SMALL.items() if key in base["text"] or key in TINY}
+    counts = {key: experts for key in ("num_experts", "num_local_experts", "moe_num_experts", "n_routed_experts")}
+    chosen = {key: top_k for key in ("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts")}
+    values = base["text"] | own | counts | chosen | text
+    return base | {"text": values, "tokens": (6, 16), "std": base.get("std", 0.1) * 2, "small": True}
+
+
+GROUPS_OF_TWO = {"n_group": 2, "topk_group": 1}
+FAMILIES |= {
+    "axk1-small": small("axk1", **GROUPS_OF_TWO),
+    "deepseek_v4-hash-small": small("deepseek_v4-hash"),
+    "ernie4_5_vl_moe-small": small(
+        "ernie4_5_vl_moe", experts=3, moe_intermediate_size=[4, 2], num_attention_heads=1, num_key_value_heads=1
+    ),
+    "gemma4_text-small": small("gemma4_text"),
+    "inkling-small": small("inkling"),
+    "inkling2-small": small("inkling2") | {"config": {"vision_config": {"text_hidden_size": 16}}},
+    "muse_spark-small": small("muse_spark"),
+    "nemotron_h-latent-small": small("nemotron_h-latent", **GROUPS_OF_TWO),
+    "zaya-skip-small": small("zaya", top_k=1) | {"bias_std": 0.1, "std": 1.0},
+}
+AUDIO = FAMILIES["muse_spark"]["config"]["audio_config"]
+FAMILIES["muse_spark-small"]["config"] = {"audio_config": AUDIO | {"out_hidden_size": 16}}

@@ -123,6 +123,21 @@ fn names_are_found_in_code_and_literals_alone() {
 }
 
 #[test]
+fn a_folder_of_the_name_is_one_place() {
+    let workspace = workspace(&[
+        ("lib.rs", "mod layouts;"),
+        ("layouts/mod.rs", "mod mxfp8; mod my_mxfp8;"),
+        ("layouts/mxfp8/mod.rs", "mod a; fn mxfp8() {}"),
+        ("layouts/mxfp8/a.rs", "fn mxfp8_a() {}"),
+        ("layouts/my_mxfp8/mod.rs", "fn mxfp8_b() {}"),
+    ]);
+    assert_eq!(
+        naming::files(&workspace, &["mxfp8"], &[]),
+        ["c/src/layouts/mod.rs", "c/src/layouts/mxfp8", "c/src/layouts/my_mxfp8/mod.rs"]
+    );
+}
+
+#[test]
 fn names_of_upstream_do_not_count() {
     let workspace = workspace(&[
         ("lib.rs", "mod a; mod b; mod c;"),

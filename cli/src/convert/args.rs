@@ -16,7 +16,7 @@ use crate::args;
 
 const LAYERS: &str = "\
 A dense layer has <module>.<name>; experts <...experts>.w13_<name> and w2_<name>, gate before up
-(gpt-oss keeps its rows of gate and up alternating, as its activation reads them).
+(rows of gate and up that alternate in the checkpoint stay so, as the activation reads them).
 
 Tensor parallelism, by the module's name:
   N is cut       q_proj k_proj v_proj gate_proj up_proj w1 w3 q_b_proj kv_b_proj fc1 lm_head
@@ -28,7 +28,7 @@ scales. With --ep-size above 1 each rank gets whole experts, and --tp-size cuts 
 const WORK: &str = "\
 Experts are prepared as upstream prepares them. FP8 experts with one scale per tensor are
 requantized to the larger scale of w1 and w3 (--requantize). NVFP4 experts take the global scale of
-w1 (--w13-scale). The sizes of gpt-oss are rounded up to multiples of 256 and 128 (--no-padding).
+w1 (--w13-scale). MXFP4 experts get sizes that are multiples of 256 and 128 (--no-padding).
 
 The same command continues an interrupted conversion: it hashes the files that are finished and
 writes damaged ones again. Only one process at a time may convert into a folder.

@@ -24,6 +24,7 @@ pub(super) fn json(found: &Inspection, args: &Args) -> String {
         "fused_experts": found.fused.iter().map(|f| json!({
             "module": f.module, "reasons_against": [f.reason],
         })).collect::<Vec<_>>(),
+        "plain_experts": found.plain,
         "unquantized": found.unquantized,
         "totals": {
             "layers": found.layers.len(),

@@ -27,6 +27,10 @@ pub(super) fn text(found: &Inspection, device: &Capability, paint: Paint) -> Str
     for f in &found.fused {
         text.push_str(&format!("{} {}\n", paint.odd(&printable(&f.module)), printable(&f.reason)));
     }
+    for module in &found.plain {
+        let line = format!("{module}: 16- or 32-bit experts; `run` computes the block");
+        text.push_str(&format!("{}\n", printable(&line)));
+    }
     for routing in &found.routing {
         text.push_str(&printable(&routing_line(routing)));
         text.push('\n');

@@ -2,6 +2,7 @@
 
 use marlinspike::formats::mxfp8;
 use marlinspike::method::Arithmetic;
+use marlinspike::quantize::Fp8GroupRule;
 use marlinspike_model::run::options::{Activations, MethodOptions, Nvfp4Backend};
 
 use crate::convert::preparation::PreparationArgs;
@@ -56,6 +57,10 @@ pub struct MethodArgs {
     /// NVFP4: upstream's name of the kernel whose rule gives the global scales of the activations.
     #[arg(long, default_value = Nvfp4Backend::NAMES[0], value_parser = backend, value_name = "NAME")]
     pub nvfp4_backend: Nvfp4Backend,
+    /// FP8 blocks: how each group of 128 activations is quantized. `quotient` is vLLM's CUDA
+    /// operator, `reciprocal` its Triton kernel, `deep_gemm` DeepGEMM's own function.
+    #[arg(long, default_value = Fp8GroupRule::NAMED[0].0, value_parser = rule, value_name = "RULE")]
+    pub group_rule: Fp8GroupRule,
     /// How experts are prepared.
     #[command(flatten)]
     pub preparation: PreparationArgs,
@@ -79,9 +84,19 @@ impl MethodArgs {
                 ActivationsArg::Mxfp8 => Activations::Block(&mxfp8::FORMAT),
             },
             backend: self.nvfp4_backend,
+            group_rule: self.group_rule,
             preparation: self.preparation.preparation(false),
         }
     }
+}
+
+/// Parses the name of a rule.
+fn rule(name: &str) -> Result<Fp8GroupRule, String> {
+    let found = Fp8GroupRule::NAMED.iter().find(|(n, _)| *n == name);
+    found.map(|(_, rule)| *rule).ok_or_else(|| {
+        let names: Vec<_> = Fp8GroupRule::NAMED.iter().map(|(n, _)| *n).collect();
+        format!("found {name:?}, expected one of {}", names.join(", "))
+    })
 }
 
 /// Parses upstream's name of a backend.

@@ -42,13 +42,15 @@ Activations come from --input, a safetensors file (or a case file: names may beg
   topk_weights    [M, top_k] float32
 Without --input, --seed gives M rows of numbers spread evenly over -1 to 1, the same on every
 machine. router_logits are the logits that experts are selected from, with the router's bias and
-soft cap already applied.
+soft cap already applied. Without router_logits and topk_ids, the router's weight in the files
+computes them from x.
 
 Tokens are routed by the rule of config.json's model_type (docs/src/reference/models.md lists the
 families). An unknown model_type is refused; --routing FILE then states the rule as JSON:
   {\"scoring_func\": \"sigmoid\", \"top_k\": 8, \"renormalize\": true, \"routed_scaling_factor\": 2.5,
    \"correction_bias\": \"gate.e_score_correction_bias\"}
-y is the sum over the routed experts; it does not include shared experts.
+y includes the shared expert; the output file also has y_experts, the sum over the routed experts.
+On the int4 path y is the sum over the routed experts.
 
 Examples:
   marlinspike run ./packed                                first layer of experts, 16 seeded tokens
@@ -57,7 +59,7 @@ Examples:
   marlinspike run ./packed --list                         list the layers
   marlinspike run ./Qwen3-30B-A3B-FP8 --arithmetic wgmma-promoted --check
   marlinspike run ./my-model --routing routing.json --check
-  marlinspike run ./gpt-oss-20b --tokens 4 --output y.safetensors --stages
+  marlinspike run ./Mixtral-8x7B --tokens 4 --output y.safetensors --stages
 
 The digest is the SHA-256 of the output's little-endian bytes, row by row. Every kernel gives the
 same bits, on every machine.
@@ -195,8 +197,9 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     let done = run_layer(&args.model, &options(args)).map_err(explain)?;
     if let Some(path) = &args.output {
-        let from = if args.method.stages { 0 } else { done.outputs.len() - 1 };
-        write_whole(path, &container(&done.outputs[from..])?).context("the output")?;
+        let kept = |o: &&Output| args.method.stages || matches!(o.name, "y_experts" | "y");
+        let outputs: Vec<&Output> = done.outputs.iter().filter(kept).collect();
+        write_whole(path, &container(&outputs)?).context("the output")?;
     }
     print(&if args.json { report::json(&done) } else { report::text(&done) })?;
     Ok(if done.is_equal() { Outcome::Pass } else { Outcome::Mismatch })
@@ -222,8 +225,8 @@ fn options(args: &Args) -> Options {
 }
 
 /// Outputs as a safetensors file.
-fn container(outputs: &[Output]) -> anyhow::Result<Vec<u8>> {
-    let tensors = outputs.iter().map(Output::tensor).collect::<marlinspike::Result<Vec<_>>>()?;
+fn container(outputs: &[&Output]) -> anyhow::Result<Vec<u8>> {
+    let tensors = outputs.iter().map(|o| o.tensor()).collect::<marlinspike::Result<Vec<_>>>()?;
     Ok(write_container(&tensors, &BTreeMap::new(), Vec::new())?)
 }
 

@@ -2,7 +2,7 @@
 
 use marlinspike_model::model::routing::summary as routing_summary;
 use marlinspike_model::run::origin::{Partial, PartialOutput, Rank};
-use marlinspike_model::run::output::{Check, LayerKind, Run};
+use marlinspike_model::run::output::{Check, LayerKind, LogitsReport, Run, WrongLogit};
 use marlinspike_model::run::routing::RoutingReport;
 use serde_json::{Value, json};
 
@@ -36,6 +36,12 @@ pub(super) fn json(run: &Run) -> String {
         "routing": run.routing.as_ref().map(routing_json),
         "partial": run.partial.as_ref().map(partial_json),
     });
+    if let Some(logits) = &run.logits {
+        value["router_logits"] = logits_json(logits);
+    }
+    if let Some(sum) = run.y_experts() {
+        value["y_experts"] = json!({"shape": sum.shape(), "sha256": sum.digest()});
+    }
     if !run.notes.is_empty() {
         value["notes"] = json!(run.notes);
     }
@@ -58,9 +64,15 @@ pub(super) fn text(run: &Run) -> String {
             printable(&routing_summary(&routing.source, &routing.rule))
         ));
     }
+    if run.logits.is_some() {
+        text.push_str("router_logits: computed by the layer's router\n");
+    }
     text.push_str(&format!("arithmetic: {}\n", printable(&run.arithmetic)));
     for note in &run.notes {
         text.push_str(&format!("{}\n", printable(note)));
+    }
+    if let Some(sum) = run.y_experts() {
+        text.push_str(&format!("y_experts (routed experts only), sha256 {}\n", sum.digest()));
     }
     text.push_str(&format!(
         "y [{tokens}, {size_n}] {}, sha256 {}\n{:.3} ms with {} on {} {threads}\n",
@@ -73,8 +85,15 @@ pub(super) fn text(run: &Run) -> String {
     if let Some(line) = run.routing.as_ref().and_then(routing_line) {
         text.push_str(&format!("{}\n", printable(&line)));
     }
+    if let Some(line) = run.logits.as_ref().and_then(logits_line) {
+        text.push_str(&format!("{line}\n"));
+    }
+    let is_bounded = run.method.as_ref().is_some_and(|m| m.is_bounded);
     match run.check {
         None => {}
+        Some(Check { mismatches: 0, .. }) if is_bounded => {
+            text.push_str("within the bound of products and sums in f32, at every value\n");
+        }
         Some(Check { first: Some(([m, n], found, expected)), mismatches, stage }) => {
             let of = stage.map_or(String::new(), |s| format!(" of {s}"));
             text.push_str(&format!(
@@ -155,6 +174,28 @@ fn routing_json(routing: &RoutingReport) -> serde_json::Value {
         json!({"ids": d.ids.len(), "weights": d.weights.len(), "first": first})
     });
     json!({"source": routing.source, "rule": routing.rule.to_json(), "check": check})
+}
+
+/// The comparison of the router's logits with their bound, as JSON.
+fn logits_json(logits: &LogitsReport) -> Value {
+    let check = logits.outside.map(|outside| {
+        let first =
+            outside.first.map(|w| json!({"index": w.at, "found": w.found, "exact": w.exact}));
+        json!({"mismatches": outside.count, "first": first})
+    });
+    json!({"source": "router", "check": check})
+}
+
+/// The same as text.
+fn logits_line(logits: &LogitsReport) -> Option<String> {
+    let outside = logits.outside?;
+    Some(match outside.first {
+        Some(WrongLogit { at: [m, e], found, exact }) => format!(
+            "ROUTER LOGITS DIFFERENT: {} values; first at [{m}, {e}]: found {found}, expected {exact}",
+            outside.count
+        ),
+        None => "router logits within the bound of products and sums in f32".to_owned(),
+    })
 }
 
 fn routing_line(routing: &RoutingReport) -> Option<String> {

@@ -131,6 +131,11 @@ impl Block {
 
     /// Writes the block as a model whose experts are 8-bit integers, and the input of `run`.
     fn write(&self, dir: &Path, change: impl FnOnce(&mut Value)) {
+        self.write_bits(dir, 8, change);
+    }
+
+    /// [`Block::write`] with experts of `bits` bits.
+    fn write_bits(&self, dir: &Path, bits: u32, change: impl FnOnce(&mut Value)) {
         fs::create_dir_all(dir).unwrap();
         let file = self.file();
         let prefix = &file.metadata()["layer_prefix"];
@@ -145,7 +150,7 @@ impl Block {
             let kept = !expert || name.ends_with("e_score_correction_bias");
             if !alias && kept {
                 let full = format!("{prefix}{name}");
-                tensors.push(t.clone().into_owned().renamed(full));
+                tensors.push(padded(&t, hidden).renamed(full));
             }
         }
         let w123 = self.has(&format!("in.{parent}.experts.0.w1.weight"));
@@ -155,7 +160,7 @@ impl Block {
             for (j, name) in names.iter().enumerate() {
                 let (n, k) = if j == 2 { (hidden, inner) } else { (inner, hidden) };
                 let module = format!("{prefix}{parent}.experts.{e}.{name}");
-                tensors.extend(quantized(&module, &expert.matrices[j], n, k));
+                tensors.extend(quantized(&module, &expert.matrices[j], (n, k), bits));
                 if let Some(biases) = &expert.biases {
                     let mut bias: Vec<u16> =
                         biases[j].iter().map(|x| (x.to_bits() >> 16) as u16).collect();
@@ -170,7 +175,7 @@ impl Block {
         let mut config: Value = serde_json::from_str(&file.metadata()["config.json"]).unwrap();
         config["quantization_config"] = json!({"quant_method": "compressed-tensors",
             "format": "pack-quantized", "ignore": [], "config_groups": {"group_0": {
-            "targets": ["Linear"], "input_activations": null, "weights": {"num_bits": 8,
+            "targets": ["Linear"], "input_activations": null, "weights": {"num_bits": bits,
             "type": "int", "symmetric": true, "strategy": "group", "group_size": GROUP,
             "dynamic": false}}}});
         change(&mut config);
@@ -188,59 +193,47 @@ impl Block {
         let bytes = write_container(&inputs, &BTreeMap::new(), Vec::new()).unwrap();
         fs::write(dir.join("input.st"), bytes).unwrap();
     }
-
-    /// The sum over the routed experts.
-    fn routed_sum(&self) -> Vec<f32> {
-        if self.has("out.y_experts") {
-            return self.floats("out.y_experts").1;
-        }
-        let (_, mut y) = self.floats("out.y");
-        let name = |p: &str| format!("in.{}.shared_expert.{p}.weight", self.parent());
-        if !self.has(&name("gate_proj")) {
-            return y;
-        }
-        let (hidden, _, _) = self.sizes();
-        let (_, x) = self.floats("in.hidden_states");
-        let [gate, up, down] = ["gate_proj", "up_proj", "down_proj"].map(|p| self.floats(&name(p)));
-        let inner = gate.0[0];
-        let dot = |a: &[f32], b: &[f32]| -> f64 {
-            a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
-        };
-        for (x, y) in x.chunks_exact(hidden).zip(y.chunks_exact_mut(hidden)) {
-            let act = |i: usize| {
-                let g = dot(&gate.1[i * hidden..][..hidden], x);
-                (g / (1.0 + (-g).exp()) * dot(&up.1[i * hidden..][..hidden], x)) as f32
-            };
-            let activated: Vec<f32> = (0..inner).map(act).collect();
-            for (h, y) in y.iter_mut().enumerate() {
-                *y -= dot(&down.1[h * inner..][..inner], &activated) as f32;
-            }
-        }
-        y
-    }
 }
 
-/// `[n, k]` as 8-bit codes in groups along k, padded with zeros.
-fn quantized(module: &str, values: &[f32], n: usize, k: usize) -> [Tensor<'static>; 3] {
+/// A tensor with its dimensions of `hidden` features padded with zeros to [`PADDED`].
+fn padded(tensor: &Tensor<'_>, hidden: usize) -> Tensor<'static> {
+    let [n, k] = *tensor.shape() else { return tensor.clone().into_owned() };
+    let size = |d: usize| if d == hidden { PADDED } else { d };
+    let width = tensor.dtype().bytes();
+    let mut bytes = vec![0u8; size(n) * size(k) * width];
+    for row in 0..n {
+        let own = &tensor.bytes()[row * k * width..(row + 1) * k * width];
+        bytes[row * size(k) * width..][..own.len()].copy_from_slice(own);
+    }
+    Tensor::new(tensor.name(), tensor.dtype(), vec![size(n), size(k)], bytes).unwrap()
+}
+
+/// `[n, k]` as codes of `bits` bits in groups along k, padded with zeros.
+fn quantized(
+    module: &str,
+    values: &[f32],
+    (n, k): (usize, usize),
+    bits: u32,
+) -> [Tensor<'static>; 3] {
+    let (half, per_word) = (1u32 << (bits - 1), 32 / bits as usize);
     let at = |r: usize, c: usize| if r < n && c < k { values[r * k + c] } else { 0.0 };
     let (mut codes, mut scales) = (Vec::new(), Vec::new());
     for r in 0..PADDED {
         for g in 0..PADDED / GROUP {
             let group: Vec<f32> = (0..GROUP).map(|i| at(r, g * GROUP + i)).collect();
             let max = group.iter().fold(1e-6f32, |m, x| m.max(x.abs()));
-            let scale = bf16_up(max / 127.0);
+            let scale = bf16_up(max / (half - 1) as f32);
             scales.push(scale);
-            codes.extend(group.iter().map(|x| ((x / widen(scale)).round() + 128.0) as u8));
+            codes.extend(group.iter().map(|x| ((x / widen(scale)).round() + half as f32) as u32));
         }
     }
-    let words: Vec<i32> =
-        codes.chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect();
+    let words: Vec<i32> = codes.chunks_exact(per_word).map(|c| word(c, bits)).collect();
     let side = PADDED as i64;
     [
         Tensor::from_vec(
             format!("{module}.weight_packed"),
             DType::I32,
-            vec![PADDED, PADDED / 4],
+            vec![PADDED, PADDED / per_word],
             words,
         ),
         Tensor::from_vec(
@@ -252,6 +245,11 @@ fn quantized(module: &str, values: &[f32], n: usize, k: usize) -> [Tensor<'stati
         Tensor::from_vec(format!("{module}.weight_shape"), DType::I64, vec![2], vec![side, side]),
     ]
     .map(Result::unwrap)
+}
+
+/// Codes in a word, the first in the lowest bits.
+fn word(codes: &[u32], bits: u32) -> i32 {
+    codes.iter().rev().fold(0u32, |word, code| word.checked_shl(bits).unwrap_or(0) | code) as i32
 }
 
 /// `run --json --check` of a converted folder, and y.
@@ -294,16 +292,55 @@ fn converted_blocks_give_transformers_outputs() {
         block.write(&model, |_| {});
         convert(&model, &out, &settings()).unwrap();
         let (report, y) = run_block(&out, &model, &[]);
-        let error = relative_error(&y, &block.routed_sum(), block.sizes().0);
+        let error = relative_error(&y, &block.floats("out.y").1, block.sizes().0);
         assert!(error < 0.012, "{}: {error}", block.name);
         assert_eq!(report["routing"]["check"], json!({"ids": 0, "weights": 0, "first": null}));
+        // The input has the logits; without them the router's own weight gives the same experts.
+        assert_eq!(report.get("router_logits"), None);
         let shared = block.file().tensors().any(|t| t.unwrap().name().contains(".shared_expert"));
-        assert_eq!(
-            report.to_string().contains("routed experts"),
-            shared,
-            "{}: {report}",
-            block.name
-        );
+        assert_eq!(report.get("y_experts").is_some(), shared, "{}: {report}", block.name);
+        let bytes = fs::read(model.join("input.st")).unwrap();
+        let file = Container::parse(&bytes).unwrap();
+        let x = file.tensor("x").unwrap();
+        fs::write(
+            model.join("input.st"),
+            write_container(&[x], &BTreeMap::new(), Vec::new()).unwrap(),
+        )
+        .unwrap();
+        let (report, y) = run_block(&out, &model, &[]);
+        assert_eq!(report["router_logits"]["check"]["mismatches"], json!(0), "{}", block.name);
+        let error = relative_error(&y, &block.floats("out.y").1, block.sizes().0);
+        assert!(error < 0.012, "{}: {error}", block.name);
+    }
+}
+
+/// Every family on the int4 path: the packed file alone routes and activates as the family does.
+#[test]
+fn blocks_of_four_bits_run_from_packed_files() {
+    let temp = tempfile::tempdir().unwrap();
+    let kleidi = Settings { format: int4::FORMAT, ..settings() };
+    for block in &Block::all() {
+        let (model, out) =
+            (temp.path().join(&block.name), temp.path().join(format!("{}-out", block.name)));
+        block.write_bits(&model, 4, |_| {});
+        let output = run(["inspect", model.to_str().unwrap(), "--json"]);
+        assert_eq!(output.status.code(), Some(0), "{}: {}", block.name, stderr(&output));
+        convert(&model, &out, &kleidi).unwrap();
+        // The file without its folder: nothing but its metadata states the routing.
+        let file = temp.path().join(format!("{}.safetensors", block.name));
+        fs::copy(out.join("model.safetensors"), &file).unwrap();
+        let (report, packed) = run_block(&file, &model, &[]);
+        assert_eq!(report["check"]["mismatches"], json!(0), "{}: {report}", block.name);
+        let clean = json!({"ids": 0, "weights": 0, "first": null});
+        assert_eq!(report["routing"]["check"], clean, "{}", block.name);
+        // Packed when it is read: the same bits.
+        let (_, unpacked) = run_block(&model, &model, &["--threads", "2"]);
+        let bits = |y: &[f32]| y.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&packed), bits(&unpacked), "{}", block.name);
+        // The checkpoint's method on the same weights, by the other path and its own routing.
+        let (_, exact) = run_block(&model, &model, &["--arithmetic", "exact"]);
+        let error = relative_error(&packed, &exact, PADDED);
+        assert!(error < 0.03, "{}: {error}", block.name);
     }
 }
 
@@ -394,9 +431,9 @@ fn write_fused(dir: &Path, dense: bool) {
     let experts = format!("{layer}.mlp.experts");
     let mut tensors = vec![
         fp8(&format!("{experts}.gate_up_proj"), vec![2, 256, 128]),
-        scale(format!("{experts}.gate_up_proj_scale_inv"), vec![2, 2, 1]),
+        scale(format!("{experts}.gate_up_proj_weight_scale"), vec![2]),
         fp8(&format!("{experts}.down_proj"), vec![2, 128, 128]),
-        scale(format!("{experts}.down_proj_scale_inv"), vec![2, 1, 1]),
+        scale(format!("{experts}.down_proj_weight_scale"), vec![2]),
     ];
     if dense {
         tensors.push(fp8(&format!("{layer}.self_attn.o_proj.weight"), vec![128, 128]));

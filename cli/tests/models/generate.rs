@@ -66,6 +66,21 @@ fn tokens_are_the_expected_ones_for_any_threads_and_passes() {
 }
 
 #[test]
+fn every_architecture_generates_the_expected_tokens() {
+    let models: [(&str, [u32; 16]); 3] = [
+        ("deepseek-v3-tiny", [16, 16, 53, 45, 34, 6, 32, 24, 32, 32, 73, 56, 44, 31, 34, 39]),
+        ("deepseek-v2-tiny", [45, 21, 27, 49, 32, 14, 14, 14, 14, 14, 14, 14, 14, 18, 65, 39]),
+        ("gpt-oss-tiny", [62, 66, 60, 60, 38, 61, 24, 24, 10, 54, 31, 31, 54, 54, 54, 54]),
+    ];
+    for (name, tokens) in models {
+        for options in [&["--threads", "1"][..], &["--threads", "3", "--chunk", "5"]] {
+            let args = [&["--prompt", PROMPT, "--max-tokens", "16"], options].concat();
+            assert_eq!(json_of(&golden(name), &args)["tokens"], json!(tokens), "{name}");
+        }
+    }
+}
+
+#[test]
 fn a_converted_folder_generates_the_same_text_streamed_or_whole() {
     let (model, temp) = (golden("mixtral-tiny"), tempfile::tempdir().unwrap());
     let packed = temp.path().join("packed");

@@ -142,19 +142,19 @@ fn w4a8_layers_are_for_the_cpu() {
     let layers = found["layers"].as_array().unwrap().len() as u64;
     assert!(layers > 2);
     assert_eq!(verdict(&found, "kleidiai"), (layers, &[][..]));
-    for other in ["marlin", "flashinfer", "cuda"] {
+    for other in ["marlin", "flashinfer", "deepgemm", "cuda"] {
         let (takes, refused) = verdict(&found, other);
         assert_eq!((takes, refused.len() as u64), (0, layers), "{other}");
         assert!(refused.iter().all(|r| r["reasons"][0].is_string()), "{other}");
     }
     let text = text(&model, &[]);
     let head = text.lines().find(|l| l.trim_start().starts_with("layer ")).unwrap();
-    let columns = ["Marlin", "CPU int4", "FlashInfer", "CUDA here"];
+    let columns = ["Marlin", "CPU int4", "FlashInfer", "DeepGEMM", "CUDA here"];
     let at = columns.map(|c| head.find(c).unwrap_or_else(|| panic!("{c}: {head}")));
     assert!(at.is_sorted(), "{head}");
     let row = text.lines().find(|l| l.contains(".experts.w13 ")).unwrap();
-    let answers: Vec<_> = row.split_whitespace().rev().take(4).collect();
-    assert_eq!(answers, ["no", "no", "yes", "no"], "{row}");
+    let answers: Vec<_> = row.split_whitespace().rev().take(5).collect();
+    assert_eq!(answers, ["no", "no", "no", "yes", "no"], "{row}");
     // Layers with the same reasons share a line: one for each of the others, not one for each layer.
     let refusals = text.lines().filter(|l| l.starts_with("not for Marlin:")).count();
     assert!(refusals <= 2, "{text}");

@@ -20,15 +20,19 @@ pub struct Heads<'a> {
     pub queries: &'a [f32],
     /// `[n, head_dim]`.
     pub keys: &'a [f32],
-    /// `[n, head_dim]`.
+    /// `[n, value_dim]`. Of longer rows, as latents with their rotated keys, the first values count.
     pub values: &'a [f32],
-    /// Elements of a head.
+    /// Elements of a query and a key.
     pub head_dim: usize,
+    /// Elements of an output.
+    pub value_dim: usize,
     /// Factor on the scores.
     pub scale: f32,
+    /// One more score of each head, without a value: a part of the maximum and of Σ pⱼ.
+    pub sinks: Option<&'a [f32]>,
     /// Memory for the scores.
     pub scores: &'a mut Vec<f32>,
-    /// `[heads, head_dim]`.
+    /// `[heads, value_dim]`.
     pub out: &'a mut [f32],
 }
 
@@ -36,7 +40,8 @@ impl Heads<'_> {
     /// For each query, out = Σ pⱼ·vⱼ / Σ pⱼ with pⱼ = e^(sⱼ − max s) and sⱼ = (q · kⱼ) · scale.
     ///
     /// Σ pⱼ·vⱼ is added from the oldest key on by fused multiply-adds and divided at the end. The
-    /// bits do not depend on how many queries are given together.
+    /// bits do not depend on how many queries are given together. A sink counts for max s and adds
+    /// e^(sink − max s) to Σ pⱼ, after the scores.
     pub fn attend(self) {
         wide(self);
     }
@@ -67,32 +72,37 @@ impl Heads<'_> {
         for (block, keys) in self.keys.chunks(KEYS * dim).enumerate() {
             scores(queries, keys, self.scale, &mut self.scores[block * KEYS..], n);
         }
-        for scores in self.scores.chunks_exact_mut(n) {
-            let mut max = f32::NEG_INFINITY;
+        let sink = |i: usize| self.sinks.map(|sinks| sinks[first + i]);
+        let mut sunk = [0.0; Q];
+        for (i, scores) in self.scores.chunks_exact_mut(n).enumerate() {
+            let mut max = sink(i).unwrap_or(f32::NEG_INFINITY);
             for &score in &*scores {
                 max = if score > max { score } else { max };
             }
             for score in scores.iter_mut() {
                 *score = exp(*score - max);
             }
+            sunk[i] = sink(i).map_or(0.0, |sink| exp(sink - max));
         }
+        let (dim, stride) = (self.value_dim, self.values.len() / n);
         let out = &mut self.out[first * dim..][..Q * dim];
         let pairs = dim / (2 * LANES) * 2 * LANES;
         for d in (0..pairs).step_by(2 * LANES) {
-            values::<Q, 2>(self.scores, self.values, (d, dim), out);
+            values::<Q, 2>(self.scores, (self.values, stride), (d, dim), out);
         }
         let whole = dim / LANES * LANES;
         if pairs < whole {
-            values::<Q, 1>(self.scores, self.values, (pairs, dim), out);
+            values::<Q, 1>(self.scores, (self.values, stride), (pairs, dim), out);
         }
         for d in whole..dim {
             for (scores, out) in self.scores.chunks_exact(n).zip(out.chunks_exact_mut(dim)) {
-                let terms = scores.iter().zip(self.values.chunks_exact(dim));
+                let terms = scores.iter().zip(self.values.chunks_exact(stride));
                 out[d] = terms.fold(0.0, |sum, (p, value)| p.mul_add(value[d], sum));
             }
         }
-        for (scores, out) in self.scores.chunks_exact(n).zip(out.chunks_exact_mut(dim)) {
-            let total = sum(scores);
+        let heads = self.scores.chunks_exact(n).zip(out.chunks_exact_mut(dim));
+        for ((scores, out), sunk) in heads.zip(sunk) {
+            let total = sum(scores) + sunk;
             for out in out {
                 *out /= total;
             }
@@ -153,18 +163,19 @@ fn scores<const Q: usize>(
     }
 }
 
-/// Σ pⱼ·vⱼ of Q queries, for V vectors from element `d` of heads of `dim`.
+/// Σ pⱼ·vⱼ of Q queries, for V vectors from element `d` of heads of `dim`; rows of values are `stride`
+/// apart.
 #[inline(always)]
 fn values<const Q: usize, const V: usize>(
     scores: &[f32],
-    values: &[f32],
+    (values, stride): (&[f32], usize),
     (d, dim): (usize, usize),
     out: &mut [f32],
 ) {
     let n = scores.len() / Q;
     let scores: [&[f32]; Q] = array::from_fn(|i| &scores[i * n..][..n]);
     let mut sums = [[Vector::ZERO; V]; Q];
-    for (j, value) in values.chunks_exact(dim).take(n).enumerate() {
+    for (j, value) in values.chunks_exact(stride).take(n).enumerate() {
         let value: &[[f32; LANES]] = value[d..].as_chunks().0;
         let value: [Vector; V] = array::from_fn(|v| Vector(value[v]));
         for i in 0..Q {
@@ -192,8 +203,9 @@ mod tests {
 
     fn attended(queries: &[f32], (keys, values): (&[f32], &[f32]), head_dim: usize) -> Vec<f32> {
         let (mut scores, mut out) = (Vec::new(), vec![9.0; queries.len()]);
-        let scale = 0.5;
-        Heads { queries, keys, values, head_dim, scale, scores: &mut scores, out: &mut out }
+        let (scale, sinks, value_dim) = (0.5, None, head_dim);
+        let (scores, to) = (&mut scores, &mut out[..]);
+        Heads { queries, keys, values, head_dim, value_dim, scale, sinks, scores, out: to }
             .attend();
         out
     }
@@ -246,6 +258,22 @@ mod tests {
                     assert_eq!(out, expected, "dim {dim}, {n} keys, {heads} heads");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_sink_takes_its_share_and_longer_rows_count_by_their_first_values() {
+        // Equal scores of 0 and sinks of ln 2 and −∞: shares of 1/4 and of 1/2 for two keys.
+        let (queries, keys) = ([0.0f32; 8], [1.0f32; 8]);
+        let values = [4.0f32, 8.0, 99.0, 12.0, 16.0, 99.0];
+        let (scores, mut out) = (&mut Vec::new(), [0.0; 4]);
+        let sinks = Some(&[std::f32::consts::LN_2, f32::NEG_INFINITY][..]);
+        let (head_dim, value_dim, scale) = (4, 2, 1.0);
+        let (queries, keys, values, to) = (&queries, &keys, &values, &mut out);
+        Heads { queries, keys, values, head_dim, value_dim, scale, sinks, scores, out: to }
+            .attend();
+        for (found, expected) in out.iter().zip([4.0, 6.0, 8.0, 12.0]) {
+            assert!((found - expected).abs() < 1e-5, "{out:?}");
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Products with weights that are not quantized: bf16, f16 or f32 weights times f32 activations.
 
+mod part;
+
 use std::borrow::Cow;
 
 use marlinspike::num::scalar::{bf16_to_f32, f16_to_f32};
@@ -159,6 +161,11 @@ impl Weight for f32 {
     fn widen(self) -> f32 {
         self
     }
+}
+
+/// `out` `[columns][M]` of whole rows of an f32 weight and all rows of x, on the caller's thread.
+pub(super) fn product(columns: &[f32], x: &[f32], size_k: usize, out: &mut [f32]) {
+    wide(Product { columns, x, size_k, out });
 }
 
 /// `out` `[columns][M]` of whole columns (rows of the stored weight) and all rows of x.

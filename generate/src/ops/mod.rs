@@ -11,6 +11,7 @@
 pub mod attention;
 pub mod dense;
 mod dot;
+pub mod mxfp4;
 pub mod norm;
 pub mod rope;
 
@@ -31,6 +32,31 @@ impl marlinspike::w4a8::wide::Loop for Silu<'_> {
     fn run(self) {
         for (g, &u) in self.gate.iter_mut().zip(self.up) {
             *g = *g / (1.0 + marlinspike::moe::math::exp(-*g)) * u;
+        }
+    }
+}
+
+/// gpt-oss's activation of rows whose gate and up alternate: with g = min(gate, limit) and
+/// u = clamp(up, ±limit), (u + 1) · (g / (1 + e^(−α·g))). `parameters` are α and the limit.
+pub fn swiglu_oai(gate_up: &[f32], parameters: [f32; 2], out: &mut [f32]) {
+    marlinspike::w4a8::wide::wide(SwigluOai { gate_up, parameters, out });
+}
+
+struct SwigluOai<'a> {
+    gate_up: &'a [f32],
+    parameters: [f32; 2],
+    out: &'a mut [f32],
+}
+
+impl marlinspike::w4a8::wide::Loop for SwigluOai<'_> {
+    #[inline(always)]
+    fn run(self) {
+        let [alpha, limit] = self.parameters;
+        for (pair, y) in self.gate_up.chunks_exact(2).zip(self.out) {
+            // These limits keep a NaN.
+            let g = if pair[0] > limit { limit } else { pair[0] };
+            let u = pair[1].clamp(-limit, limit);
+            *y = (u + 1.0) * (g / (1.0 + marlinspike::moe::math::exp(-(alpha * g))));
         }
     }
 }

@@ -1,11 +1,15 @@
 //! Rotary position embedding.
 
+use crate::config::Yarn;
+
 /// The frequencies of a model. Halves of a head are rotated against each other (element i with
-/// i + `head_dim` / 2), as in Llama, Mixtral and Qwen checkpoints.
+/// i + `head_dim` / 2), as in Llama, Mixtral and Qwen checkpoints, or neighbours, as in DeepSeek's.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     /// θ^(−2i / `head_dim`), computed in f64 and rounded to f32, as models are trained with.
     inverse: Vec<f32>,
+    /// Factor on cos and sin.
+    factor: f64,
 }
 
 impl Rope {
@@ -15,17 +19,31 @@ impl Rope {
             let exponent = (2 * i) as f32 / head_dim as f32;
             (1.0 / libm::pow(theta, f64::from(exponent))) as f32
         };
-        Self { inverse: (0..head_dim / 2).map(power).collect() }
+        Self { inverse: (0..head_dim / 2).map(power).collect(), factor: 1.0 }
+    }
+
+    /// The frequencies scaled by YaRN: pair i divides its frequency by the factor for a share of
+    /// (i − low) / (high − low), limited to 0 and 1. In f64, rounded once.
+    pub fn yarn(theta: f64, head_dim: usize, yarn: &Yarn) -> Self {
+        let [low, high] = yarn.range(theta, head_dim);
+        let frequency = |i: usize| {
+            let exponent = (2 * i) as f32 / head_dim as f32;
+            let own = 1.0 / libm::pow(theta, f64::from(exponent));
+            let share = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+            (own / yarn.factor * share + own * (1.0 - share)) as f32
+        };
+        let inverse = (0..head_dim / 2).map(frequency).collect();
+        Self { inverse, factor: yarn.attention_factor }
     }
 
     /// cos and sin of every frequency at `position`: `[2][head_dim / 2]`, appended to `table`.
     ///
     /// The angle is position · frequency in f32, as transformers and vLLM compute it. cos and sin are
-    /// computed in f64 and rounded once.
+    /// computed in f64, with YaRN's factor, and rounded once.
     pub fn angles(&self, position: usize, table: &mut Vec<f32>) {
         let angles = self.inverse.iter().map(|&f| f64::from(position as f32 * f));
-        table.extend(angles.clone().map(|a| libm::cos(a) as f32));
-        table.extend(angles.map(|a| libm::sin(a) as f32));
+        table.extend(angles.clone().map(|a| (libm::cos(a) * self.factor) as f32));
+        table.extend(angles.map(|a| (libm::sin(a) * self.factor) as f32));
     }
 
     /// Numbers that [`Rope::angles`] appends.
@@ -44,6 +62,19 @@ pub fn rotate(row: &mut [f32], table: &[f32]) {
             let (a, b) = (first[i], second[i]);
             first[i] = a * cos[i] - b * sin[i];
             second[i] = b * cos[i] + a * sin[i];
+        }
+    }
+}
+
+/// As [`rotate`], for heads whose element 2i is rotated against 2i + 1.
+pub fn rotate_pairs(row: &mut [f32], table: &[f32]) {
+    let half = table.len() / 2;
+    let (cos, sin) = table.split_at(half);
+    for head in row.chunks_exact_mut(2 * half) {
+        for (i, pair) in head.chunks_exact_mut(2).enumerate() {
+            let (a, b) = (pair[0], pair[1]);
+            pair[0] = a * cos[i] - b * sin[i];
+            pair[1] = b * cos[i] + a * sin[i];
         }
     }
 }
@@ -70,5 +101,48 @@ mod tests {
         // The fastest frequency turns by one radian for each position.
         let expected = f64::from(row[0]) * 5f64.cos() - f64::from(row[4]) * 5f64.sin();
         assert!((f64::from(rotated[0]) - expected).abs() < 1e-5);
+    }
+
+    #[test]
+    fn neighbours_turn_as_halves_do_in_the_other_order() {
+        let rope = Rope::new(10_000.0, 8);
+        let mut table = Vec::new();
+        rope.angles(3, &mut table);
+        let halves: Vec<f32> = (0..8).map(|i| i as f32 - 3.5).collect();
+        let mut pairs: Vec<f32> = (0..8).map(|i| halves[i / 2 + i % 2 * 4]).collect();
+        let mut rotated = halves.clone();
+        rotate(&mut rotated, &table);
+        rotate_pairs(&mut pairs, &table);
+        for i in 0..4 {
+            assert_eq!([pairs[2 * i], pairs[2 * i + 1]], [rotated[i], rotated[i + 4]]);
+        }
+    }
+
+    #[test]
+    fn yarn_keeps_fast_frequencies_and_divides_slow_ones() {
+        let yarn = Yarn {
+            factor: 32.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            original_positions: 4096,
+            truncate: false,
+            attention_factor: 1.5,
+            score_factor: 1.0,
+        };
+        // gpt-oss: pairs 8.09 to 17.4 are blended.
+        let (plain, scaled) = (Rope::new(150_000.0, 64), Rope::yarn(150_000.0, 64, &yarn));
+        assert_eq!(plain.inverse[..9], scaled.inverse[..9]);
+        for i in 18..32 {
+            assert!((plain.inverse[i] / scaled.inverse[i] - 32.0).abs() < 1e-4, "{i}");
+        }
+        assert!((9..18).all(|i| {
+            let ratio = plain.inverse[i] / scaled.inverse[i];
+            ratio > 1.0 && ratio < 32.0
+        }));
+        let whole = Rope::yarn(150_000.0, 64, &Yarn { truncate: true, ..yarn });
+        assert!(whole.inverse[9] < plain.inverse[9] && whole.inverse[9] != scaled.inverse[9]);
+        let mut table = Vec::new();
+        scaled.angles(0, &mut table);
+        assert!(table[..32].iter().all(|&cos| cos == 1.5), "{table:?}");
     }
 }

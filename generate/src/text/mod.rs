@@ -6,7 +6,7 @@ mod stream;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use marlinspike::bounded_json;
+use marlinspike::{bounded_json, panics};
 use marlinspike_model::model::{CONFIG_LIMIT, CONFIG_MEMORY, ModelError, files};
 use serde_json::Value;
 use tokenizers::Tokenizer;
@@ -104,6 +104,26 @@ fn json(path: &Path) -> Result<Value, TextError> {
     parsed.map_err(|e| wrong(e.to_string()).into())
 }
 
+/// A panic of the tokenizer, or its error.
+struct Failed(Result<TextError, marlinspike::Error>);
+
+impl From<marlinspike::Error> for Failed {
+    fn from(error: marlinspike::Error) -> Self {
+        Self(Err(error))
+    }
+}
+
+/// Runs `call`. The tokenizers crate panics for some files that it has read; such a panic is an error
+/// that names the file.
+fn guarded<T>(path: &Path, call: impl FnOnce() -> Result<T, TextError>) -> Result<T, TextError> {
+    panics::catch(|| call().map_err(|e| Failed(Ok(e)))).map_err(|Failed(failed)| {
+        failed.unwrap_or_else(|panic| {
+            let reason = format!("the tokenizer failed: {panic}");
+            TextError::Tokenizer { path: path.to_owned(), reason }
+        })
+    })
+}
+
 /// `eos_token_id` of a config: one id or a list.
 fn stop_tokens(path: &Path, config: &Value) -> Result<Option<Vec<u32>>, TextError> {
     let found = config.get("eos_token_id").filter(|v| !v.is_null());
@@ -131,9 +151,17 @@ impl Text {
         let Some(text) = read(&path, TOKENIZER_LIMIT)? else {
             return Err(TextError::NoTokenizer { dir: dir.to_owned() });
         };
-        let tokenizer = Tokenizer::from_bytes(&text).map_err(|e| {
-            let reason = format!("not a tokenizer: {e}");
-            TextError::Tokenizer { path, reason }
+        let load = || {
+            let mut tokenizer = Tokenizer::from_bytes(&text)?;
+            // A prompt is neither cut nor filled up to a length that the file states.
+            tokenizer.with_truncation(None)?.with_padding(None);
+            Ok(tokenizer)
+        };
+        let tokenizer = guarded(&path, || {
+            load().map_err(|e: tokenizers::Error| TextError::Tokenizer {
+                path: path.clone(),
+                reason: format!("not a tokenizer: {e}"),
+            })
         })?;
         let config = json(&dir.join("tokenizer_config.json"))?;
         let own = read(&dir.join("chat_template.jinja"), CONFIG_LIMIT)?;
@@ -179,9 +207,10 @@ impl Text {
     }
 
     fn tokens(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
-        let encoded = self.tokenizer.encode_fast(text, special);
-        let ids = encoded.map(|e| e.get_ids().to_vec());
-        ids.map_err(|e| self.wrong(e))
+        self.guarded(|tokenizer| {
+            let encoded = tokenizer.encode_fast(text, special)?;
+            Ok(encoded.get_ids().to_vec())
+        })
     }
 
     /// Turns new tokens into text, piece by piece.
@@ -190,11 +219,21 @@ impl Text {
     }
 
     fn decode(&self, tokens: &[u32]) -> Result<String, TextError> {
-        self.tokenizer.decode(tokens, true).map_err(|e| self.wrong(e))
+        self.guarded(|tokenizer| tokenizer.decode(tokens, true))
     }
 
-    fn wrong(&self, error: tokenizers::Error) -> TextError {
-        let (path, reason) = (self.dir.join("tokenizer.json"), error.to_string());
-        TextError::Tokenizer { path, reason }
+    /// Calls the tokenizer; its errors and panics name the file.
+    fn guarded<T>(
+        &self,
+        call: impl FnOnce(&Tokenizer) -> tokenizers::Result<T>,
+    ) -> Result<T, TextError> {
+        let path = self.dir.join("tokenizer.json");
+        guarded(&path, || {
+            let wrong = |e: tokenizers::Error| {
+                let (path, reason) = (path.clone(), e.to_string());
+                TextError::Tokenizer { path, reason }
+            };
+            call(&self.tokenizer).map_err(wrong)
+        })
     }
 }

@@ -15,7 +15,12 @@ use marlinspike_model::model::{Model, ModelFiles};
 use serde_json::Value;
 use tempfile::TempDir;
 
-pub const NAMES: [&str; 2] = ["qwen3-moe-tiny", "mixtral-tiny"];
+pub const NAMES: [&str; 5] =
+    ["qwen3-moe-tiny", "mixtral-tiny", "deepseek-v3-tiny", "deepseek-v2-tiny", "gpt-oss-tiny"];
+
+/// The models whose layers `convert` packs for the int4 path; their 4-bit weights meet 8-bit
+/// activations. gpt-oss's MXFP4 weights meet f32 activations.
+pub const CONVERTED: [&str; 2] = ["qwen3-moe-tiny", "mixtral-tiny"];
 
 /// The golden model of this name.
 pub fn golden(name: &str) -> PathBuf {
@@ -97,7 +102,7 @@ pub fn dequantized(folder: &Path) -> Vec<Tensor<'static>> {
     plain
 }
 
-/// The golden model with float weights.
+/// The golden model with float weights, except for MXFP4, which meets float activations as it is.
 pub fn float_model(name: &str) -> TempDir {
     let source = golden(name);
     let mut config = config(&source);

@@ -144,6 +144,8 @@ fn attention() {
             keys: &keys,
             values: &values,
             head_dim: dim,
+            value_dim: dim,
+            sinks: None,
             scale,
             scores: &mut scores,
             out: &mut out,

@@ -10,7 +10,8 @@ fn pool(threads: usize) -> rayon::ThreadPool {
 /// Prompts of different lengths, the golden one first.
 fn prompts(name: &str) -> [Vec<u32>; 4] {
     let ids = Expected::read(name).input_ids;
-    let other = |seed: u32, len: u32| (0..len).map(|i| (i * 37 + seed) % 320).collect();
+    let vocab = config(&golden(name))["vocab_size"].as_u64().unwrap() as u32;
+    let other = |seed: u32, len: u32| (0..len).map(|i| (i * 37 + seed) % vocab).collect();
     [ids, other(5, 1), other(99, 20), other(200, 7)]
 }
 

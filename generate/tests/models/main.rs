@@ -3,6 +3,7 @@
 
 mod bounds;
 mod golden;
+mod gptq;
 mod invariance;
 mod text;
 

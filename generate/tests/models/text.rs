@@ -105,3 +105,41 @@ fn generation_stops_at_its_length_at_a_stop_token_or_when_the_caller_wants() {
         assert_ne!(run(&random).tokens, new_tokens);
     });
 }
+
+/// A folder with a golden tokenizer, changed.
+fn tokenizer(change: impl FnOnce(&mut serde_json::Value)) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = std::fs::read(golden("qwen3-moe-tiny").join("tokenizer.json")).unwrap();
+    let mut value = serde_json::from_slice(&bytes).unwrap();
+    change(&mut value);
+    std::fs::write(folder.path().join("tokenizer.json"), value.to_string()).unwrap();
+    folder
+}
+
+#[test]
+fn a_tokenizer_that_panics_is_an_error_that_names_the_file() {
+    // Strips more characters than a token has.
+    let folder = tokenizer(|t| {
+        t["decoder"] = serde_json::json!({"type": "Strip", "content": "t", "start": 0, "stop": 9});
+    });
+    let text = Text::open(folder.path()).unwrap();
+    let tokens = text.encode("t").unwrap();
+    let message = text.stream().push(tokens[0]).unwrap_err().to_string();
+    assert!(message.contains("tokenizer.json: the tokenizer failed"), "{message}");
+}
+
+#[test]
+fn prompts_are_neither_cut_nor_filled_up_as_the_tokenizer_states() {
+    let prompt = "the waves and the wind";
+    let expected = Text::open(&golden("qwen3-moe-tiny")).unwrap().encode(prompt).unwrap();
+    let folder = tokenizer(|t| {
+        t["truncation"] = serde_json::json!({
+            "max_length": 3, "stride": 5, "strategy": "LongestFirst", "direction": "Right",
+        });
+        t["padding"] = serde_json::json!({
+            "strategy": {"Fixed": 40}, "direction": "Left", "pad_to_multiple_of": null,
+            "pad_id": 0, "pad_type_id": 0, "pad_token": "x",
+        });
+    });
+    assert_eq!(Text::open(folder.path()).unwrap().encode(prompt).unwrap(), expected);
+}

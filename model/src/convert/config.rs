@@ -30,6 +30,8 @@
 //! | `scale_permutation` | Marlin: `grouped` or `single` |
 //! | `nr` | the int4 path: columns of a block |
 //! | `kernel_layout` | FlashInfer: the layout's name |
+//! | `scale_format` | DeepGEMM: `float32`, `float32_ceil_ue8m0` or `ue8m0` |
+//! | `activations` | FP8 blocks: type, group and form of the scales of quantized activations |
 //!
 //! A packed file of the int4 path also describes its own layers
 //! ([`marlinspike::w4a8::stored`]), and `run` reads those descriptions.

@@ -106,6 +106,8 @@ pub struct Inspection {
     pub routing: Vec<LayerRouting>,
     /// Experts in unsupported storage forms.
     pub fused: Vec<Fused>,
+    /// Modules of experts with 16 or 32 bits, which `run` computes and `convert` copies.
+    pub plain: Vec<String>,
     /// Unquantized modules, by reason.
     pub unquantized: BTreeMap<String, Vec<String>>,
     /// Bytes of all tensors.
@@ -149,7 +151,8 @@ pub fn inspect(dir: &Path, options: &Options) -> Result<Inspection, ModelError> 
         unquantized,
         bytes: model.entries().map(|e| e.byte_len()).sum(),
         files: model.shards.len(),
-        fused: groups.fused,
+        fused: groups.fused.into_iter().filter(|f| !groups.plain.contains(&f.module)).collect(),
+        plain: groups.plain,
     })
 }
 

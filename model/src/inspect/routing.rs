@@ -17,7 +17,7 @@ pub struct LayerRouting {
 pub(super) fn of(model: &Model<'_>, layers: &Layers) -> Vec<LayerRouting> {
     let mut all: Vec<LayerRouting> = Vec::new();
     for stack in layers.stacks.iter().filter(|s| s.role == Role::W13) {
-        let interleaved = stack.experts[0].iter().any(|matrix| matrix.index.is_some());
+        let interleaved = stack.is_interleaved();
         let module = &stack.module;
         let found = MoeRouting::read(model, module, stack.experts.len(), interleaved);
         // Only the names of biases and of modules differ between layers.

@@ -75,20 +75,22 @@ fn ranges(
     if let Some(i) = found.index {
         ranges[0] = i..i + 1;
     }
-    for (axis, range) in [(found.binding.k, k), (found.binding.n, n)] {
+    for (axis, range, start) in [(found.binding.k, k, 0), (found.binding.n, n, found.n_start)] {
         let Some(Axis { dim, unit }) = axis else { continue };
+        let size = found.shape.get(dim).copied();
         let Some(slot) = ranges.get_mut(dim + skip) else {
             let expected = format!("{} dimensions or more", dim + skip + 1);
             return Err(Error::shape(&found.name, full, expected));
         };
         let end = range.end.div_ceil(unit);
         // Only the last element of a dimension may cover fewer rows or columns.
-        if !range.start.is_multiple_of(unit) || (!range.end.is_multiple_of(unit) && end != slot.end)
+        if !range.start.is_multiple_of(unit)
+            || (!range.end.is_multiple_of(unit) && size != Some(end))
         {
             let what = format!("{}: a slice of dimension {dim}", found.name);
             return Err(Error::size(what, format!("{range:?}"), format!("multiples of {unit}")));
         }
-        *slot = range.start / unit..end;
+        *slot = start + range.start / unit..start + end;
     }
     Ok(ranges)
 }

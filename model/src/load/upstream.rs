@@ -60,7 +60,7 @@ fn cut(
     [k, n]: [std::ops::Range<usize>; 2],
 ) -> Vec<std::ops::Range<usize>> {
     let name = binding.suffixes[0].to_owned();
-    let found = Found { binding, name, shape: full.to_vec(), index: None };
+    let found = Found { binding, name, shape: full.to_vec(), index: None, n_start: 0 };
     ranges(&found, full, &k, &n).unwrap()
 }
 

@@ -120,8 +120,8 @@ pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
                 ScaleStrategy::Block { block_n, block_k } => (axis(1, block_k), axis(0, block_n)),
             };
             vec![
-                part(Part::Weight, &["weight"], axis(1, 1), axis(0, 1)),
-                part(Part::Scale, &["weight_scale_inv", "weight_scale"], k, n),
+                part(Part::Weight, &["weight", ""], axis(1, 1), axis(0, 1)),
+                part(Part::Scale, &["weight_scale_inv", "weight_scale", "_scale_inv"], k, n),
                 optional(part(Part::InputScale, &["input_scale"], None, None)),
             ]
         }
@@ -172,6 +172,17 @@ pub struct Found {
     pub shape: Vec<usize>,
     /// Position in a stored stack.
     pub index: Option<usize>,
+    /// Elements before the matrix along the axis of N.
+    pub n_start: usize,
+}
+
+/// Reduces `len` to one of `of` equal parts; the elements before `part`, or `len` if they differ.
+fn part_of(len: &mut usize, part: usize, of: usize) -> Result<usize, usize> {
+    if of == 0 || !len.is_multiple_of(of) {
+        return Err(*len);
+    }
+    *len /= of;
+    Ok(part * *len)
 }
 
 /// A matrix with its tensors found.
@@ -238,9 +249,17 @@ impl Bound {
                 let expected = format!("{} dimensions or more", dims.unwrap_or(0));
                 return Err(ModelError::module(name, format!("{found}, expected {expected}")));
             }
-            bytes += share;
             let tensor = entry.name().to_owned();
-            tensors.push(Found { binding, name: tensor, shape, index: matrix.index });
+            let mut n_start = 0;
+            if let (Some([part, of]), Some(Axis { dim, unit })) = (matrix.columns, binding.n) {
+                n_start = part_of(&mut shape[dim], part, of).map_err(|all| {
+                    let found = format!("tensor `{tensor}`: found {all} times {unit} columns");
+                    ModelError::module(&name, format!("{found}, expected {of} equal parts"))
+                })?;
+                share /= of as u64;
+            }
+            bytes += share;
+            tensors.push(Found { binding, name: tensor, shape, index: matrix.index, n_start });
         }
         let size =
             |f: &Found, axis: Option<Axis>| axis.and_then(|a| f.shape[a.dim].checked_mul(a.unit));

@@ -7,50 +7,11 @@ use marlinspike::config::Scheme;
 use marlinspike::num::tensor::DType;
 
 use super::fused::{self, Fused};
+pub use super::matrix::{Matrix, Role};
 use super::{Model, ModelError};
 
 /// Most experts of one layer; real models have a few hundred.
 const MAX_EXPERTS: usize = 1 << 16;
-
-/// The matrices of a stack.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
-    /// One linear layer.
-    Dense,
-    /// The experts' gate and up projections, side by side along N.
-    W13,
-    /// The experts' down projections.
-    W2,
-}
-
-impl Role {
-    /// Upstream's prefix of parameter names.
-    pub const fn prefix(self) -> &'static str {
-        match self {
-            Self::Dense => "",
-            Self::W13 => "w13_",
-            Self::W2 => "w2_",
-        }
-    }
-}
-
-/// The location of one matrix's tensors.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Matrix {
-    /// Prefix of the tensor names: `model.layers.0.mlp.up_proj.`, or
-    /// `model.layers.0.mlp.experts.down_proj_` for a stored stack.
-    pub prefix: String,
-    /// Its position along the first dimension of a stored stack.
-    pub index: Option<usize>,
-}
-
-impl Matrix {
-    /// The module's name, for messages.
-    pub fn name(&self) -> String {
-        let base = self.prefix.trim_end_matches(['.', '_']);
-        self.index.map_or_else(|| base.to_owned(), |i| format!("{base}[{i}]"))
-    }
-}
 
 /// Quantized matrices that form one stack in the kernel's format.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,6 +24,14 @@ pub struct Stack {
     pub scheme: Scheme,
     /// Experts (one for a dense layer), each with the matrices that are concatenated along N.
     pub experts: Vec<Vec<Matrix>>,
+}
+
+impl Stack {
+    /// Whether rows of gate and up alternate in w13, as gpt-oss stores them.
+    pub fn is_interleaved(&self) -> bool {
+        let alternates = |m: &Matrix| m.index.is_some() && m.columns.is_none();
+        self.role == Role::W13 && self.experts.iter().flatten().any(alternates)
+    }
 }
 
 /// A module that is not quantized.
@@ -85,6 +54,8 @@ pub struct Layers {
     pub owned: BTreeSet<String>,
     /// Experts in unsupported storage forms.
     pub fused: Vec<Fused>,
+    /// Modules of experts with 16 or 32 bits, in any form.
+    pub plain: Vec<String>,
 }
 
 /// The last name components of the tensors of a quantized matrix.
@@ -163,6 +134,10 @@ impl Layers {
                 layers.stored_stack(model, module, parts)?;
                 continue;
             }
+            if fused::is_fp8(model, module) {
+                layers.fp8_stacks(model, module)?;
+                continue;
+            }
             let quantized = is_quantized(model, module, parts);
             let scheme = scheme_of(model, module, parts, quantized)?;
             match scheme {
@@ -187,6 +162,7 @@ impl Layers {
                             experts: vec![vec![Matrix {
                                 prefix: format!("{module}."),
                                 index: None,
+                                columns: None,
                             }]],
                         }),
                     }
@@ -198,7 +174,20 @@ impl Layers {
         }
         layers.stacks.sort_by(|a, b| (&a.module, a.role).cmp(&(&b.module, b.role)));
         layers.fused = fused::find(model, &layers.owned);
+        layers.plain = fused::plain(model, &layers.owned);
+        layers.plain.retain(|module| layers.stacks.iter().all(|s| s.module != *module));
         Ok(layers)
+    }
+
+    /// The module of 16- or 32-bit experts to run: the wanted one, or the first if no experts are
+    /// quantized.
+    pub fn plain_block(&self, wanted: Option<&str>) -> Option<&str> {
+        let mut plain = self.plain.iter().map(String::as_str);
+        match wanted {
+            Some(name) => plain.find(|module| *module == name),
+            None if self.stacks.iter().any(|s| s.role == Role::W13) => None,
+            None => plain.next(),
+        }
     }
 
     fn own(&mut self, module: &str, parts: &BTreeSet<&str>) {
@@ -237,12 +226,46 @@ impl Layers {
                     self.owned.insert(name);
                 }
             }
-            let matrix = |e| vec![Matrix { prefix: format!("{module}.{prefix}"), index: Some(e) }];
+            let prefix = format!("{module}.{prefix}");
+            let matrix = |e| vec![Matrix { prefix: prefix.clone(), index: Some(e), columns: None }];
             self.stacks.push(Stack {
                 module: module.to_owned(),
                 role,
                 scheme: scheme.clone(),
                 experts: (0..experts).map(matrix).collect(),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Layers {
+    /// FP8 experts in three dimensions, gate above up, as transformers saves them.
+    fn fp8_stacks(&mut self, model: &Model<'_>, module: &str) -> Result<(), ModelError> {
+        let scheme = fused::fp8_scheme(model, module)?;
+        let mut count = None;
+        for (name, role) in fused::FP8 {
+            let prefix = format!("{module}.{name}");
+            let experts = fused::fp8_experts(model, &prefix, (role, &scheme), count)?;
+            count = Some(experts);
+            for suffix in ["", "_scale_inv", "_activation_scale"] {
+                let name = format!("{prefix}{suffix}");
+                self.owned.extend(model.entry(&name).is_some().then_some(name));
+            }
+            let parts: &[[usize; 2]] =
+                if role == Role::W13 { &[[0, 2], [1, 2]] } else { &[[0, 1]] };
+            let matrix = |e, &columns| Matrix {
+                prefix: prefix.clone(),
+                index: Some(e),
+                columns: Some(columns),
+            };
+            self.stacks.push(Stack {
+                module: module.to_owned(),
+                role,
+                scheme: scheme.clone(),
+                experts: (0..experts)
+                    .map(|e| parts.iter().map(|c| matrix(e, c)).collect())
+                    .collect(),
             });
         }
         Ok(())
@@ -320,7 +343,7 @@ fn stack_experts(
                         "expert {e} has two tensors for one projection: `{name}`"
                     ));
                 }
-                row[slot] = Some(Matrix { prefix: format!("{name}."), index: None });
+                row[slot] = Some(Matrix { prefix: format!("{name}."), index: None, columns: None });
             }
             let Some(row) = row.into_iter().collect::<Option<Vec<_>>>() else {
                 let what =

@@ -3,10 +3,12 @@
 //! Only headers and small JSON files are read; tensors are slices of the mapped files.
 
 pub mod bind;
+pub mod block;
 mod error;
 pub mod files;
 pub mod fused;
 pub mod layers;
+mod matrix;
 pub mod routing;
 pub mod values;
 
@@ -60,7 +62,7 @@ pub struct ModelFiles {
 }
 
 /// One safetensors file.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Shard<'f> {
     /// File name.
     pub name: String,
@@ -88,7 +90,7 @@ impl<'f> Shard<'f> {
 }
 
 /// An opened model folder.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Model<'f> {
     /// The folder.
     pub dir: PathBuf,

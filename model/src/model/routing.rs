@@ -52,22 +52,54 @@ impl MoeRouting {
         num_experts: usize,
         interleaved: bool,
     ) -> Result<Self, ModelError> {
-        let wrong = |e: marlinspike::Error| ModelError::module(module, e);
-        let Found { source, rule, mut notes } = find(model, module, num_experts)?;
-        if rule.zero_experts > 0 {
+        let found = find(model, module, num_experts, false)?;
+        if found.rule.zero_experts > 0 {
             let reason = format!(
-                "routing of {source}: {} zero experts, whose part of the output is not computed",
-                rule.zero_experts
+                "routing of {}: {} zero experts, whose part of the output is not computed",
+                found.source, found.rule.zero_experts
             );
             return Err(ModelError::module(module, reason));
         }
-        let correction_bias = floats(model, module, rule.correction_bias.as_deref(), num_experts)?;
-        let expert_scale = floats(model, module, rule.expert_scale.as_deref(), num_experts)?;
+        Self::of(model, module, num_experts, interleaved, found)
+    }
+
+    /// Like [`Self::read`], for experts of 16 or 32 bits, whose whole block is computed: zero
+    /// experts and experts without gate too.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_whole(
+        model: &Model<'_>,
+        module: &str,
+        num_experts: usize,
+        interleaved: bool,
+    ) -> Result<Self, ModelError> {
+        let found = find(model, module, num_experts, true)?;
+        let scores = num_experts + found.rule.zero_experts;
+        Self::of(model, module, scores, interleaved, found)
+    }
+
+    /// The rule with the tensors that it names; `scores` are the router's outputs.
+    fn of(
+        model: &Model<'_>,
+        module: &str,
+        scores: usize,
+        interleaved: bool,
+        found: Found,
+    ) -> Result<Self, ModelError> {
+        let wrong = |e: marlinspike::Error| ModelError::module(module, e);
+        let Found { source, rule, mut notes } = found;
+        if let Some(what) = rule.token_input() {
+            let reason = format!("{what}: inputs of `run` have no such tensor");
+            return Err(ModelError::module(module, reason));
+        }
+        let correction_bias = floats(model, module, rule.correction_bias.as_deref(), scores)?;
+        let expert_scale = floats(model, module, rule.expert_scale.as_deref(), scores)?;
         let tensors = RouterTensors {
             correction_bias: correction_bias.as_deref(),
             expert_scale: expert_scale.as_deref(),
         };
-        let none = Array2::zeros((0, num_experts));
+        let none = Array2::zeros((0, scores));
         rule.validate(none.view(), tensors).map_err(wrong)?;
         if let Some(name) = unread_bias(model, module, &rule) {
             if model.stated_routing.is_none() {
@@ -76,7 +108,6 @@ impl MoeRouting {
             }
             notes.push(format!("the stated routing does not use `{name}`"));
         }
-        notes.extend(shared_experts(model, module));
         let activation = rule.activation(interleaved).map_err(wrong)?;
         Ok(Self { source, rule, activation, notes, correction_bias, expert_scale })
     }
@@ -124,8 +155,13 @@ pub fn summary(source: &str, rule: &RoutingRule) -> String {
     format!("routing of {source}: {}", parts.join(", "))
 }
 
-/// The stated rule, or the family's.
-fn find(model: &Model<'_>, module: &str, num_experts: usize) -> Result<Found, ModelError> {
+/// The stated rule, or the family's; `whole`: also of a family whose quantized experts do not run.
+fn find(
+    model: &Model<'_>,
+    module: &str,
+    num_experts: usize,
+    whole: bool,
+) -> Result<Found, ModelError> {
     let at_most = |key: &str, found: String| {
         let reason = format!("{key}: found {found}, expected at most {num_experts} experts");
         Err(ModelError::module(module, reason))
@@ -144,8 +180,13 @@ fn find(model: &Model<'_>, module: &str, num_experts: usize) -> Result<Found, Mo
         other => ModelError::module(module, other),
     })?;
     let source = resolved.model_type;
-    if let Support::RoutingOnly(reason) = resolved.support {
+    if let (Support::RoutingOnly(reason), false) = (resolved.support, whole) {
         let reason = format!("experts of {source} are not supported: {reason}");
+        return Err(ModelError::module(module, reason));
+    }
+    let experts = families::family(&source).map(|family| family.experts);
+    if let Some(what) = experts.and_then(|rule| rule.further_parts()) {
+        let reason = format!("a block of {source} has {what}, which are not computed");
         return Err(ModelError::module(module, reason));
     }
     if let Some(stated) = resolved.num_experts.filter(|&n| n != num_experts) {
@@ -195,7 +236,7 @@ fn floats(
 }
 
 /// The name prefix of a layer's tensors, up to and including the layer's number.
-fn layer_prefix(module: &str) -> Option<&str> {
+pub(super) fn layer_prefix(module: &str) -> Option<&str> {
     let mut end = 0;
     let mut after_layers = false;
     for part in module.split('.') {
@@ -228,7 +269,7 @@ fn unread_bias<'m>(model: &'m Model<'_>, module: &str, rule: &RoutingRule) -> Op
 }
 
 /// A note that the output does not include shared experts.
-fn shared_experts(model: &Model<'_>, module: &str) -> Option<String> {
+pub fn shared_experts_left_out(model: &Model<'_>, module: &str) -> Option<String> {
     let shared = |part: &&str| part.starts_with("shared_") || part.starts_with("share_expert");
     let found = layer_tensors(model, module).find_map(|(_, below)| {
         let part = below.split('.').find(shared)?;

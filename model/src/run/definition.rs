@@ -4,8 +4,9 @@ use marlinspike::Result;
 use marlinspike::moe::families::RouterTensors;
 use marlinspike::moe::layer::Routed;
 use marlinspike::num::array::rows_of;
+use marlinspike::w4a8::moe::GatedActivation;
 use marlinspike::w4a8::scalar::Scalar;
-use marlinspike::w4a8::{self, Values, moe};
+use marlinspike::w4a8::{self, LayerRouter, Values, moe};
 
 use super::input::{Inputs, Routing};
 use super::layer::Layer;
@@ -27,9 +28,14 @@ impl Layer<'_> {
         let (router, experts) = (&moe.config().router, moe.config().num_experts);
         let route = || router.route(rows_of("router_logits", logits, experts)?);
         let made = check.then(route).transpose()?;
-        let rule = routing::plain_rule(router);
+        let (rule, tensors) = match router {
+            LayerRouter::Operator(router) => {
+                (routing::plain_rule(router), RouterTensors::default())
+            }
+            LayerRouter::Family(family) => (family.rule().clone(), family.tensors()),
+        };
         let source = "the layer's file".to_owned();
-        let (tensors, given) = (RouterTensors::default(), (&logits[..], experts));
+        let given = (&logits[..], experts);
         RoutingReport::new(source, rule, tensors, given, made).map(Some)
     }
 
@@ -65,6 +71,12 @@ impl Layer<'_> {
                 routing.routed()?
             }
         };
-        definition.forward(&Scalar, &inputs.x, routed)
+        match &config.router {
+            LayerRouter::Operator(_) => definition.forward(&Scalar, &inputs.x, routed),
+            LayerRouter::Family(family) => {
+                let kind = GatedActivation::of_family(family.activation())?;
+                definition.forward_activated(&Scalar, kind, &inputs.x, routed)
+            }
+        }
     }
 }

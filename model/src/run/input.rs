@@ -23,6 +23,9 @@ pub struct Sizes {
     pub size_k: usize,
     /// Experts of all ranks; `None` for a linear layer.
     pub num_experts: Option<usize>,
+    /// Whether the layer's files have the router's weight, which computes logits that are not
+    /// given.
+    pub has_router: bool,
 }
 
 /// Row-major activations of the types that a path takes.
@@ -92,7 +95,7 @@ pub struct Inputs<X> {
 /// How tokens are routed to experts.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Routing {
-    /// `[M, experts]`.
+    /// `[M, experts]`; empty until the router's weight computes them.
     Logits(Vec<f32>),
     /// `[M, top_k]` each.
     Given {
@@ -106,8 +109,8 @@ pub enum Routing {
 }
 
 impl<X: Numbers> Inputs<X> {
-    /// Numbers evenly spread over −1 to 1 in steps of 2⁻²³: rows first, then logits. The stream
-    /// depends on the seed alone.
+    /// Numbers evenly spread over −1 to 1 in steps of 2⁻²³: rows first, then logits unless a router
+    /// computes them. The stream depends on the seed alone.
     ///
     /// # Errors
     /// [`Error::Size`] for no tokens or too many.
@@ -124,7 +127,7 @@ impl<X: Numbers> Inputs<X> {
             (0..count).map(|_| one(rng.next_u32())).collect()
         };
         let x = numbers(tokens * sizes.size_k);
-        let logits = numbers(tokens * experts);
+        let logits = numbers(if sizes.has_router { 0 } else { tokens * experts });
         Ok(Self { x: X::from_f32(x, dtype)?, routing: Routing::Logits(logits) })
     }
 
@@ -161,6 +164,9 @@ impl<X: Numbers> Inputs<X> {
             logits.expect_dtype(&[DType::F32])?.expect_shape(&shape)?;
             return inputs(Routing::Logits(logits.elements::<f32>().into_owned()));
         }
+        if sizes.has_router && find(file, "topk_ids")?.is_none() {
+            return inputs(Routing::Logits(Vec::new()));
+        }
         let ids = need(file, "topk_ids")?;
         let weights = need(file, "topk_weights")?;
         let [rows, top_k] = ids.expect_dtype(&[DType::I32])?.dims2()?;
@@ -186,7 +192,7 @@ fn find<'f>(file: &Container<'f>, name: &str) -> Result<Option<Tensor<'f>>> {
 
 fn need<'f>(file: &Container<'f>, name: &str) -> Result<Tensor<'f>> {
     let what = match name {
-        "topk_ids" => "a layer of experts without router_logits",
+        "topk_ids" => "a layer of experts without router_logits or a router's weight",
         _ => "the layer",
     };
     find(file, name)?.ok_or_else(|| Error::missing(name, what))

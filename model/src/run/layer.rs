@@ -23,7 +23,7 @@ use crate::convert::settings::{Format, Settings};
 use crate::convert::target::int4;
 use crate::map::MappedFile;
 use crate::model::layers::Layers;
-use crate::model::routing::MoeRouting;
+use crate::model::routing::{MoeRouting, shared_experts_left_out};
 use crate::model::{Model, ModelError, ModelFiles};
 
 /// The mapped files of a model.
@@ -32,7 +32,7 @@ pub enum Opened {
     /// One packed file.
     File(PathBuf, MappedFile),
     /// A folder.
-    Folder(ModelFiles),
+    Folder(Box<ModelFiles>),
 }
 
 /// Which layer, and how it runs.
@@ -119,7 +119,7 @@ impl Opened {
     /// [`ModelError`] or [`MapError`](crate::map::MapError) with the path.
     pub fn open(path: &Path, routing: Option<&Path>) -> Result<Self, RunError> {
         let opened = match path.is_dir() {
-            true => Self::Folder(ModelFiles::open(path)?.with_routing(routing)?),
+            true => Self::Folder(Box::new(ModelFiles::open(path)?.with_routing(routing)?)),
             false => Self::File(path.to_owned(), MappedFile::open(path)?),
         };
         if routing.is_some() && opened.original()?.is_none() {
@@ -267,7 +267,10 @@ fn checkpoint<'f>(files: &ModelFiles, options: LoadOptions<'_>) -> Result<Loaded
     };
     let notes = match &layer {
         Layer::Moe(moe) => {
-            MoeRouting::read(&model, &module, moe.config().num_experts, false)?.notes
+            let experts = moe.config().num_experts;
+            let mut notes = MoeRouting::read(&model, &module, experts, false)?.notes;
+            notes.extend(shared_experts_left_out(&model, &module));
+            notes
         }
         Layer::Linear(_) => Vec::new(),
     };
@@ -283,7 +286,7 @@ impl Layer<'_> {
         match self {
             Self::Moe(moe) => LayerKind::Moe {
                 num_experts: moe.config().num_experts,
-                top_k: moe.config().router.top_k,
+                top_k: moe.config().router.top_k(),
                 hidden_size: moe.hidden_size(),
                 intermediate_size: moe.intermediate_size(),
             },
@@ -313,7 +316,7 @@ impl Layer<'_> {
             Self::Moe(moe) => Some(moe.config().num_experts),
             Self::Linear(_) => None,
         };
-        Sizes { size_k: self.size_k(), num_experts }
+        Sizes { size_k: self.size_k(), num_experts, has_router: false }
     }
 
     /// A zeroed output for `inputs`, in their type.

@@ -4,6 +4,7 @@
 //! and loads them. [`mod@method`] runs the others by their checkpoint's method. [`input`] reads or
 //! generates the activations. This file selects the layer.
 
+pub mod block;
 mod definition;
 pub mod error;
 pub mod input;
@@ -50,10 +51,14 @@ pub fn run(model: &Path, options: &Options) -> Result<Run, RunError> {
             let is_moe = |m: &str| packed::is_moe(section, m);
             packed::refuse_copied(section, wanted)?;
             let module = layer::choose(&modules, wanted, is_moe)?;
-            let loaded = pool.install(|| packed::load(&model, (format, section), module))?;
+            let loaded =
+                pool.install(|| packed::load(&model, (format, section), module, options.method))?;
             return method::run(options, loaded, true, &pool);
         }
         let layers = Layers::group(&model)?;
+        if let Some(module) = layers.plain_block(wanted) {
+            return block::plain::run(options, &model, module, &pool);
+        }
         refuse_fused(&layers, wanted)?;
         if let Some(module) = method_layer(options, &opened, &layers)? {
             let load = || method::load::Loaded::new(&model, &layers, &module, options.method);
@@ -105,6 +110,7 @@ fn int4(
         outputs: vec![y],
         timing: Timing { kernel: name, threads: pool.current_num_threads(), seconds },
         check,
+        logits: None,
         routing: loaded.layer.routing(&inputs, options.check)?,
         module: loaded.module,
         notes: loaded.notes,
@@ -142,6 +148,7 @@ pub fn list(model: &Path, routing: Option<&Path>) -> Result<Vec<String>, RunErro
     let layers = Layers::group(&model)?;
     let others = layers.stacks.iter().filter(|s| has_method(&s.scheme));
     names.extend(others.map(|s| s.module.clone()));
+    names.extend(layers.plain.iter().cloned());
     names.sort();
     names.dedup();
     Ok(names)

@@ -8,6 +8,7 @@ use marlinspike::formats::blocks::BlockFormat;
 pub use marlinspike::layouts::flashinfer::Nvfp4Backend;
 use marlinspike::method::Arithmetic;
 use marlinspike::num::scalar::ScalarType;
+use marlinspike::quantize::Fp8GroupRule;
 
 use crate::load::preparation::Preparation;
 
@@ -30,6 +31,8 @@ pub struct MethodOptions {
     pub activations: Activations,
     /// Block formats: whose rule gives the activations' global scales.
     pub backend: Nvfp4Backend,
+    /// FP8 blocks: how the groups of a row of activations are quantized.
+    pub group_rule: Fp8GroupRule,
     /// How experts' numbers are prepared.
     pub preparation: Preparation,
 }
@@ -39,6 +42,7 @@ impl Default for MethodOptions {
         Self {
             activations: Activations::Checkpoint,
             backend: Nvfp4Backend::NAMED[0].1,
+            group_rule: Fp8GroupRule::default(),
             preparation: Preparation { padding: false, ..Preparation::UPSTREAM },
         }
     }

@@ -30,6 +30,18 @@ impl Output {
         Self { name, ty, size_n, bytes: bits.iter().flat_map(|b| b.to_le_bytes()).collect() }
     }
 
+    /// Values that `ty` represents.
+    pub(crate) fn floats(
+        name: &'static str,
+        ty: ScalarType,
+        size_n: usize,
+        values: &[f32],
+    ) -> Self {
+        let width = ty.storage_bits() as usize / 8;
+        let bytes = |v: &f32| ty.encode_rne(f64::from(*v)).to_le_bytes().into_iter().take(width);
+        Self { name, ty, size_n, bytes: values.iter().flat_map(bytes).collect() }
+    }
+
     /// `y` of the int4 path.
     pub fn values(y: &Values, size_n: usize) -> Self {
         match y {
@@ -52,7 +64,7 @@ impl Output {
     }
 
     /// Each value's bits.
-    fn bits(&self) -> impl Iterator<Item = u32> + '_ {
+    pub(crate) fn bits(&self) -> impl Iterator<Item = u32> + '_ {
         self.bytes
             .chunks_exact(self.width())
             .map(|b| b.iter().rev().fold(0, |bits, &byte| bits << 8 | u32::from(byte)))
@@ -144,6 +156,35 @@ pub struct Method {
     pub activations: String,
     /// How products are added up.
     pub arithmetic: &'static str,
+    /// Whether `--check` compares with the derived bound, and not bit for bit.
+    pub is_bounded: bool,
+}
+
+/// Logits that the layer's own router computed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LogitsReport {
+    /// If checked: values outside the derived bound.
+    pub outside: Option<Outside>,
+}
+
+/// Logits outside the derived bound.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Outside {
+    /// Their number.
+    pub count: usize,
+    /// The first of them.
+    pub first: Option<WrongLogit>,
+}
+
+/// A logit outside the derived bound.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WrongLogit {
+    /// Token and expert.
+    pub at: [usize; 2],
+    /// The logit.
+    pub found: f32,
+    /// Its exact value.
+    pub exact: f64,
 }
 
 /// How fast a layer ran.
@@ -177,6 +218,8 @@ pub struct Run {
     pub check: Option<Check>,
     /// Notes on its preparation and routing.
     pub notes: Vec<String>,
+    /// Present where the layer's own router computed the logits.
+    pub logits: Option<LogitsReport>,
     /// The routing, if the inputs have router logits.
     pub routing: Option<RoutingReport>,
     /// Present where the layer is one rank's part.
@@ -191,10 +234,18 @@ impl Run {
         &self.outputs[self.outputs.len() - 1]
     }
 
+    /// The sum over the routed experts, where `y` has more.
+    pub fn y_experts(&self) -> Option<&Output> {
+        self.outputs.iter().find(|o| o.name == "y_experts")
+    }
+
     /// Whether every comparison found equal bits.
     pub fn is_equal(&self) -> bool {
         let routing = self.routing.as_ref().and_then(|r| r.differences.as_ref());
-        self.check.is_none_or(|c| c.mismatches == 0) && routing.is_none_or(Differences::is_empty)
+        let logits = self.logits.as_ref().and_then(|l| l.outside);
+        self.check.is_none_or(|c| c.mismatches == 0)
+            && logits.is_none_or(|outside| outside.count == 0)
+            && routing.is_none_or(Differences::is_empty)
     }
 }
 

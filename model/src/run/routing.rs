@@ -38,7 +38,7 @@ impl RoutingReport {
     }
 }
 
-/// The rule of a router without groups, bias or factor, which is all that the int4 path has.
+/// The rule of a router of upstream's int4 method, which has no groups, bias or factor.
 pub(super) fn plain_rule(router: &Router<'_>) -> RoutingRule {
     let renormalize = if router.renormalize { Renormalize::SUM } else { Renormalize::Never };
     let scoring_func = match router.scoring_func {

@@ -11,7 +11,7 @@ use marlinspike::container::Container;
 use marlinspike::layouts::kleidi::{Columns, NR, RhsLayout};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::tensor::{DType, Tensor};
-use marlinspike::w4a8::stored::MoeDescription;
+use marlinspike::w4a8::stored::{MoeDescription, OperatorRouting, StoredRouting};
 use marlinspike::weight::Weight;
 use marlinspike_model::convert::error::ConvertError;
 use marlinspike_model::convert::execute::Execution;
@@ -327,9 +327,7 @@ fn what_the_path_does_not_take_is_refused_with_the_reason() {
     experts(|c| c["num_experts_per_tok"] = Value::Null, "num_experts_per_tok: found none");
     experts(|c| c["num_experts_per_tok"] = json!(4), "expected at most 3");
     experts(|c| c["num_experts_per_tok"] = json!("2"), "expected 1 or more");
-    experts(|c| c["hidden_act"] = json!("gelu"), "expected \"silu\"");
     experts(|c| c["scoring_func"] = json!("sigmoid"), "expected \"softmax\"");
-    experts(|c| c["n_group"] = json!(8), "use_grouped_topk");
     experts(|c| c["swiglu_limit"] = json!(7.0), "swiglu_limit");
     // Static activations are rejected when the config is read.
     write_model(Format::CtPack, &model);
@@ -342,6 +340,26 @@ fn what_the_path_does_not_take_is_refused_with_the_reason() {
     let error = run(&model, &temp.path().join("out"), &kleidi(8)).unwrap_err();
     assert!(matches!(error, ConvertError::Model(_)), "{error}");
     assert!(error.to_string().contains("activations"), "{error}");
+}
+
+/// What upstream's settings cannot state is described by the family's rule.
+#[test]
+fn a_familys_rule_is_in_the_file() {
+    let temp = tempfile::tempdir().unwrap();
+    let (model, experts) = (temp.path().join("model"), "model.layers.0.mlp.experts");
+    let described = |name: &str, change: fn(&mut Value)| {
+        write_model(Format::CtPack, &model);
+        reconfigure(&model, change);
+        let out = temp.path().join(name);
+        run(&model, &out, &kleidi(8)).unwrap();
+        description(&out, experts)
+    };
+    let gelu = described("gelu", |c| c["hidden_act"] = json!("gelu"));
+    assert_eq!((&gelu["version"], &gelu["routing"]["activation"]), (&json!(2), &json!("gelu")));
+    assert_eq!((&gelu["top_k"], &gelu["correction_bias"]), (&Value::Null, &Value::Null));
+    // qwen3_moe does not read the key, so older readers still take the file.
+    let groups = described("groups", |c| c["n_group"] = json!(8));
+    assert_eq!((&groups["version"], &groups["scoring_func"]), (&json!(1), &json!("softmax")));
 }
 
 /// A value outside int4 stops the conversion; no file gets its final name.
@@ -377,11 +395,13 @@ fn packed_weights_are_hardly_more_than_codes_and_scales() {
                 expert_map: None,
                 group_size,
                 nr: 8,
-                top_k: 2,
-                scoring_func: marlinspike::case::ScoringFunc::Softmax,
-                renormalize: true,
-                activation: marlinspike::case::Activation::Silu,
-                router_weight_on_input: false,
+                routing: StoredRouting::Operator(OperatorRouting {
+                    top_k: 2,
+                    scoring_func: marlinspike::case::ScoringFunc::Softmax,
+                    renormalize: true,
+                    activation: marlinspike::case::Activation::Silu,
+                    router_weight_on_input: false,
+                }),
             };
             let Ok(w13) = layer.w13_layout() else {
                 // 2880 is not a multiple of 128.

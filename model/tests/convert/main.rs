@@ -1,7 +1,9 @@
 //! Conversion of model folders.
 #![allow(missing_docs)]
 
+mod blocks;
 mod corpus;
+mod families;
 mod faults;
 mod formats;
 mod index;

@@ -2,6 +2,7 @@
 //! them.
 
 use marlinspike::vectors::Rng;
+use marlinspike_proptests::bank::on_all_cores;
 use marlinspike_proptests::ops::layer::laws::LAWS;
 use marlinspike_proptests::ops::{LayerInput, MoeLayer, moe_lattice};
 use marlinspike_proptests::{Config, Reference, SubjectError, mutants, run};
@@ -27,8 +28,9 @@ fn step() -> usize {
 fn laws_hold_over_the_whole_lattice() {
     let lattice = moe_lattice().unwrap();
     assert!(lattice.len() > 300, "{}", lattice.len());
-    let (mut tried, step) = (vec![0; LAWS.len()], step());
-    for (nth, (point, config)) in lattice.iter().enumerate().step_by(step).enumerate() {
+    let step = step();
+    let points: Vec<_> = lattice.iter().enumerate().step_by(step).enumerate().collect();
+    let laws = on_all_cores(&points, |&(nth, (point, config))| {
         let seed = 0x1a77_1ce0 + point as u64;
         let input = LayerInput::draw(config, seed, 1 + point % 3)
             .unwrap_or_else(|e| panic!("point {point} seed {seed:#x}: {e}"));
@@ -37,8 +39,10 @@ fn laws_hold_over_the_whole_lattice() {
         if let Err(failure) = (law.check)(&reference, &input) {
             panic!("point {point} seed {seed:#x}: {}\n{failure:#?}", law.name);
         }
-        tried[at] += 1;
-    }
+        at
+    });
+    let mut tried = vec![0; LAWS.len()];
+    laws.into_iter().for_each(|at| tried[at] += 1);
     let configurations = lattice.len().div_ceil(step);
     println!("{configurations} configurations, {tried:?} tries");
     assert!(tried.iter().all(|&n| n + 1 >= configurations / LAWS.len()), "{tried:?}");
@@ -59,10 +63,11 @@ fn the_reference_passes_the_kit() {
 #[cfg_attr(target_arch = "aarch64", ignore = "minutes under emulation; --include-ignored runs it")]
 fn every_wrong_layer_is_rejected() {
     let lattice = moe_lattice().unwrap();
-    let wrong = mutants::layers();
-    assert!(wrong.len() >= 28, "{}", wrong.len());
-    let mut passed = Vec::new();
-    for (at, mutant) in wrong.iter().enumerate() {
+    let numbers: Vec<usize> = (0..mutants::layers().len()).collect();
+    assert!(numbers.len() >= 28, "{}", numbers.len());
+    let passed = on_all_cores(&numbers, |&at| {
+        // Functions of one thread.
+        let mutant = mutants::layers().swap_remove(at);
         let points: Vec<_> = lattice.iter().filter(|c| (mutant.shows)(c)).collect();
         assert!(!points.is_empty(), "{}", mutant.name);
         let mut rng = Rng::for_case(0xbad, at as u64);
@@ -78,9 +83,11 @@ fn every_wrong_layer_is_rejected() {
             Some((tried, law, failure)) => {
                 println!("{}: input {tried}, {law}: {}", mutant.name, failure.what);
                 assert!(!failure.input.is_empty() && !failure.minimal.is_empty());
+                None
             }
-            None => passed.push(mutant.name),
+            None => Some(mutant.name),
         }
-    }
+    });
+    let passed: Vec<_> = passed.into_iter().flatten().collect();
     assert!(passed.is_empty(), "not rejected: {passed:#?}");
 }

@@ -4,8 +4,10 @@
 use serde_json::Value;
 
 use crate::container::Container;
-use crate::moe::block::Block;
-use crate::moe::families::{self, BlockTensors, ExpertsRule, SharedRule};
+use crate::moe::block::{Block, Stage};
+use crate::moe::families::{
+    self, BlockNumbers, BlockTensors, ExpertsRule, FoundStage, SharedRule, StageRule, tensor_below,
+};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::CaseConfig;
@@ -31,7 +33,8 @@ pub(super) fn parse<'a>(file: &Container<'a>) -> Result<Case<'a>> {
     let provenance = format!("transformers {}, {}", text("transformers"), resolved.model_type);
     let scale = resolved.rule.expert_scale.clone();
     let bias = resolved.rule.correction_bias.is_some();
-    let (own, softcap) = families::block_rule(&json, &module)?;
+    let rule = resolved.rule.clone();
+    let (own, numbers) = families::block_rule(&json, &module)?;
     let hidden = file.tensor("in.hidden_states")?;
     let get = |name: &str| file.tensor(&format!("in.{name}")).ok();
     let block = match BlockTensors::read(&get, hidden.dims2()?[1], resolved.num_experts, own) {
@@ -47,13 +50,24 @@ pub(super) fn parse<'a>(file: &Container<'a>) -> Result<Case<'a>> {
         case.add_input("e_score_correction_bias", widened(tensor("in.correction_bias")?)?);
     }
     if let Some(name) = scale {
-        case.add_input("expert_scale", widened(tensor(&format!("in.{name}"))?)?);
+        let found = tensor_below(&get, &name);
+        let found = found.ok_or_else(|| Error::missing(format!("in.{name}"), "the routing"))?;
+        case.add_input("expert_scale", widened(found)?);
+    }
+    if let Some(name) = &rule.token_table {
+        let found = tensor_below(&get, name);
+        let found = found.ok_or_else(|| Error::missing(format!("in.{name}"), "the routing"))?;
+        case.add_input("token_table", as_i32(found)?);
+        case.add_input("token_ids", as_i32(tensor("in.token_ids")?)?);
+    }
+    if rule.token_groups > 1 {
+        case.add_input("token_types", as_i32(tensor("in.token_types")?)?);
     }
     for name in ["topk_ids", "topk_weights"] {
         case.add_output(name, tensor(&format!("out.{name}"))?);
     }
     if let Some(tensors) = block {
-        add_block(&mut case, file, hidden, tensors, (own, softcap))?;
+        add_block(&mut case, file, hidden, tensors, (own, numbers))?;
     }
     case.validate()?;
     Ok(case)
@@ -65,14 +79,14 @@ fn add_block<'a>(
     file: &Container<'a>,
     hidden: Tensor<'a>,
     tensors: BlockTensors,
-    (own, softcap): (ExpertsRule, Option<f32>),
+    (own, numbers): (ExpertsRule, BlockNumbers),
 ) -> Result<()> {
-    let ([experts, size_h, size_i], CaseConfig::Router(config)) =
+    let ([experts, _, size_i], CaseConfig::Router(config)) =
         (tensors.w2.dims3()?, &mut case.config)
     else {
         return Ok(());
     };
-    let mut block = Block::new(size_h, size_i, experts);
+    let mut block = Block::new(hidden.dims2()?[1], size_i, experts);
     block.interleaved = own.interleaved;
     match own.shared {
         SharedRule::Same => {}
@@ -83,13 +97,28 @@ fn add_block<'a>(
     // Without every part, the output cannot be judged.
     let mut names = file.tensors().filter_map(Result::ok).map(|t| t.name().to_owned());
     let unread = tensors.shared.is_none() && names.any(|name| name.contains("shared_"));
-    let judged: &[&str] = match unread || own.has_output_norm {
+    let judged: &[&str] = match unread {
         true => &["router_logits", "y_experts"],
         false => &["router_logits", "y_experts", "y"],
     };
-    block.logit_softcap = softcap;
+    block.logit_softcap = numbers.logit_softcap;
+    block.logit_multiplier = numbers.logit_multiplier;
+    (block.gate_softcap, block.up_softcap) = (numbers.gate_softcap, numbers.up_softcap);
+    let [router_input, expert_input, expert_output, routed_output, output] = &tensors.stages;
+    let made = |stages: &[FoundStage]| -> Vec<Stage> {
+        stages.iter().map(|found| stage(found, &numbers, block.hidden_size)).collect()
+    };
+    let (inputs, outputs) =
+        ([made(router_input), made(expert_input)], [made(expert_output), made(routed_output)]);
+    let whole = made(output);
+    [block.router_input, block.expert_input] = inputs;
+    [block.expert_output, block.routed_output] = outputs;
+    block.output = whole;
     if let Some([_, w2]) = &tensors.shared {
         block.shared_intermediate_size = w2.dims2()?[1];
+    }
+    for (name, tensor) in tensors.stages.into_iter().flatten().flat_map(|s| s.tensors) {
+        case.inputs.insert(input_name(&name), tensor.renamed(format!("in.{}", input_name(&name))));
     }
     config.block = Some(block);
     case.add_input("hidden_states", hidden);
@@ -118,6 +147,46 @@ fn add_block<'a>(
         }
     }
     Ok(())
+}
+
+/// The name of a stage's tensor among the inputs of a case.
+fn input_name(name: &str) -> String {
+    name.replace('.', "_")
+}
+
+/// A stage of a block of `hidden` features.
+fn stage(found: &FoundStage, numbers: &BlockNumbers, hidden: usize) -> Stage {
+    let mut names = found.tensors.iter().map(|(name, _)| input_name(name));
+    let first = names.next();
+    match found.rule {
+        StageRule::Linear(_) | StageRule::LinearIfPresent(_) => Stage::Linear {
+            weight: first.unwrap_or_default(),
+            bias: names.next(),
+            size_n: found.width,
+        },
+        StageRule::Norm { eps, weight_offset, weight_first, .. } => {
+            Stage::RmsNorm { eps: numbers.eps(&eps), weight: first, weight_offset, weight_first }
+        }
+        StageRule::Scale(_) => Stage::Scale { weight: first.unwrap_or_default() },
+        StageRule::RootOfHidden => {
+            Stage::Multiply { factor: (1.0 / (hidden as f64).sqrt()) as f32 }
+        }
+        StageRule::Gelu => Stage::Gelu {},
+    }
+}
+
+/// Integers as i32.
+fn as_i32(tensor: Tensor<'_>) -> Result<Tensor<'_>> {
+    if tensor.dtype() == DType::I32 {
+        return Ok(tensor);
+    }
+    tensor.expect_dtype(&[DType::I64])?;
+    let wide = tensor.bytes().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()));
+    let narrow = wide.enumerate().map(|(i, x)| {
+        i32::try_from(x).map_err(|_| Error::value(tensor.name(), &[i], x, "a number below 2^31"))
+    });
+    let values = narrow.collect::<Result<Vec<i32>>>()?;
+    Tensor::from_vec(tensor.name(), DType::I32, tensor.shape().to_vec(), values)
 }
 
 /// A 1-D tensor as f32.

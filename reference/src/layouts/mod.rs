@@ -9,6 +9,7 @@ pub mod deepgemm;
 pub mod flashinfer;
 pub mod kleidi;
 pub mod marlin;
+pub mod mxfp4;
 pub mod positions;
 pub mod rows;
 
@@ -25,6 +26,7 @@ pub const ALL: &[&[Named]] = &[
     flashinfer::positions::ALL,
     deepgemm::ALL,
     kleidi::positions::ALL,
+    mxfp4::positions::ALL,
 ];
 
 /// Bits `[bit, bit + width)` of element `element` of a packed tensor (row-major).

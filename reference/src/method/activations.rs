@@ -262,8 +262,13 @@ impl Activations {
 impl std::fmt::Display for Quantizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Fp8Group(group) | Self::Fp8GroupBy { size: group, .. } => {
-                write!(f, "{} of {group}", self.name())
+            Self::Fp8GroupBy { size, rule, .. } if *rule != Fp8GroupRule::Quotient => {
+                let known = Fp8GroupRule::NAMED.iter().find(|(_, named)| named == rule);
+                let name = known.map_or("", |(name, _)| name);
+                write!(f, "{} of {size}, by {name}", self.name())
+            }
+            Self::Fp8Group(size) | Self::Fp8GroupBy { size, .. } => {
+                write!(f, "{} of {size}", self.name())
             }
             _ => f.write_str(self.name()),
         }

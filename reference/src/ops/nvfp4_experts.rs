@@ -93,6 +93,10 @@ impl Operation for Nvfp4ExpertsConfig {
         })
     }
 
+    fn is_gated(&self) -> Option<bool> {
+        Some(self.is_act_and_mul)
+    }
+
     fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
         let e = is(self.num_experts);
         let mut rules = Vec::new();

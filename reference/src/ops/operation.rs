@@ -63,6 +63,11 @@ pub(crate) trait Operation: std::fmt::Debug {
         json.as_object().into_iter().flatten().filter_map(word).collect::<Vec<_>>().join(" ")
     }
 
+    /// Layers: whether the activation multiplies by a second half of w13's rows.
+    fn is_gated(&self) -> Option<bool> {
+        None
+    }
+
     /// Every tensor of the operation. `experts` is the leading axis of a MoE case's weights: the
     /// experts of this rank.
     ///

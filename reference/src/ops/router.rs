@@ -16,6 +16,7 @@ use crate::ops::case::Case;
 use crate::ops::draw::{ROWS, Rng};
 use crate::ops::quant::keys::{at_most, contradiction, extend};
 use crate::ops::quant::tensors::topk;
+use crate::ops::routing::tokens::{self, TokenInputs};
 use crate::ops::routing::{block, entries, families as family, topk as judge_topk, widened};
 use crate::ops::schema::{CaseError, Demand, Dim, Inputs, Reader, TensorRule, rule};
 use crate::ops::tensors::{F32, FLAGS, I32};
@@ -185,6 +186,7 @@ impl Operation for RouterConfig {
             rule("out.token_expert_indices", I32, &[Dim::Some, Dim::Is(self.top_k)]),
         ];
         rules.extend(topk(Dim::Some, self.top_k));
+        rules.extend(self.rule.iter().flat_map(tokens::tensors));
         if let (Some(block), Some(routing)) = (&self.block, &self.rule) {
             rules.extend(block::tensors(block, routing)?);
         }
@@ -195,13 +197,14 @@ impl Operation for RouterConfig {
         let Some(logits) = inputs.get("router_logits") else { return Ok(()) };
         let [_, experts] = logits.dims2()?;
         if let Some(rule) = &self.rule {
-            block::check_inputs(inputs)?;
+            block::check_inputs(inputs, self.block.as_ref())?;
             let floats = |name: &str| inputs.get(name).map(|t| t.elements::<f32>());
             let (bias, scale) = (floats("e_score_correction_bias"), floats("expert_scale"));
             let (correction_bias, expert_scale) = (bias.as_deref(), scale.as_deref());
             let tensors = RouterTensors { correction_bias, expert_scale };
             let none = ArrayView2::from_shape((0, experts), &[]).expect("no rows");
-            return rule.validate(none, tensors);
+            rule.validate(none, tensors)?;
+            return TokenInputs::read(inputs, rule, self.block.as_ref()).map(|_| ());
         }
         router_sizes(self, experts)?;
         match inputs.get("e_score_correction_bias") {
@@ -229,7 +232,7 @@ impl Operation for RouterConfig {
         let logits = case.input("router_logits")?;
         let (values, ty) = widened(logits)?;
         if let Some(rule) = &self.rule {
-            let mut reports = family::judge(case, rule, &values)?;
+            let mut reports = family::judge(case, rule, &values, self.block.as_ref())?;
             reports.extend(entries(case, logits, self.top_k)?);
             if let Some(block) = &self.block {
                 reports.extend(block::judge(case, block, rule)?);

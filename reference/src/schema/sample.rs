@@ -118,12 +118,7 @@ fn sizes(config: &Map<String, Value>, local: u64, read: &CaseConfig) -> Vec<(Str
     if let (Some(_), CaseConfig::Moe(_)) = (size("num_experts"), read) {
         sizes.push(("local_experts".to_owned(), local));
     }
-    let gated = match read {
-        CaseConfig::Moe(c) => Some(c.activation.is_gated()),
-        CaseConfig::Fp8Moe(c) => Some(c.activation.is_gated()),
-        CaseConfig::Nvfp4Experts(c) => Some(c.is_act_and_mul),
-        _ => None,
-    };
+    let gated = read.operation().is_gated();
     if let (Some(i), Some(gated)) = (size("intermediate_size"), gated) {
         sizes.push(("w13_size_n".to_owned(), if gated { 2 * i } else { i }));
     }

@@ -2,7 +2,7 @@
 
 use super::Panel;
 use super::parallel::Split;
-use super::quantize::{Extremes, Scaled};
+use super::quantize::{Extremes, GROUP, Scaled, group_codes};
 use super::wide::Loop;
 use crate::w4a8::packed::{CHUNK, PIECE, RhsLayout, padded_k};
 use crate::w4a8::quantize::ActivationRounding;
@@ -15,6 +15,37 @@ pub(super) struct PanelBuffer {
     negated_zero_points: Vec<i32>,
     reciprocals: Vec<f32>,
     starts: Vec<i32>,
+    scales: Vec<f32>,
+}
+
+/// How rows become codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RowCodes {
+    /// A scale and a zero point for each row, for int4 weights.
+    PerRow(ActivationRounding),
+    /// A scale for each [`GROUP`] of k, for weights with as many scales.
+    PerGroup {
+        /// What kernels add to each weight so that it is not negative.
+        offset: i32,
+    },
+}
+
+impl RowCodes {
+    /// What kernels add to each weight so that it is not negative.
+    fn offset(self) -> i32 {
+        match self {
+            Self::PerRow(_) => 8,
+            Self::PerGroup { offset } => offset,
+        }
+    }
+
+    /// Scales per row and group that are stored.
+    fn scales(self) -> usize {
+        match self {
+            Self::PerRow(_) => 0,
+            Self::PerGroup { .. } => 1,
+        }
+    }
 }
 
 /// Storage of rows for the weights of a layout.
@@ -26,15 +57,30 @@ pub(super) struct RowShape {
     pub(super) groups: usize,
     /// k of a group, padded.
     pub(super) group: usize,
+    /// How rows become codes.
+    pub(super) codes: RowCodes,
 }
 
 impl RowShape {
-    pub(super) fn of(layout: RhsLayout) -> Self {
+    /// For int4 weights.
+    pub(super) fn of(layout: RhsLayout, rounding: ActivationRounding) -> Self {
         Self {
             padded_k: padded_k(layout.shape().size_k),
             groups: layout.groups(),
             group: layout.padded_group(),
+            codes: RowCodes::PerRow(rounding),
         }
+    }
+
+    /// For weights with `groups` scales in each column, to which kernels add `offset`.
+    pub(super) fn of_groups(groups: usize, offset: i32) -> Self {
+        let codes = RowCodes::PerGroup { offset };
+        Self { padded_k: groups * GROUP, groups, group: GROUP, codes }
+    }
+
+    /// Scales of a row's groups that are stored.
+    fn scales(self) -> usize {
+        self.groups * self.codes.scales()
     }
 }
 
@@ -52,6 +98,7 @@ impl PanelBuffer {
         grow(&mut self.negated_zero_points, rows);
         grow(&mut self.reciprocals, rows);
         grow(&mut self.starts, rows * shape.groups);
+        grow(&mut self.scales, rows * shape.scales());
     }
 
     /// The panel of `span`.
@@ -63,6 +110,7 @@ impl PanelBuffer {
             &self.reciprocals[first..][..count],
             &self.starts[first * shape.groups..][..count * shape.groups],
         )
+        .with_scales(&self.scales[first * shape.scales()..][..count * shape.scales()])
     }
 
     /// The first `rows` rows, for writing.
@@ -73,6 +121,7 @@ impl PanelBuffer {
             negated_zero_points: &mut self.negated_zero_points[..rows],
             reciprocals: &mut self.reciprocals[..rows],
             starts: &mut self.starts[..rows * shape.groups],
+            scales: &mut self.scales[..rows * shape.scales()],
         }
     }
 }
@@ -84,6 +133,7 @@ pub(super) struct PanelsMut<'a> {
     negated_zero_points: &'a mut [i32],
     reciprocals: &'a mut [f32],
     starts: &'a mut [i32],
+    scales: &'a mut [f32],
 }
 
 impl Split for PanelsMut<'_> {
@@ -93,16 +143,18 @@ impl Split for PanelsMut<'_> {
         let (zeros, rest_zeros) = self.negated_zero_points.split_at_mut(at);
         let (reciprocals, rest_reciprocals) = self.reciprocals.split_at_mut(at);
         let (starts, rest_starts) = self.starts.split_at_mut(at * shape.groups);
-        let part = |codes, negated_zero_points, reciprocals, starts| PanelsMut {
+        let (scales, rest_scales) = self.scales.split_at_mut(at * shape.scales());
+        let part = |codes, negated_zero_points, reciprocals, starts, scales| PanelsMut {
             shape,
             codes,
             negated_zero_points,
             reciprocals,
             starts,
+            scales,
         };
         (
-            part(codes, zeros, reciprocals, starts),
-            part(rest_codes, rest_zeros, rest_reciprocals, rest_starts),
+            part(codes, zeros, reciprocals, starts, scales),
+            part(rest_codes, rest_zeros, rest_reciprocals, rest_starts, rest_scales),
         )
     }
 }
@@ -130,7 +182,31 @@ impl PanelsMut<'_> {
                 sum += biased_sums(piece);
             }
             let start = &mut self.starts[chunk * CHUNK / self.shape.group * rows + m];
-            *start = start.wrapping_sub(8 * (total(sum) - 128 * CHUNK as i32));
+            let sum = total(sum) - 128 * CHUNK as i32;
+            *start = start.wrapping_sub(self.shape.codes.offset() * sum);
+        }
+    }
+
+    /// Stores the codes of row `m` in groups of [`GROUP`] k, each with its scale.
+    #[inline(always)]
+    fn put_groups<'t, T: Copy + 't>(
+        &mut self,
+        m: usize,
+        segments: impl Iterator<Item = &'t [T]>,
+        value: impl Fn(T) -> f32 + Copy,
+    ) {
+        let rows = self.reciprocals.len();
+        // Factors of rows are not used.
+        (self.negated_zero_points[m], self.reciprocals[m]) = (0, 1.0);
+        let mut at = 0;
+        for segment in segments {
+            for activations in segment.chunks_exact(GROUP) {
+                let mut codes = [0; GROUP];
+                self.scales[at * rows + m] = group_codes(activations, value, &mut codes);
+                self.starts[at * rows + m] = 0;
+                self.put(m, at, &codes);
+                at += 1;
+            }
         }
     }
 
@@ -141,6 +217,9 @@ impl PanelsMut<'_> {
         self.reciprocals[m] = row.reciprocals()[0];
         for (to, &start) in self.starts[m..].iter_mut().step_by(rows).zip(row.starts()) {
             *to = start;
+        }
+        for (to, &scale) in self.scales.iter_mut().skip(m).step_by(rows).zip(row.scales()) {
+            *to = scale;
         }
         let pieces = self.codes.chunks_exact_mut(rows * PIECE).zip(row.codes().chunks_exact(PIECE));
         for (to, piece) in pieces {
@@ -179,8 +258,6 @@ pub(super) struct Quantize<'p, 'a, S, V> {
     pub(super) segments: S,
     /// An element's activation.
     pub(super) value: V,
-    /// How codes are rounded.
-    pub(super) rounding: ActivationRounding,
 }
 
 impl<'t, T: Copy + 't, S: Iterator<Item = &'t [T]> + Clone, V: Fn(T) -> f32 + Copy> Loop
@@ -188,11 +265,17 @@ impl<'t, T: Copy + 't, S: Iterator<Item = &'t [T]> + Clone, V: Fn(T) -> f32 + Co
 {
     #[inline(always)]
     fn run(self) {
+        let rounding = match self.panel.shape.codes {
+            RowCodes::PerRow(rounding) => rounding,
+            RowCodes::PerGroup { .. } => {
+                return self.panel.put_groups(self.m, self.segments, self.value);
+            }
+        };
         let mut extremes = Extremes::new();
         for segment in self.segments.clone() {
             extremes.add(segment, self.value);
         }
-        let row = extremes.scaled(self.rounding);
+        let row = extremes.scaled(rounding);
         self.panel.begin(self.m, &row);
         let (mut at, mut codes) = (0, [0; STRETCH]);
         for segment in self.segments {

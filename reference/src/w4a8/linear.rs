@@ -4,13 +4,14 @@
 //! weights stay in a core's cache. The results, `[run][row][column of the run]`, become rows at the
 //! end.
 
-use super::buffer::{PanelBuffer, Quantize, RowShape, Span, grow};
+use super::buffer::{PanelBuffer, Quantize, Span, grow};
+use super::matrices::{Int4, Matrices};
 use super::panel::{panel_start, panels};
 use super::parallel::for_parts;
 use super::rows::{Element, Rows, RowsMut, slices};
 use super::runs::{BLOCK, GRAIN, Runs};
 use super::wide::wide;
-use super::{Kernel, MAX_ROWS, Run, fastest, run_panels};
+use super::{Kernel, MAX_ROWS, PANELS, fastest};
 use crate::Result;
 use crate::num::array::FloatView2;
 use crate::num::array_mut::FloatViewMut2;
@@ -63,49 +64,78 @@ impl<'a> Linear<'a> {
     ) -> Result<()> {
         let (x, out) = (x.into(), out.into());
         let (size_m, shape) = (x.shape()[0], self.weight.layout().shape());
-        match slices(x, out, size_m, [shape.size_k, shape.size_n])? {
-            (Rows::F32(x), RowsMut::F32(out)) => self.typed(x, workspace, out),
-            (Rows::Bf16(x), RowsMut::Bf16(out)) => self.typed(x, workspace, out),
-            _ => unreachable!("types that differ have been refused"),
-        }
+        let (x, out) = slices(x, out, size_m, [shape.size_k, shape.size_n])?;
+        let weight = Int4 {
+            layout: self.weight.layout(),
+            bytes: self.weight.bytes(),
+            kernel: self.kernel.as_ref(),
+            rounding: self.rounding,
+        };
+        forward(&weight, x, workspace, out);
         Ok(())
     }
+}
 
-    fn typed<T: Element>(&self, x: &[T], workspace: &mut LinearWorkspace, out: &mut [T]) {
-        let shape = self.weight.layout().shape();
-        let blocks = x.chunks(BLOCK * shape.size_k).zip(out.chunks_mut(BLOCK * shape.size_n));
-        blocks.for_each(|(x, out)| self.block(x, workspace, out));
+/// [`Linear::forward`] of checked rows for any format.
+pub(super) fn forward(
+    weight: &dyn Matrices,
+    x: Rows<'_>,
+    workspace: &mut LinearWorkspace,
+    out: RowsMut<'_>,
+) {
+    match (x, out) {
+        (Rows::F32(x), RowsMut::F32(out)) => typed(weight, x, workspace, out),
+        (Rows::Bf16(x), RowsMut::Bf16(out)) => typed(weight, x, workspace, out),
+        _ => unreachable!("types that differ have been refused"),
     }
+}
 
-    fn block<T: Element>(&self, x: &[T], workspace: &mut LinearWorkspace, out: &mut [T]) {
-        let layout = self.weight.layout();
-        let (k, shape) = (layout.shape().size_k, RowShape::of(layout));
-        let LinearWorkspace { input, blocked } = workspace;
-        let size_m = x.len() / k;
-        input.reserve(size_m, shape);
-        grow(blocked, out.len());
-        let panels = panels(size_m);
-        let start = |panel: usize| panel_start(size_m, panel);
-        let parts = input.rows_mut(size_m, shape);
-        for_parts(0..panels, parts, GRAIN / (MAX_ROWS * k), &start, &|i, mut panel| {
-            for m in 0..start(i + 1) - start(i) {
-                let segments = std::iter::once(&x[(start(i) + m) * k..][..k]);
-                let (panel, rounding) = (&mut panel, self.rounding);
-                wide(Quantize { panel, m, segments, value: T::widen, rounding });
-            }
-        });
-        let input: &PanelBuffer = input;
-        let runs = Runs::plain(layout, layout.shape().size_n, panels > 1);
-        let (parts, bytes) = (&mut blocked[..out.len()], self.weight.bytes());
-        for_parts(0..runs.count(), parts, 1, &|run| runs.start(run) * size_m, &|run, y| {
-            let (from, width) = runs.get(run);
-            let (run, _) = Run::covering(layout, bytes, from, from + width);
-            let panels = (0..panels).map(|i| {
-                let rows = Span { first: start(i), count: start(i + 1) - start(i) };
-                input.panel(rows, shape)
-            });
-            run_panels(self.kernel.as_ref(), panels, run, y, width);
-        });
-        runs.store(blocked, out);
-    }
+fn typed<T: Element>(
+    weight: &dyn Matrices,
+    x: &[T],
+    workspace: &mut LinearWorkspace,
+    out: &mut [T],
+) {
+    let shape = weight.shape();
+    let blocks = x.chunks(BLOCK * shape.size_k).zip(out.chunks_mut(BLOCK * shape.size_n));
+    blocks.for_each(|(x, out)| block(weight, x, workspace, out));
+}
+
+fn block<T: Element>(
+    weight: &dyn Matrices,
+    x: &[T],
+    workspace: &mut LinearWorkspace,
+    out: &mut [T],
+) {
+    let (k, shape) = (weight.shape().size_k, weight.rows());
+    let LinearWorkspace { input, blocked } = workspace;
+    let size_m = x.len() / k;
+    input.reserve(size_m, shape);
+    grow(blocked, out.len());
+    let panels = panels(size_m);
+    let start = |panel: usize| panel_start(size_m, panel);
+    let parts = input.rows_mut(size_m, shape);
+    for_parts(0..panels, parts, GRAIN / (MAX_ROWS * k), &start, &|i, mut panel| {
+        for m in 0..start(i + 1) - start(i) {
+            let segments = std::iter::once(&x[(start(i) + m) * k..][..k]);
+            wide(Quantize { panel: &mut panel, m, segments, value: T::widen });
+        }
+    });
+    let input: &PanelBuffer = input;
+    let runs = Runs::plain(shape.padded_k, weight.shape().size_n, panels > 1);
+    let parts = &mut blocked[..out.len()];
+    for_parts(0..runs.count(), parts, 1, &|run| runs.start(run) * size_m, &|run, y| {
+        let (from, width) = runs.get(run);
+        for first in (0..panels).step_by(PANELS) {
+            let last = (first + PANELS).min(panels);
+            let panel = |i: usize| {
+                let i = (first + i).min(last - 1);
+                input.panel(Span { first: start(i), count: start(i + 1) - start(i) }, shape)
+            };
+            let pair: [_; PANELS] = std::array::from_fn(panel);
+            let y = &mut y[start(first) * width..];
+            weight.multiply(0, from..from + width, &pair[..last - first], y, width);
+        }
+    });
+    runs.store(blocked, out);
 }

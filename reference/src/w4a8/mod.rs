@@ -29,12 +29,15 @@
 mod buffer;
 pub mod limits;
 mod linear;
+mod matrices;
 pub mod moe;
+pub mod mxfp4;
 pub mod neon;
 mod panel;
 mod parallel;
 pub mod portable;
 pub mod quantize;
+mod router;
 mod rows;
 mod runs;
 pub mod scalar;
@@ -47,6 +50,7 @@ pub mod x86;
 pub use linear::{Linear, LinearWorkspace};
 pub use panel::{MAX_ROWS, Panel, PanelRows};
 pub use quantize::quantize;
+pub use router::{FamilyRouting, LayerRouter};
 pub use values::Values;
 
 use std::fmt::Debug;

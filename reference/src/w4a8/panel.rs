@@ -50,6 +50,7 @@ pub struct Panel<'a> {
     negated_zero_points: &'a [i32],
     reciprocals: &'a [f32],
     starts: &'a [i32],
+    scales: &'a [f32],
 }
 
 impl<'a> Panel<'a> {
@@ -70,7 +71,12 @@ impl<'a> Panel<'a> {
         assert!(negated_zero_points.len() == rows, "a zero point for each row");
         assert!(codes.len().is_multiple_of(rows * PIECE), "whole pieces");
         assert!(starts.len().is_multiple_of(rows), "a start for each group and row");
-        Self { codes, negated_zero_points, reciprocals, starts }
+        Self { codes, negated_zero_points, reciprocals, starts, scales: &[] }
+    }
+
+    /// The panel with a scale for each group and row.
+    pub(in crate::w4a8) fn with_scales(self, scales: &'a [f32]) -> Self {
+        Self { scales, ..self }
     }
 
     /// Rows.
@@ -93,8 +99,13 @@ impl<'a> Panel<'a> {
         self.reciprocals
     }
 
+    /// `[groups][rows]`, for weights whose activations have a scale for each group: half of it.
+    pub fn scales(&self) -> &'a [f32] {
+        self.scales
+    }
+
     /// −8·Σq, `[groups][rows]`, modulo 2^32: the start of a group's sums in kernels that add 8 to each
-    /// weight.
+    /// weight; −c·Σq in kernels that add c.
     pub fn starts(&self) -> &'a [i32] {
         self.starts
     }

@@ -1,10 +1,9 @@
 //! Division of columns into work items.
 
-use super::MAX_NR;
 use super::parallel::{Wide, for_parts};
 use super::rows::Element;
 use super::wide::{Loop, wide};
-use crate::w4a8::packed::{CHUNK, RhsLayout, padded_k};
+use crate::w4a8::packed::CHUNK;
 
 /// Smallest number of values per thread in steps that only move or convert them; fewer are not worth
 /// waking a thread.
@@ -16,6 +15,8 @@ pub(super) const BLOCK: usize = 1024;
 pub(super) const MAX_WIDTH: usize = 256;
 /// Bytes of a run's codes, which stay in a core's L2 cache together with the activations.
 const CACHE: usize = 256 << 10;
+/// Columns that kernels process at once: whole blocks of every layout.
+const STRIP: usize = 32;
 /// Items per thread, so that a thread that starts late still finds work.
 const ITEMS_PER_THREAD: usize = 4;
 
@@ -29,17 +30,16 @@ pub(super) struct Runs {
 }
 
 impl Runs {
-    /// `size` columns of gate and as many of up, in each of `times` matrices of equal work.
+    /// For matrices of `padded_k` 4-bit codes in each column: `size` columns of gate and as many of up, in each of `times` matrices of equal work.
     /// `reused`: whether more than one panel reads a run.
-    pub(super) fn activated(layout: RhsLayout, size: usize, times: usize, reused: bool) -> Self {
+    pub(super) fn activated(padded_k: usize, size: usize, times: usize, reused: bool) -> Self {
         // These columns are k of w2, whose rows are quantized in chunks.
-        Self::new(padded_k(layout.shape().size_k), size, times, CHUNK, reused)
+        Self::new(padded_k, size, times, CHUNK, reused)
     }
 
     /// `size` columns of one matrix; `reused` as in [`Runs::activated`].
-    pub(super) fn plain(layout: RhsLayout, size: usize, reused: bool) -> Self {
-        // Kernels process four blocks at once.
-        Self::new(padded_k(layout.shape().size_k) / 2, size, 1, 4 * MAX_NR, reused)
+    pub(super) fn plain(padded_k: usize, size: usize, reused: bool) -> Self {
+        Self::new(padded_k / 2, size, 1, STRIP, reused)
     }
 
     /// `bytes` of codes for each column.

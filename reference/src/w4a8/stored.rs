@@ -13,6 +13,7 @@
 use std::borrow::Cow;
 
 mod load;
+mod routing;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -24,12 +25,17 @@ use crate::moe::activation::Activation;
 use crate::num::dims::{GroupSize, Shape};
 use crate::{Error, Result};
 pub use load::{experts, linear};
+pub use routing::{OperatorRouting, StoredRouting};
 
 /// Prefix of the descriptions' keys in `__metadata__`.
 pub const PREFIX: &str = "marlinspike.w4a8.";
 
-/// Version of the descriptions and of the tensor names.
+/// Version of the descriptions that upstream's settings suffice for, and of the tensor names.
 pub const VERSION: u32 = 1;
+
+/// Version of experts' descriptions with a family's routing rule. [`VERSION`] is still written and
+/// read where the rule is upstream's.
+pub const FAMILY_VERSION: u32 = 2;
 
 /// Largest number of experts of a layer; real layers have a few hundred.
 const MAX_EXPERTS: usize = 1 << 16;
@@ -72,16 +78,8 @@ pub struct MoeDescription {
     pub group_size: GroupSize,
     /// Columns of a block.
     pub nr: usize,
-    /// Experts per token.
-    pub top_k: usize,
-    /// Logits to scores.
-    pub scoring_func: ScoringFunc,
-    /// Whether a token's router weights are divided by their sum.
-    pub renormalize: bool,
-    /// Activation between the products.
-    pub activation: Activation,
-    /// Whether router weights multiply the input instead of the output.
-    pub router_weight_on_input: bool,
+    /// Router and activation.
+    pub routing: StoredRouting,
 }
 
 /// A file's description of a layer.
@@ -126,7 +124,7 @@ struct LinearKeys {
     nr: usize,
 }
 
-/// The keys of the experts' description.
+/// The keys of the experts' description, [`VERSION`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MoeKeys {
@@ -186,8 +184,10 @@ fn head(file: &Container<'_>, module: &str) -> Result<Head> {
         let expected = format!("a JSON object with `version` and `layer` ({e})");
         Error::value(place(module, ""), &[], short(text), expected)
     })?;
-    if head.version != VERSION {
-        return Err(Error::value(place(module, "version"), &[], head.version, VERSION));
+    let newest = if head.layer == "moe" { FAMILY_VERSION } else { VERSION };
+    if !(VERSION..=newest).contains(&head.version) {
+        let expected = format!("{VERSION} to {newest}");
+        return Err(Error::value(place(module, "version"), &[], head.version, expected));
     }
     if !matches!(head.layer.as_str(), "linear" | "moe") {
         let found = short(&head.layer);
@@ -228,11 +228,14 @@ fn named<T: Copy>(module: &str, key: &str, found: &str, table: &[(&str, T)]) -> 
     })
 }
 
-/// A layout whose sizes come from a file: the error names the description.
-fn described(module: &str, layout: Result<RhsLayout>) -> Result<RhsLayout> {
-    layout.map_err(|e| match e {
+/// What was built from a file's sizes and numbers: the error names the description.
+fn described<T>(module: &str, found: Result<T>) -> Result<T> {
+    found.map_err(|e| match e {
         Error::Size { what, found, expected } => {
             Error::size(format!("{}: {what}", place(module, "")), found, expected)
+        }
+        Error::Unsupported { what, reason } => {
+            Error::unsupported(format!("{}: {what}", place(module, "")), reason)
         }
         other => other,
     })
@@ -302,6 +305,10 @@ impl MoeDescription {
 
     /// The description as JSON.
     pub fn to_json(&self) -> serde_json::Value {
+        let routing = match &self.routing {
+            StoredRouting::Operator(routing) => routing,
+            StoredRouting::Family(routing) => return routing::to_json(self, routing),
+        };
         serde_json::json!(MoeKeys {
             version: VERSION,
             layer: "moe".into(),
@@ -311,11 +318,11 @@ impl MoeDescription {
             expert_map: self.expert_map.clone(),
             group_size: self.group_size.to_config(),
             nr: self.nr,
-            top_k: self.top_k,
-            scoring_func: self.scoring_func.name().into(),
-            renormalize: self.renormalize,
-            activation: self.activation.name().into(),
-            apply_router_weight_on_input: self.router_weight_on_input,
+            top_k: routing.top_k,
+            scoring_func: routing.scoring_func.name().into(),
+            renormalize: routing.renormalize,
+            activation: routing.activation.name().into(),
+            apply_router_weight_on_input: routing.router_weight_on_input,
         })
     }
 
@@ -324,6 +331,9 @@ impl MoeDescription {
     /// # Errors
     /// [`Error::Missing`] if there is none; [`Error::Value`] and [`Error::Size`] naming the key.
     pub fn read(file: &Container<'_>, module: &str) -> Result<Self> {
+        if head(file, module)?.version == FAMILY_VERSION {
+            return routing::read_family(file, module)?.checked(module);
+        }
         let keys: MoeKeys = read(file, module, "moe")?;
         let num_experts = count(module, "num_experts", keys.num_experts, MAX_EXPERTS)?;
         let found = Self {
@@ -333,18 +343,30 @@ impl MoeDescription {
             expert_map: keys.expert_map,
             group_size: group_size(module, keys.group_size)?,
             nr: keys.nr,
-            top_k: count(module, "top_k", keys.top_k, num_experts)?,
-            scoring_func: named(module, "scoring_func", &keys.scoring_func, ScoringFunc::NAMED)?,
-            renormalize: keys.renormalize,
-            activation: named(module, "activation", &keys.activation, Activation::NAMED)?,
-            router_weight_on_input: keys.apply_router_weight_on_input,
+            routing: StoredRouting::Operator(OperatorRouting {
+                top_k: count(module, "top_k", keys.top_k, num_experts)?,
+                scoring_func: named(
+                    module,
+                    "scoring_func",
+                    &keys.scoring_func,
+                    ScoringFunc::NAMED,
+                )?,
+                renormalize: keys.renormalize,
+                activation: named(module, "activation", &keys.activation, Activation::NAMED)?,
+                router_weight_on_input: keys.apply_router_weight_on_input,
+            }),
         };
-        described(module, found.w13_layout())?;
-        described(module, found.w2_layout())?;
-        count(module, "hidden_size", found.hidden_size, MAX_SIZE)?;
-        count(module, "intermediate_size", found.intermediate_size, MAX_SIZE)?;
-        found.check_map(module)?;
-        Ok(found)
+        found.checked(module)
+    }
+
+    /// The description, if its sizes and its expert map are valid.
+    fn checked(self, module: &str) -> Result<Self> {
+        described(module, self.w13_layout())?;
+        described(module, self.w2_layout())?;
+        count(module, "hidden_size", self.hidden_size, MAX_SIZE)?;
+        count(module, "intermediate_size", self.intermediate_size, MAX_SIZE)?;
+        self.check_map(module)?;
+        Ok(self)
     }
 
     /// Fails unless the map has an entry per expert and names each local expert exactly once.

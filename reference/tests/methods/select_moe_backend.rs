@@ -211,7 +211,7 @@ fn refusals_say_what_would_do() {
     let found = ask(
         MoeMethod::Mxfp8,
         WeightKey::Block(&mxfp8::FORMAT),
-        ActivationKey::Mxfp8,
+        ActivationKey::Block(&mxfp8::FORMAT),
         &wish,
         device("7.0"),
     );
@@ -220,7 +220,7 @@ fn refusals_say_what_would_do() {
     let found = ask(
         MoeMethod::Mxfp8,
         WeightKey::Block(&mxfp8::FORMAT),
-        ActivationKey::Mxfp8,
+        ActivationKey::Block(&mxfp8::FORMAT),
         &wish,
         device("9.0"),
     );

@@ -11,6 +11,7 @@ use marlinspike::num::interval::{Bound, Interval};
 use marlinspike::num::scalar::{self, ScalarType};
 use marlinspike::{Error, Result};
 use proptest::prelude::*;
+use rayon::prelude::*;
 
 const F16: ScalarType = ScalarType::FLOAT16;
 const BF16: ScalarType = ScalarType::BFLOAT16;
@@ -125,37 +126,36 @@ fn ups(ty: ScalarType) -> Vec<u16> {
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "minutes under emulation; --include-ignored runs it")]
 fn both_chains_are_inside_the_bound_for_every_gate() {
-    for (activation, d) in all() {
-        for ty in [F16, BF16] {
-            let mut bounds = Bounds::new(d, ty).expect("a definition");
-            let mut steps = Vec::new();
-            for up in ups(ty) {
-                for gate in 0..=u16::MAX {
-                    let bound = bounds.of_bits(gate, up);
-                    for chain in [Chain::Canonical, Chain::Upstream] {
-                        let Some(out) = one(&d, ty, gate, up, chain) else { continue };
-                        let ratio = bound.ratio(value(ty, out));
-                        assert!(
-                            ratio <= 1.0,
-                            "{activation} {ty} {chain:?}: gate {} up {} gives {}, not in {bound:?}",
-                            value(ty, gate),
-                            value(ty, up),
-                            value(ty, out),
-                        );
-                    }
-                    let within = |x: f32| (1e-3..64.0).contains(&x.abs());
-                    if within(value(ty, gate)) && within(value(ty, up)) {
-                        steps.push(values_inside(ty, bound.interval));
-                    }
+    let pairs: Vec<_> = all().flat_map(|(a, d)| [(a, d, F16), (a, d, BF16)]).collect();
+    pairs.into_par_iter().for_each(|(activation, d, ty)| {
+        let mut bounds = Bounds::new(d, ty).expect("a definition");
+        let mut steps = Vec::new();
+        for up in ups(ty) {
+            for gate in 0..=u16::MAX {
+                let bound = bounds.of_bits(gate, up);
+                for chain in [Chain::Canonical, Chain::Upstream] {
+                    let Some(out) = one(&d, ty, gate, up, chain) else { continue };
+                    let ratio = bound.ratio(value(ty, out));
+                    assert!(
+                        ratio <= 1.0,
+                        "{activation} {ty} {chain:?}: gate {} up {} gives {}, not in {bound:?}",
+                        value(ty, gate),
+                        value(ty, up),
+                        value(ty, out),
+                    );
+                }
+                let within = |x: f32| (1e-3..64.0).contains(&x.abs());
+                if within(value(ty, gate)) && within(value(ty, up)) {
+                    steps.push(values_inside(ty, bound.interval));
                 }
             }
-            steps.sort_unstable();
-            let (median, most) = (steps[steps.len() / 2], steps[steps.len() * 99 / 100]);
-            println!("{activation} {ty}: {median} values allowed in the median, {most} at 99 %");
-            // One value, or two if rounding may go either way; a rounded factor adds one.
-            assert!(median <= 3, "{activation} {ty}: {median}");
         }
-    }
+        steps.sort_unstable();
+        let (median, most) = (steps[steps.len() / 2], steps[steps.len() * 99 / 100]);
+        println!("{activation} {ty}: {median} values allowed in the median, {most} at 99 %");
+        // One value, or two if rounding may go either way; a rounded factor adds one.
+        assert!(median <= 3, "{activation} {ty}: {median}");
+    });
 }
 
 /// Number of the type's values in an interval.

@@ -152,14 +152,56 @@ fn shared_experts_inside_and_beside_the_block() {
 fn unknown_forms_and_blocks_are_refused() {
     let error = read(&Files::new(), plain()).unwrap_err().to_string();
     assert!(error.contains("no known tensor names"), "{error}");
-    let config = json!({"model_type": "inkling2", "num_experts_per_tok": 1});
-    let (rule, _) = block_rule(&config, "model.layers.0.mlp.experts").unwrap();
-    let error = read(&Files::new(), rule).unwrap_err().to_string();
-    assert!(error.contains("tanh"), "{error}");
+    // A block without a tensor of its stages.
+    let config = json!({"model_type": "gemma4", "top_k_experts": 1});
+    let (rule, _) = block_rule(&config, "model.layers.0.experts").unwrap();
+    let mut files = Files::new();
+    add(&mut files, "experts.gate_up_proj", &[E, 2 * I, H], |_| 0.0);
+    add(&mut files, "experts.down_proj", &[E, H, I], |_| 0.0);
+    let error = read(&files, rule).unwrap_err().to_string();
+    assert!(error.contains("router.scale"), "{error}");
+    add(&mut files, "router.scale", &[H + 1], |_| 0.0);
+    let error = read(&files, rule).unwrap_err().to_string();
+    assert!(error.contains("router.scale") && error.contains("[4]"), "{error}");
     let mut files = Files::new();
     add(&mut files, "mlp.experts.gate_up_proj", &[E, 2 * I, H], |_| 0.0);
     let ints = Tensor::from_vec("x", DType::I32, vec![E, H, I], vec![0i32; E * H * I]).unwrap();
     files.insert("mlp.experts.down_proj".to_owned(), ints);
     let error = read(&files, plain()).unwrap_err().to_string();
     assert!(error.contains("I32"), "{error}");
+}
+
+/// Experts of two groups: those of the second have one feature less, which zeros replace.
+#[test]
+fn groups_of_experts_of_two_widths() {
+    let config = json!({"model_type": "ernie4_5_vl_moe"});
+    let (rule, _) = block_rule(&config, "model.layers.0.mlp.experts").unwrap();
+    let mut files = Files::new();
+    for e in 0..4 {
+        let size_i = if e < 2 { I } else { I - 1 };
+        let name = |part: &str| format!("mlp.experts.{e}.{part}_proj.weight");
+        add(&mut files, &name("gate"), &[size_i, H], |at| number(0, e, at[0], at[1]));
+        add(&mut files, &name("up"), &[size_i, H], |at| number(1, e, at[0], at[1]));
+        add(&mut files, &name("down"), &[H, size_i], |at| number(2, e, at[1], at[0]));
+    }
+    // One router as [E, H], one as [H, E].
+    add(&mut files, "mlp.gate.weight", &[2, H], |at| number(3, at[0], 0, at[1]));
+    add(&mut files, "mlp.gate.weight_1", &[H, 2], |at| number(4, at[1], 0, at[0]));
+    let found = BlockTensors::read(&|n| files.get(n).cloned(), H, Some(2), rule).unwrap();
+    let (w13, w2) = (found.w13.elements::<f32>(), found.w2.elements::<f32>());
+    assert_eq!((found.w13.shape(), found.w2.shape()), (&[4, 2 * I, H][..], &[4, H, I][..]));
+    for e in 0..4 {
+        for (i, h) in (0..I).flat_map(|i| (0..H).map(move |h| (i, h))) {
+            let of = |part| if e < 2 || i + 1 < I { number(part, e, i, h) } else { 0.0 };
+            assert_eq!(w13[(e * 2 * I + i) * H + h], of(0));
+            assert_eq!(w13[(e * 2 * I + I + i) * H + h], of(1));
+            assert_eq!(w2[(e * H + h) * I + i], of(2));
+        }
+    }
+    let router = found.router_weight.unwrap();
+    assert_eq!(router.shape(), [4, H]);
+    for (row, h) in (0..4).flat_map(|r| (0..H).map(move |h| (r, h))) {
+        let expected = number(3 + row / 2, row % 2, 0, h);
+        assert_eq!(router.elements::<f32>()[row * H + h], expected);
+    }
 }

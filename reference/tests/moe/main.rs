@@ -8,6 +8,7 @@ mod activation_math;
 mod batched;
 mod block;
 mod block_forms;
+mod block_stages;
 mod families;
 mod fp8_layer;
 mod golden;

@@ -172,7 +172,7 @@ fn logits_go_where_the_router_says() {
             router.logits_type = [ScalarType::FLOAT32, ScalarType::BFLOAT16][rng.below(2)];
         }
         router.bias = (round % 2 == 0).then_some(bias);
-        given.config.router = router.clone();
+        given.config.router = router.clone().into();
         let tokens = rng.below(40);
         // Few values: many ties.
         let logits: Vec<f32> = (0..tokens * 12).map(|_| rng.below(9) as f32 / 4.0 - 1.0).collect();

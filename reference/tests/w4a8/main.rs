@@ -3,11 +3,13 @@
 
 mod check;
 mod engine;
+mod family;
 mod golden;
 mod kernels;
 mod layers;
 mod layout;
 mod linear;
 mod moe;
+mod mxfp4;
 mod pack;
 mod stored;

@@ -7,6 +7,7 @@ use marlinspike::Error;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
 use marlinspike::container::{Container, ContainerError, write_container};
 use marlinspike::layouts::kleidi::{Columns, PackedRhs, RhsLayout};
+use marlinspike::moe::families::RoutingRule;
 use marlinspike::moe::router::Router;
 use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
@@ -15,9 +16,10 @@ use marlinspike::vectors::Rng;
 use marlinspike::w4a8::moe::{Layer, Mode, MoeLayer, Workspace};
 use marlinspike::w4a8::scalar::Scalar;
 use marlinspike::w4a8::stored::{
-    Description, LinearDescription, MoeDescription, experts, key, linear, modules,
+    Description, LinearDescription, MoeDescription, OperatorRouting, StoredRouting, experts, key,
+    linear, modules,
 };
-use marlinspike::w4a8::{self, Linear, LinearWorkspace, Values};
+use marlinspike::w4a8::{self, FamilyRouting, LayerRouter, Linear, LinearWorkspace, Values};
 use serde_json::{Value, json};
 
 const ROUNDING: ActivationRounding = ActivationRounding::HalfAway;
@@ -167,11 +169,13 @@ fn a_description_comes_back() {
             expert_map: map,
             group_size: GroupSize::Of(32),
             nr: 4,
-            top_k: 3,
-            scoring_func: ScoringFunc::Sigmoid,
-            renormalize: false,
-            activation: Activation::SwigluOai,
-            router_weight_on_input: true,
+            routing: StoredRouting::Operator(OperatorRouting {
+                top_k: 3,
+                scoring_func: ScoringFunc::Sigmoid,
+                renormalize: false,
+                activation: Activation::SwigluOai,
+                router_weight_on_input: true,
+            }),
         };
         model.metadata.insert(key(EXPERTS), moe.to_json().to_string());
         let bytes = model.bytes();
@@ -204,7 +208,8 @@ fn with(name: &str, value: Value) -> Error {
 #[test]
 fn values_out_of_range_are_refused_by_key() {
     for (name, value) in [
-        ("version", json!(2)),
+        ("version", json!(3)),
+        ("version", json!(0)),
         ("layer", json!("linear")),
         ("layer", json!("conv")),
         ("num_experts", json!(0)),
@@ -300,4 +305,101 @@ fn tensors_that_are_not_as_described_are_refused() {
     assert!(matches!(load(&model).1, Err(Error::Shape { .. })));
     model.metadata.clear();
     assert!(matches!(load(&model), (Err(Error::Missing { .. }), Err(Error::Missing { .. }))));
+}
+
+/// The keys of a description with a family's rule.
+fn family_json() -> Value {
+    json!({"version": 2, "layer": "moe", "hidden_size": SIZES.0, "intermediate_size": SIZES.1,
+        "num_experts": SIZES.2, "group_size": 32, "nr": 8, "correction_bias": [0.5, -0.25, 0.0],
+        "routing": {"scoring_func": "sigmoid", "top_k": 2, "renormalize": true,
+            "renormalize_epsilon": 1e-20, "routed_scaling_factor": 2.5, "swiglu_limit": 7.0,
+            "correction_bias": "gate.e_score_correction_bias"}})
+}
+
+#[test]
+fn a_familys_rule_comes_back_with_every_bit_of_its_tensors() {
+    let mut model = Model::new();
+    let rule = RoutingRule::from_json(&family_json()["routing"]).unwrap();
+    let rule = RoutingRule { expert_scale: Some("gate.per_expert_scale".to_owned()), ..rule };
+    let mut rng = Rng::new(3);
+    for round in 0..200 {
+        let mut any = || loop {
+            let x = f32::from_bits(rng.next_u64() as u32);
+            if x.is_finite() {
+                break x;
+            }
+        };
+        let bias: Vec<f32> = match round {
+            0 => vec![-0.0, f32::MIN_POSITIVE / 2.0, f32::MAX, f32::from_bits(1)],
+            _ => (0..4).map(|_| any()).collect(),
+        };
+        let scale: Vec<f32> = (0..4).map(|_| any()).collect();
+        let routing = FamilyRouting::new(rule.clone(), 4, Some(bias.clone()), Some(scale.clone()));
+        let moe = MoeDescription {
+            hidden_size: 64,
+            intermediate_size: 96,
+            num_experts: 4,
+            expert_map: Some(vec![0, -1, 2, 1]),
+            group_size: GroupSize::Of(32),
+            nr: 4,
+            routing: StoredRouting::Family(Box::new(routing.unwrap())),
+        };
+        model.metadata.insert(key(EXPERTS), moe.to_json().to_string());
+        let bytes = model.bytes();
+        let file = Container::parse(&bytes).unwrap();
+        let Description::Moe(found) = Description::read(&file, EXPERTS).unwrap() else {
+            panic!("a linear layer")
+        };
+        assert_eq!(found, moe);
+        let StoredRouting::Family(found) = &found.routing else { panic!("no family") };
+        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let tensors = found.tensors();
+        assert_eq!(bits(tensors.correction_bias.unwrap()), bits(&bias));
+        assert_eq!(bits(tensors.expert_scale.unwrap()), bits(&scale));
+    }
+}
+
+#[test]
+fn a_familys_description_loads_and_wrong_ones_are_refused() {
+    let load = |described: &Value| {
+        let mut model = Model::new();
+        model.metadata.insert(key(EXPERTS), described.to_string());
+        let bytes = model.bytes();
+        let file = Container::parse(&bytes).unwrap();
+        MoeLayer::load(&file, EXPERTS, ROUNDING, Mode::Extended).map(|layer| {
+            assert!(matches!(layer.config().router, LayerRouter::Family(_)));
+        })
+    };
+    load(&family_json()).unwrap();
+    let changed = |change: fn(&mut Value)| {
+        let mut described = family_json();
+        change(&mut described);
+        let error = load(&described).unwrap_err().to_string();
+        assert!(error.len() < 1000, "{error}");
+        error
+    };
+    type Change = fn(&mut Value);
+    let refusals: [(Change, &str); 14] = [
+        (|d| d["correction_bias"] = json!([0.5, 1.0]), "correction_bias"),
+        (|d| d["correction_bias"] = json!([0.5, 1e300, 0.0]), "correction_bias"),
+        (|d| d["correction_bias"] = json!([0.5, null, 0.0]), "correction_bias"),
+        (|d| d["correction_bias"] = Value::Null, "correction_bias"),
+        (|d| d["expert_scale"] = json!([1.0, 1.0, 1.0]), "expert_scale"),
+        (|d| d["routing"] = json!([]), "routing"),
+        (|d| d["routing"]["top_k"] = json!(4), "top_k"),
+        (|d| d["routing"]["topk"] = json!(1), "did you mean `top_k`"),
+        (|d| d["routing"]["zero_experts"] = json!(1), "zero experts"),
+        (|d| d["routing"]["n_group"] = json!(2), "n_group"),
+        (|d| d["routing"]["activation"] = json!("relu2_no_mul"), "relu2_no_mul"),
+        (|d| d["routing"]["swiglu_limit"] = json!(-1.0), "limit"),
+        (|d| d["top_k"] = json!(2), "top_k"),
+        (|d| d["version"] = json!(1), "correction_bias"),
+    ];
+    for (change, part) in refusals {
+        let error = changed(change);
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    // Version 1 has its own keys.
+    let error = with("version", json!(2)).to_string();
+    assert!(error.contains("top_k"), "{error}");
 }

@@ -1,5 +1,7 @@
-//! FlashInfer's and CUTLASS's 4-bit experts: supported stacks, outputs, and descriptions in the
-//! files.
+//! FlashInfer's and CUTLASS's 4-bit experts, and experts of FP8 blocks: supported stacks, outputs,
+//! and descriptions in the files.
+
+mod blocks;
 
 use std::collections::BTreeMap;
 
@@ -8,7 +10,8 @@ use marlinspike::formats::{compressed_tensors, global_scale};
 use marlinspike::layers::ExpertMap;
 use marlinspike::layouts::Layout as _;
 use marlinspike::layouts::flashinfer::{
-    BLOCK_K_BYTES, ExpertLayout, Nvfp4Backend, PackedExperts, Projection,
+    BLOCK_K_BYTES, ExpertLayout, Fp8BlockBackend, Fp8BlockExpert, Nvfp4Backend, PackedExperts,
+    Projection,
 };
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
@@ -18,7 +21,7 @@ use marlinspike::weight::{Groups, Table, Weight};
 use marlinspike::{Error, Result};
 use serde_json::{Value, json};
 
-use super::{Choice, Context, Described, Descriptor, Format, Planned, Target, notes};
+use super::{Choice, Context, Described, Descriptor, Format, Planned, Target, fp8_blocks, notes};
 use crate::convert::entry::Entry;
 use crate::convert::job::Job;
 use crate::convert::names::TensorKind;
@@ -47,12 +50,10 @@ impl FlashinferLayout {
     /// As [`ExpertLayout::mxint4`] and [`ExpertLayout::nvfp4`]; [`Error::Unsupported`] for a linear
     /// layer.
     pub fn layout(self, role: Role, shape: Shape) -> Result<ExpertLayout> {
-        let (projection, hidden, inner) = match role {
-            Role::W13 => (Projection::W13, shape.size_k, shape.size_n / 2),
-            Role::W2 => (Projection::W2, shape.size_n, shape.size_k),
-            Role::Dense => {
-                return Err(Error::unsupported("a linear layer", "only experts are supported"));
-            }
+        let projection = projection(role)?;
+        let (hidden, inner) = match projection {
+            Projection::W13 => (shape.size_k, shape.size_n / 2),
+            Projection::W2 => (shape.size_n, shape.size_k),
         };
         match self {
             Self::Mxint4 => ExpertLayout::mxint4(projection, hidden, inner),
@@ -90,6 +91,15 @@ impl FlashinferLayout {
     }
 }
 
+/// The projection of an expert's stack.
+fn projection(role: Role) -> Result<Projection> {
+    match role {
+        Role::W13 => Ok(Projection::W13),
+        Role::W2 => Ok(Projection::W2),
+        Role::Dense => Err(Error::unsupported("a linear layer", "only experts are supported")),
+    }
+}
+
 /// The layout for a stack, or the reason why none takes it.
 fn choose(role: Role, scheme: &Scheme, backend: Nvfp4Backend) -> Result<FlashinferLayout, String> {
     if role == Role::Dense {
@@ -114,33 +124,38 @@ fn choose(role: Role, scheme: &Scheme, backend: Nvfp4Backend) -> Result<Flashinf
                 )),
             }
         }
-        other => Err(format!("found {}, expected nvfp4 or 4-bit integers", other.label())),
+        other => Err(format!(
+            "found {}, expected nvfp4, 4-bit integers or fp8 block 128x128",
+            other.label()
+        )),
     }
 }
 
-/// The format of FlashInfer's and CUTLASS's 4-bit experts.
+/// The format of FlashInfer's and CUTLASS's experts.
 pub const FORMAT: Format = Format::new(&Descriptor {
     name: "flashinfer",
     title: "FlashInfer",
-    about: "FlashInfer's and CUTLASS's forms of 4-bit experts, for Blackwell: NVFP4, and \
-            int4 in groups of 32",
+    about: "FlashInfer's and CUTLASS's forms of experts: NVFP4 and int4 in groups of 32 for \
+            Blackwell, FP8 blocks for Hopper too",
     column: "FlashInfer",
     tensors: "\
-  --to flashinfer      experts' weight_packed or weight, weight_scale, of NVFP4 weight_scale_2 and
-                       input_scale",
+  --to flashinfer      experts' weight_packed or weight, weight_scale (weight_scale_inv of FP8
+                       blocks), of NVFP4 weight_scale_2 and input_scale",
     takes: "\
---to flashinfer takes NVFP4 experts and compressed-tensors W4A16 experts in groups of 32 (mxint4).
+--to flashinfer takes NVFP4 experts, compressed-tensors W4A16 experts in groups of 32 (mxint4), and
+experts of FP8 blocks of 128 x 128 with quantized activations.
 --skip-unsupported copies the rest of the model unchanged.",
     examples: &["model out --to flashinfer --nvfp4-backend VLLM_CUTLASS --skip-unsupported"],
     model_dtype: false,
     choice: Some(Choice {
         name: "nvfp4-backend",
-        about: "the kernel for NVFP4 weights, by upstream's name [default: FLASHINFER_TRTLLM]",
+        about: "the kernel for NVFP4 weights and FP8 blocks, by upstream's name [default: \
+                FLASHINFER_TRTLLM]",
         values: &Nvfp4Backend::NAMES,
     }),
 });
 
-/// FlashInfer's and CUTLASS's 4-bit experts, NVFP4 for the kernel `backend`.
+/// FlashInfer's and CUTLASS's experts, NVFP4 and FP8 blocks for the kernel `backend`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Flashinfer {
     backend: Nvfp4Backend,
@@ -157,6 +172,32 @@ impl Flashinfer {
         let layout = kind.layout(plan.role, plan.slice.shape).map_err(|e| e.to_string())?;
         Ok((kind, layout))
     }
+
+    /// The layout's name, the tile of its scales, and the description of the stack.
+    fn description(&self, plan: &StackPlan) -> Option<(&'static str, Value, Value)> {
+        if fp8_blocks(plan.role, &plan.scheme).is_some() {
+            let backend = blocks::backend(self.backend).ok()?;
+            let layout = blocks::layout(backend, plan.role, plan.slice.shape).ok()?;
+            return Some((blocks::name(backend), Value::Null, blocks::description(&layout)));
+        }
+        let (kind, layout) = self.layout(plan).ok()?;
+        let padded = layout.weights().shape();
+        let steps: Vec<_> =
+            layout.weights().rows().steps().iter().map(ToString::to_string).collect();
+        let stack = json!({
+            "size_k": padded.size_k,
+            "size_n": padded.size_n,
+            "rows": steps,
+            "block_k_bytes": (kind == FlashinferLayout::Mxint4).then_some(BLOCK_K_BYTES),
+        });
+        Some((kind.name(), json!("128x4"), stack))
+    }
+}
+
+/// Whether the activations' scales of experts of FP8 blocks are powers of two; `None` of other
+/// stacks.
+fn fp8_blocks(role: Role, scheme: &Scheme) -> Option<bool> {
+    fp8_blocks::accept(scheme).ok().filter(|_| role != Role::Dense)
 }
 
 impl Target for Flashinfer {
@@ -165,12 +206,26 @@ impl Target for Flashinfer {
     }
 
     fn layer(&self, plan: &StackPlan, _settings: &Settings) -> Vec<(&'static str, Value)> {
+        if let (Some(ue8m0), Ok(backend)) =
+            (fp8_blocks(plan.role, &plan.scheme), blocks::backend(self.backend))
+        {
+            let name = json!(blocks::name(backend));
+            return vec![("kernel_layout", name), fp8_blocks::activations(ue8m0)];
+        }
         let layout = self.layout(plan).ok();
         layout.map(|(kind, _)| ("kernel_layout", json!(kind.name()))).into_iter().collect()
     }
 
     fn plan(&self, stack: &Stack, info: StackInfo, context: Context<'_>) -> Planned {
         let Context { kv_heads, settings, .. } = context;
+        if fp8_blocks(stack.role, &stack.scheme).is_some() {
+            let backend = blocks::backend(self.backend).map_err(|e| vec![e])?;
+            if info.has_bias {
+                return Err(vec!["found biases of experts, expected none".to_owned()]);
+            }
+            let plan = StackPlan::cut(stack, info, kv_heads, settings).map_err(|e| vec![e])?;
+            return blocks::outputs(backend, plan);
+        }
         let scales = info.experts[0].iter().all(|b| b.get(Part::InputScale).is_some());
         let plan = || StackPlan::cut(stack, info, kv_heads, settings);
         let chosen = choose(stack.role, &stack.scheme, self.backend);
@@ -213,30 +268,22 @@ impl Target for Flashinfer {
     ) -> BTreeMap<String, Described> {
         let mut all: BTreeMap<String, Value> = BTreeMap::new();
         for plan in planned.iter().flatten() {
-            let Ok((kind, layout)) = self.layout(plan) else { continue };
+            let Some((name, scale_tile, stack)) = self.description(plan) else { continue };
             let value = all.entry(plan.module.clone()).or_insert_with(|| {
                 json!({
                     "version": 1,
                     "layer": "moe",
-                    "layout": kind.name(),
+                    "layout": name,
                     "num_experts": plan.experts.len(),
                     "group_size": plan.groups.size.to_config(),
-                    "scale_tile": "128x4",
+                    "scale_tile": scale_tile,
                 })
             });
             if plan.role == Role::W13 {
                 value["hidden_size"] = json!(plan.slice.shape.size_k);
                 value["intermediate_size"] = json!(plan.slice.shape.size_n / 2);
             }
-            let padded = layout.weights().shape();
-            let steps: Vec<_> =
-                layout.weights().rows().steps().iter().map(ToString::to_string).collect();
-            value[plan.role.prefix().trim_end_matches('_')] = json!({
-                "size_k": padded.size_k,
-                "size_n": padded.size_n,
-                "rows": steps,
-                "block_k_bytes": (kind == FlashinferLayout::Mxint4).then_some(BLOCK_K_BYTES),
-            });
+            value[plan.role.prefix().trim_end_matches('_')] = stack;
         }
         let described = |(module, value): (String, Value)| {
             let key = key(&module);
@@ -257,6 +304,11 @@ impl Target for Flashinfer {
 
     fn pack(&self, job: &Job<'_>, weight: Weight<'_>) -> Result<Vec<Piece>> {
         let Job { model, plan, constants, expert, .. } = *job;
+        if fp8_blocks(plan.role, &plan.scheme).is_some() {
+            let backend = blocks::backend(self.backend);
+            let backend = backend.map_err(|e| Error::unsupported(&plan.module, e))?;
+            return blocks::pack(backend, plan, expert, &weight);
+        }
         let (_, layout) = self.layout(plan).map_err(|e| Error::unsupported(&plan.module, e))?;
         let packed = layout.pack(std::slice::from_ref(&weight))?;
         let whole = |kind, bytes: Bytes| {
@@ -281,6 +333,9 @@ impl Target for Flashinfer {
     }
 
     fn unpack(&self, entry: &Entry<'_>) -> Result<Vec<Weight<'static>>> {
+        if let Some(backend) = entry.text("kernel_layout").and_then(blocks::from_name) {
+            return blocks::unpack(backend, entry);
+        }
         let kind = entry.text("kernel_layout").and_then(FlashinferLayout::from_name);
         let kind = kind.ok_or_else(|| entry.bad("kernel_layout", "mxint4 or a backend"))?;
         let layout = kind.layout(entry.role, entry.shape()?)?;

@@ -12,13 +12,16 @@ use marlinspike::config::{Scheme, ZeroPoints};
 use marlinspike::container::TensorSpec;
 use marlinspike::layers::ExpertMap;
 use marlinspike::moe::ScoringFunc;
-use marlinspike::moe::activation::{Activation, Definition};
+use marlinspike::moe::activation::{Activation, Columns, Definition};
 use marlinspike::moe::families::Renormalize;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::tensor::DType;
-use marlinspike::w4a8::moe::Refusal;
+use marlinspike::w4a8::FamilyRouting;
+use marlinspike::w4a8::moe::GatedActivation;
 use marlinspike::w4a8::packed::{RhsLayout, operator_scales};
-use marlinspike::w4a8::stored::{self, Description, LinearDescription, MoeDescription};
+use marlinspike::w4a8::stored::{
+    self, Description, LinearDescription, MoeDescription, OperatorRouting, StoredRouting,
+};
 use marlinspike::weight::Weight;
 use serde_json::{Value, json};
 
@@ -262,7 +265,8 @@ fn experts(
         return Err(format!("found groups of {a} in w13 and of {b} in w2, expected the same"));
     }
     let num_experts = stack.experts.len();
-    let routing = routing(model, &stack.module, num_experts)?;
+    let interleaved = stack.experts[0].iter().any(|matrix| matrix.index.is_some());
+    let routing = routing(model, &stack.module, num_experts, interleaved)?;
     Ok(MoeDescription {
         hidden_size: w13.size_k,
         intermediate_size: down.size_k,
@@ -270,32 +274,41 @@ fn experts(
         expert_map,
         group_size: plan.groups.size,
         nr,
-        top_k: routing.rule.top_k,
-        scoring_func: ScoringFunc::Softmax,
-        renormalize: routing.rule.renormalize != Renormalize::Never,
-        activation: Activation::Silu,
-        router_weight_on_input: routing.rule.apply_router_weight_on_input,
+        routing,
     })
 }
 
-/// The layer's routing, if upstream's method computes it: softmax without groups, bias or factor,
-/// and SiLU.
-fn routing(model: &Model<'_>, module: &str, num_experts: usize) -> Result<MoeRouting, String> {
-    let groups = model.config_value("n_group").and_then(Value::as_u64);
-    if model.stated_routing.is_none() && groups.is_some_and(|groups| groups > 1) {
-        return Err(Refusal::GroupedTopk.to_string());
+/// The layer's routing: upstream's settings where they suffice, so that older readers take the file,
+/// else the family's rule with its tensors.
+fn routing(
+    model: &Model<'_>,
+    module: &str,
+    num_experts: usize,
+    interleaved: bool,
+) -> Result<StoredRouting, String> {
+    let found =
+        MoeRouting::read(model, module, num_experts, interleaved).map_err(|e| e.to_string())?;
+    if found.activation.columns == Columns::Interleaved {
+        let name = found.rule.activation;
+        return Err(format!(
+            "activation {name}: found gate and up in alternating columns, expected halves"
+        ));
     }
-    let routing = MoeRouting::read(model, module, num_experts, false).map_err(|e| e.to_string())?;
-    let plain = routing.rule.plain().filter(|r| r.scoring_func == ScoringFunc::Softmax);
-    if plain.is_none() {
-        let found = routing.summary();
-        let expected = "\"softmax\" without groups, bias or factor";
-        return Err(format!("found {found}, expected {expected}"));
+    let plain = found.rule.plain().filter(|r| r.scoring_func == ScoringFunc::Softmax);
+    if plain.is_some() && found.activation == Definition::new(Activation::Silu) {
+        return Ok(StoredRouting::Operator(OperatorRouting {
+            top_k: found.rule.top_k,
+            scoring_func: ScoringFunc::Softmax,
+            renormalize: found.rule.renormalize != Renormalize::Never,
+            activation: Activation::Silu,
+            router_weight_on_input: found.rule.apply_router_weight_on_input,
+        }));
     }
-    if routing.activation != Definition::new(Activation::Silu) {
-        let (name, limit) = (routing.rule.activation, routing.rule.swiglu_limit);
-        let limit = limit.map_or(String::new(), |l| format!(" with swiglu_limit {l}"));
-        return Err(format!("activation: found {name}{limit}, expected \"silu\""));
-    }
-    Ok(routing)
+    let tensors = found.tensors();
+    let [bias, scale] =
+        [tensors.correction_bias, tensors.expert_scale].map(|t| t.map(<[f32]>::to_vec));
+    let family = FamilyRouting::new(found.rule.clone(), num_experts, bias, scale);
+    let family = family.map_err(|e| e.to_string())?;
+    GatedActivation::of_family(family.activation()).map_err(|e| e.to_string())?;
+    Ok(StoredRouting::Family(Box::new(family)))
 }

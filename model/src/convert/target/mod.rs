@@ -2,7 +2,9 @@
 //!
 //! A new format takes a row in `TARGETS` and a file with its [`Descriptor`] and its `Target`.
 
+pub mod deepgemm;
 pub mod flashinfer;
+pub(crate) mod fp8_blocks;
 pub mod int4;
 pub mod marlin;
 mod notes;
@@ -134,15 +136,16 @@ pub(crate) trait Target: Debug {
 type Row = (Format, fn(usize) -> Box<dyn Target>);
 
 /// Every format.
-static TARGETS: [Row; 3] = [
+static TARGETS: [Row; 4] = [
     (marlin::FORMAT, |_| Box::new(marlin::Marlin)),
     (int4::FORMAT, |chosen| Box::new(int4::Int4::new(chosen))),
     (flashinfer::FORMAT, |chosen| Box::new(flashinfer::Flashinfer::new(chosen))),
+    (deepgemm::FORMAT, |chosen| Box::new(deepgemm::DeepGemm::new(chosen))),
 ];
 
 impl Format {
     /// Every format, with the defaults of its option.
-    pub const ALL: [Self; 3] = [marlin::FORMAT, int4::FORMAT, flashinfer::FORMAT];
+    pub const ALL: [Self; 4] = [marlin::FORMAT, int4::FORMAT, flashinfer::FORMAT, deepgemm::FORMAT];
 
     /// The format of this name, with the default of its option.
     pub fn from_name(name: &str) -> Option<Self> {

@@ -15,9 +15,14 @@ use crate::model::Model;
 use crate::model::routing::MoeRouting;
 use crate::run::options::MethodOptions;
 
-/// Groups of `size` k with scales that are powers of two, as vLLM's operator quantizes them.
-pub(super) fn ue8m0(size: usize) -> Quantizer {
-    Quantizer::Fp8GroupBy { size, rule: Fp8GroupRule::Quotient, ue8m0: true }
+/// The quantizer of a scheme whose scales come from groups of k; `None` of other schemes.
+pub(super) fn groups(activations: ActivationScheme, rule: Fp8GroupRule) -> Option<Quantizer> {
+    let (size, ue8m0) = match activations {
+        ActivationScheme::DynamicGroup(size) => (size, false),
+        ActivationScheme::DynamicGroupUe8m0(size) => (size, true),
+        _ => return None,
+    };
+    Some(Quantizer::Fp8GroupBy { size, rule, ue8m0 })
 }
 
 /// The layer of these experts, w13's first.
@@ -49,9 +54,7 @@ pub(super) fn experts(
     let quantizers = |scales: [Option<f32>; 2]| -> [Quantizer; 2] {
         scales.map(|scale| match scheme.activations {
             ActivationScheme::DynamicToken => Quantizer::Fp8Token,
-            ActivationScheme::DynamicGroup(group) => Quantizer::Fp8Group(group),
-            ActivationScheme::DynamicGroupUe8m0(group) => ue8m0(group),
-            _ => Quantizer::Fp8Tensor(scale),
+            other => groups(other, options.group_rule).unwrap_or(Quantizer::Fp8Tensor(scale)),
         })
     };
     let one = |t: &Option<Tensor<'_>>| t.as_ref().map(|t| largest_scale(&t.elements::<f32>()));

@@ -4,7 +4,8 @@ use marlinspike::config::{ActivationScheme, Scheme};
 use marlinspike::formats::global_scale::W13Scale;
 use marlinspike::method::{MethodLayer, Product, Quantizer};
 use marlinspike::moe::layer::{Layer, Routed};
-use marlinspike::num::array::{FloatView2, HalfArray2};
+use marlinspike::num::array::FloatView2;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::prepare::fp8::largest_scale;
 use marlinspike::{Error, Result};
 
@@ -13,13 +14,15 @@ use super::matrices::Matrices;
 use super::parts::{LayerWeights, Moe};
 use crate::load;
 use crate::load::preparation::Preparation;
-use crate::model::layers::{Layers, Role};
+use crate::model::layers::{Layers, Role, Stack};
 use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError};
+use crate::run::block::Surrounding;
+use crate::run::block::tail::{Engine, Linear};
 use crate::run::error::RunError;
 use crate::run::input::{Halves, Inputs, Routing, Sizes};
 use crate::run::options::{Activations, MethodOptions};
-use crate::run::output::{LayerKind, Output};
+use crate::run::output::{LayerKind, LogitsReport, Output};
 use crate::run::routing::RoutingReport;
 
 /// A layer that can run.
@@ -32,6 +35,8 @@ pub struct Loaded {
     /// Notes on its preparation.
     pub notes: Vec<String>,
     pub(super) weights: LayerWeights,
+    /// The block around experts.
+    pub(super) surrounding: Surrounding,
 }
 
 impl Loaded {
@@ -47,6 +52,7 @@ impl Loaded {
     ) -> Result<Self, RunError> {
         let stack = |role| layers.stacks.iter().find(|s| s.module == module && s.role == role);
         let mut notes = Vec::new();
+        let mut surrounding = Surrounding::default();
         let (format, weights) = if let Some(stack) = stack(Role::Dense) {
             let matrices = Matrices::bind(model, stack)?;
             let weights =
@@ -62,41 +68,54 @@ impl Loaded {
                 let reason = format!("w13 is {a}, w2 {b}: expected one method");
                 return Err(ModelError::module(module, reason).into());
             }
-            let interleaved = w13.experts[0].iter().any(|matrix| matrix.index.is_some());
+            let interleaved = w13.is_interleaved();
             let routing = MoeRouting::read(model, module, w13.experts.len(), interleaved)?;
             notes.extend(routing.notes.iter().cloned());
             let stacks = [Matrices::bind(model, w13)?, Matrices::bind(model, w2)?];
+            let hidden = stacks[0].size_k();
+            let dense = |s: &Stack, name: &str| s.role == Role::Dense && s.module == name;
+            surrounding = Surrounding::read(
+                model,
+                module,
+                &routing.rule,
+                [w13.experts.len(), hidden],
+                &|name| layers.stacks.iter().any(|s| dense(s, name)),
+                |name| Ok(Box::new(Self::new(model, layers, name, options)?)),
+            )?;
+            notes.extend(surrounding.notes.iter().cloned());
             let moe = experts(model, module, &stacks, routing, options, &mut notes);
             (
                 w13.scheme.label(),
                 LayerWeights::Moe(Box::new(moe.map_err(RunError::weight(module))?)),
             )
         };
-        Ok(Self { module: module.to_owned(), format, notes, weights })
+        Ok(Self { module: module.to_owned(), format, notes, weights, surrounding })
     }
 
     /// The sizes that its activations must match.
     pub fn sizes(&self) -> Sizes {
         match &self.weights {
             LayerWeights::Linear { weight, .. } => {
-                Sizes { size_k: weight.shape().size_k, num_experts: None }
+                Sizes { size_k: weight.shape().size_k, num_experts: None, has_router: false }
             }
             LayerWeights::Moe(moe) => {
                 let size_k = moe.w13[0].shape().size_k;
-                Sizes { size_k, num_experts: Some(moe.w13.len()) }
+                let has_router = self.surrounding.router.is_some();
+                Sizes { size_k, num_experts: Some(moe.w13.len()), has_router }
             }
         }
     }
 
-    /// Runs the layer, its products by `multiply`; the last of the outputs is `y`.
+    /// Runs the layer, its products by `engine`; the last of the outputs is `y`.
     ///
     /// # Errors
-    /// As [`MethodLayer::forward`] and `multiply`.
-    pub fn forward(
+    /// As [`MethodLayer::forward`] and the engine.
+    pub(crate) fn forward(
         &self,
         inputs: &Inputs<Halves>,
-        multiply: impl Fn(&Product<'_>) -> Result<HalfArray2>,
+        engine: Engine<'_>,
     ) -> Result<Vec<Output>> {
+        let multiply = engine.multiply;
         let Halves { ty: dtype, bits: x } = &inputs.x;
         let output = |name, size_n, bits: Vec<u16>| Output::halves(name, *dtype, size_n, &bits);
         match &self.weights {
@@ -145,12 +164,26 @@ impl Loaded {
                 let (hidden, inner) = (layer.layer.hidden_size(), layer.layer.intermediate_size());
                 let x = FloatView2::from_rows("x", *dtype, hidden, x)?;
                 let stages = layer.forward(x, routed, |_, product| multiply(product))?;
-                Ok(vec![
+                let mut outputs = vec![
                     output("gate_up", moe.w13[0].shape().size_n, stages.gate_up.into_bits()),
                     output("activated", inner, stages.activated.into_bits()),
                     output("down", hidden, stages.down.into_bits()),
-                    output("y", hidden, stages.y.into_bits()),
-                ])
+                ];
+                let sum = stages.y.into_bits();
+                if self.surrounding.tail.is_empty() {
+                    outputs.push(output("y", hidden, sum));
+                    return Ok(outputs);
+                }
+                let widen = |bits: &[u16]| -> Vec<f32> {
+                    bits.iter().map(|&b| dtype.to_f64(b.into()) as f32).collect()
+                };
+                let (x, y_experts) = (widen(&inputs.x.bits), widen(&sum));
+                let (shared, y) = self.surrounding.tail.apply(&x, &y_experts, *dtype, engine)?;
+                outputs.push(output("y_experts", hidden, sum));
+                let floats = |name, values: &[f32]| Output::floats(name, *dtype, hidden, values);
+                outputs.extend(shared.map(|values| floats("shared", &values)));
+                outputs.push(floats("y", &y));
+                Ok(outputs)
             }
         }
     }
@@ -179,6 +212,21 @@ impl Loaded {
         RoutingReport::new(source, rule, routing.tensors(), given, made).map(Some)
     }
 
+    /// Computes the logits that the inputs of experts lack, if the files have the router's weight.
+    ///
+    /// # Errors
+    /// As [`Router::fill`](crate::run::block::router::Router::fill).
+    pub(super) fn logits(
+        &self,
+        inputs: &mut Inputs<Halves>,
+        check: bool,
+    ) -> Result<Option<LogitsReport>> {
+        let Halves { ty, bits } = &inputs.x;
+        let Some(router) = &self.surrounding.router else { return Ok(None) };
+        let x: Vec<f32> = bits.iter().map(|&b| ty.to_f64(b.into()) as f32).collect();
+        router.fill(&x, *ty, &mut inputs.routing, check)
+    }
+
     /// Kind and sizes.
     pub fn kind(&self) -> LayerKind {
         match &self.weights {
@@ -196,9 +244,10 @@ impl Loaded {
 /// How the scheme quantizes activations; `None` if that depends on scales in the file.
 pub(super) fn dynamic(
     scheme: &Scheme,
-    how: Activations,
+    options: MethodOptions,
     is_moe: bool,
 ) -> Result<Option<Quantizer>> {
+    let how = options.activations;
     if how == Activations::SixteenBit {
         return Ok(Some(Quantizer::None));
     }
@@ -222,8 +271,7 @@ pub(super) fn dynamic(
             ActivationScheme::DynamicTensor | ActivationScheme::DynamicToken => {
                 Some(Quantizer::Fp8Token)
             }
-            ActivationScheme::DynamicGroup(group) => Some(Quantizer::Fp8Group(group)),
-            ActivationScheme::DynamicGroupUe8m0(group) => Some(fp8::ue8m0(group)),
+            groups => fp8::groups(groups, options.group_rule),
         },
         Scheme::Block { weight_only: false, .. } => None,
         Scheme::Wna16(_) | Scheme::Block { .. } => Some(Quantizer::None),
@@ -240,7 +288,7 @@ fn linear(
     notes: &mut Vec<String>,
 ) -> Result<LayerWeights> {
     let mut weights = matrices.weights(model, options.preparation)?;
-    let quantizer = match dynamic(matrices.scheme, options.activations, false)? {
+    let quantizer = match dynamic(matrices.scheme, options, false)? {
         Some(quantizer) => quantizer,
         None => {
             let scales = matrices.input_scales(model)?;
@@ -273,7 +321,7 @@ fn experts(
     notes: &mut Vec<String>,
 ) -> Result<Moe> {
     let scheme = stacks[0].scheme;
-    let known = dynamic(scheme, options.activations, true)?;
+    let known = dynamic(scheme, options, true)?;
     if let Scheme::Fp8(f) = scheme
         && known != Some(Quantizer::None)
     {
@@ -313,4 +361,23 @@ fn experts(
         }
     };
     Ok(Moe { w13, w2, quantizers, multipliers, routing })
+}
+
+impl Linear for Loaded {
+    fn rows(&self, x: &[f32], ty: ScalarType, engine: Engine<'_>) -> Result<Vec<f32>> {
+        let size_k = self.sizes().size_k;
+        if !x.len().is_multiple_of(size_k.max(1)) {
+            let found = format!("{} values", x.len());
+            return Err(Error::size(
+                format!("{}: activations", self.module),
+                found,
+                format!("rows of {size_k}"),
+            ));
+        }
+        let bits = x.iter().map(|&x| ty.encode_rne(x.into()) as u16).collect();
+        let inputs = Inputs { x: Halves { ty, bits }, routing: Routing::Logits(Vec::new()) };
+        let out = self.forward(&inputs, engine)?.swap_remove(0);
+        let widen = |b: &[u8]| ty.to_f64(u16::from_le_bytes([b[0], b[1]]).into()) as f32;
+        Ok(out.bytes.chunks_exact(2).map(widen).collect())
+    }
 }

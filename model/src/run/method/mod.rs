@@ -11,9 +11,11 @@ mod parts;
 
 use std::time::Instant;
 
-use marlinspike::method::Arithmetic;
+use marlinspike::method::{Arithmetic, Product};
 use rayon::ThreadPool;
 
+use super::block::dense;
+use super::block::tail::Engine;
 use super::error::RunError;
 use super::input::{Halves, Inputs};
 use super::options::{Options, Source};
@@ -31,23 +33,28 @@ pub(super) fn run(
     pool: &ThreadPool,
 ) -> Result<Run, RunError> {
     let sizes = loaded.sizes();
-    let inputs: Inputs<Halves> = match &options.input {
+    let mut inputs: Inputs<Halves> = match &options.input {
         Source::File(path) => Inputs::read(path, sizes)?,
         Source::Seeded { seed, tokens, dtype } => Inputs::seeded(*seed, *tokens, *dtype, sizes)?,
     };
+    let logits = loaded.logits(&mut inputs, options.check)?;
     let [(_, exact), ..] = Arithmetic::NAMED;
     let arithmetic = options.arithmetic.unwrap_or(exact);
+    let compute = |p: &Product<'_>| p.compute(arithmetic);
+    let define = |p: &Product<'_>| p.define(arithmetic);
+    let computed = Engine { dot: dense::compensated, multiply: &compute };
+    let defined = Engine { dot: dense::exact, multiply: &define };
     let mut seconds = f64::INFINITY;
     let mut outputs = Vec::new();
     for _ in 0..options.repeat.get() {
         let begun = Instant::now();
-        outputs = pool.install(|| loaded.forward(&inputs, |p| p.compute(arithmetic)))?;
+        outputs = pool.install(|| loaded.forward(&inputs, computed))?;
         seconds = seconds.min(begun.elapsed().as_secs_f64());
     }
     let check = match options.check {
         false => None,
         true => {
-            let expected = pool.install(|| loaded.forward(&inputs, |p| p.define(arithmetic)))?;
+            let expected = pool.install(|| loaded.forward(&inputs, defined))?;
             Some(Check::of_stages(&outputs, &expected))
         }
     };
@@ -58,11 +65,12 @@ pub(super) fn run(
         outputs,
         timing: Timing { kernel: "the reference", threads: pool.current_num_threads(), seconds },
         check,
+        logits,
         routing: loaded.routing(&inputs, options.check)?,
         partial: None,
         arithmetic: format!("{arithmetic}, activations {activations}"),
         module: loaded.module,
         notes: loaded.notes,
-        method: Some(Method { format: loaded.format, activations, arithmetic }),
+        method: Some(Method { format: loaded.format, activations, arithmetic, is_bounded: false }),
     })
 }

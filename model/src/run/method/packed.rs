@@ -8,15 +8,18 @@ use marlinspike::weight::Weight;
 use marlinspike::{Error, Result};
 use serde_json::Value;
 
+use super::fp8;
 use super::load::{Loaded, dynamic};
 use super::parts::{LayerWeights, Moe};
 use crate::convert::entry::Entry;
 use crate::convert::settings::Format;
+use crate::convert::target::fp8_blocks;
 use crate::model::layers::Role;
 use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError};
+use crate::run::block::Surrounding;
 use crate::run::error::RunError;
-use crate::run::options::Activations;
+use crate::run::options::MethodOptions;
 
 /// The format of a converted folder and the `marlinspike` section of its config, where the layers are
 /// unpacked before they run.
@@ -77,9 +80,13 @@ fn interleaved(entry: &Entry<'_>) -> bool {
     matches!(scheme, Ok(Scheme::Block { container, .. }) if container.stacks_experts())
 }
 
-/// How activations are quantized: to the format of the weights if the file has multipliers for
-/// them.
-fn quantizer(entry: &Entry<'_>) -> Result<Quantizer> {
+/// How activations are quantized: as the entry says, or to the format of the weights if the file has
+/// multipliers for them.
+fn quantizer(entry: &Entry<'_>, options: MethodOptions) -> Result<Quantizer> {
+    let groups = fp8_blocks::stored_activations(entry)?;
+    if let Some(quantizer) = groups.and_then(|groups| fp8::groups(groups, options.group_rule)) {
+        return Ok(quantizer);
+    }
     let scales = entry.floats("input_scale", entry.size("experts")?)?;
     let Some(multipliers) = scales else { return Ok(Quantizer::None) };
     let format = formats::block_format(entry.ty()?, entry.group_size()?);
@@ -100,7 +107,7 @@ fn quantized_by_checkpoint(format: Format, section: &Value, module: &str) -> Opt
     };
     let quantizer = |name: &String| {
         let scheme = source.scheme_for(name).ok()?;
-        match dynamic(&scheme, Activations::Checkpoint, is_moe) {
+        match dynamic(&scheme, MethodOptions::default(), is_moe) {
             Ok(Some(Quantizer::None)) | Err(_) => None,
             Ok(Some(quantizer)) => Some(quantizer.to_string()),
             Ok(None) => Some("static scales".to_owned()),
@@ -122,6 +129,7 @@ pub fn load(
     model: &Model<'_>,
     (format, section): (Format, &Value),
     module: &str,
+    options: MethodOptions,
 ) -> Result<Loaded, RunError> {
     for key in ["tp_size", "ep_size"] {
         if section[key].as_u64().is_some_and(|ranks| ranks != 1) {
@@ -137,12 +145,17 @@ pub fn load(
     };
     let mut notes: Vec<String> =
         quantized_by_checkpoint(format, section, module).into_iter().collect();
+    let mut surrounding = Surrounding::default();
     let (entry, weights) = match is_moe(section, module) {
         false => {
             let entry = find(Role::Dense)?;
             let mut weights = weights(&entry)?;
             let weight = Box::new(weights.swap_remove(0));
-            (entry, LayerWeights::Linear { weight, quantizer: Quantizer::None })
+            let quantizer = match entry.layer["activations"].is_null() {
+                true => Quantizer::None,
+                false => quantizer(&entry, options).map_err(wrong)?,
+            };
+            (entry, LayerWeights::Linear { weight, quantizer })
         }
         true => {
             let entries = [find(Role::W13)?, find(Role::W2)?];
@@ -150,7 +163,18 @@ pub fn load(
             let w2 = weights(&entries[1])?;
             let routing = MoeRouting::read(model, module, w13.len(), interleaved(&entries[0]))?;
             notes.extend(routing.notes.iter().cloned());
-            let quantizers = [&entries[0], &entries[1]].map(|e| quantizer(e).map_err(wrong));
+            let hidden = entries[0].size("size_k")?;
+            surrounding = Surrounding::read(
+                model,
+                module,
+                &routing.rule,
+                [w13.len(), hidden],
+                &|name| section["layers"].get(name).is_some(),
+                |name| Ok(Box::new(load(model, (format, section), name, options)?)),
+            )?;
+            notes.extend(surrounding.notes.iter().cloned());
+            let quantizers =
+                [&entries[0], &entries[1]].map(|e| quantizer(e, options).map_err(wrong));
             let [first, second] = quantizers;
             let quantizers = [first?, second?];
             let moe = Moe { w13, w2, quantizers, multipliers: None, routing };
@@ -160,5 +184,5 @@ pub fn load(
     };
     let scheme = entry.text("scheme").unwrap_or_default();
     let format = format!("{scheme} in {}'s form", format.name());
-    Ok(Loaded { module: module.to_owned(), format, notes, weights })
+    Ok(Loaded { module: module.to_owned(), format, notes, weights, surrounding })
 }

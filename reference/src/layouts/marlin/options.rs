@@ -94,7 +94,8 @@ pub(super) fn check_types(weight: &Weight<'_>, options: &Options<'_>) -> Result<
             Err(Error::unsupported(what(), "Marlin has no W8A8 kernel"))
         }
         (ScalarType::FLOAT4_E2M1F, _) => {
-            Err(Error::unsupported(what(), "NVFP4 takes 16-bit, MXFP4 16-bit or fp8 activations"))
+            let expected = "16-bit activations, or fp8 without a global scale of the weight";
+            Err(Error::unsupported(what(), expected))
         }
         _ => Err(Error::unsupported(what(), "Marlin has no kernel for this weight type")),
     }

@@ -98,7 +98,8 @@ impl Stored<'_> {
             }
             DType::F8E4M3 => {
                 let Some([global, factor]) = self.global else {
-                    return Err(Error::missing(format!("{}: global scale", self.name), "NVFP4"));
+                    let what = format!("{}: global scale", self.name);
+                    return Err(Error::missing(what, "e4m3 scales of blocks"));
                 };
                 let packed = Table::from_tensor(&self.scales, e4m3)?;
                 let scales = e4m3_scales_inverse(&packed, layout(e4m3)?, factor)?;

@@ -43,7 +43,7 @@ fn logistic(x: f64, y: f64) -> f64 {
 
 impl Function {
     /// F(x); the limit, zero, at −∞.
-    pub(in crate::moe) fn exact(self, x: f64, alpha: f64) -> f64 {
+    pub fn exact(self, x: f64, alpha: f64) -> f64 {
         match self {
             Self::Silu => logistic(x, alpha * x),
             Self::Gelu => {

@@ -7,25 +7,29 @@
 //!
 //! | stage | value |
 //! | --- | --- |
-//! | `router_logits` | x · Wᵀ + b, then c · tanh(l / c) with a soft cap c |
+//! | `router_logits` | x · Wᵀ + b, then times a factor, then c · tanh(l / c) with a soft cap c |
 //! | expert | w2 · activation(w13 · x + b13) + b2; id ≥ E (a zero expert): x |
 //! | `y_experts` | Σ weight · expert(x), or Σ expert(weight · x) |
 //! | `y` | `y_experts` + σ(shared gate · x) · shared(x) + output bias; or the mean of the first two |
 //!
-//! Ids and weights are inputs of the last two.
+//! Ids and weights are inputs of the last two. [`Stage`]s (norms, projections, factors) may stand at
+//! the inputs of router and experts, after each expert, after `y_experts` and after `y`.
 
 mod near;
+mod stage;
 mod stages;
+mod values;
 
 use serde::{Deserialize, Serialize};
 
-use crate::moe::activation::{Activation, Definition};
+use crate::moe::activation::{Activation, Definition, Function};
 use crate::moe::families::RoutingRule;
 use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
 
 pub use near::Near;
-pub use stages::{Mlp, Shared, Sum, logits};
+pub use stage::{Stage, apply_stages};
+pub use stages::{AfterLogits, Capped, Mlp, Shared, Sum, logits};
 
 /// Sizes and rules of a block, beyond its [`RoutingRule`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -56,6 +60,30 @@ pub struct Block {
     /// c of the logits' soft cap c · tanh(l / c).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logit_softcap: Option<f32>,
+    /// Factor on the logits, before the soft cap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logit_multiplier: Option<f32>,
+    /// c of the soft cap of the gate: c · tanh(g / c) · σ(g) instead of g · σ(g).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate_softcap: Option<f32>,
+    /// c of the soft cap of up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub up_softcap: Option<f32>,
+    /// Hidden states to the router's input.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub router_input: Vec<Stage>,
+    /// Hidden states to the routed experts' input.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub expert_input: Vec<Stage>,
+    /// The output of each routed expert, before its weight.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub expert_output: Vec<Stage>,
+    /// `y_experts`, before the shared expert is added.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub routed_output: Vec<Stage>,
+    /// The sum with the shared expert, to `y`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub output: Vec<Stage>,
     /// The type that each stage is rounded to: `float32`, `float16` or `bfloat16`.
     #[serde(default)]
     pub dtype: StageType,
@@ -98,6 +126,14 @@ impl Block {
             shared_swiglustep_limit: None,
             shared_is_averaged: false,
             logit_softcap: None,
+            logit_multiplier: None,
+            gate_softcap: None,
+            up_softcap: None,
+            router_input: Vec::new(),
+            expert_input: Vec::new(),
+            expert_output: Vec::new(),
+            routed_output: Vec::new(),
+            output: Vec::new(),
             dtype: StageType::Float32,
         }
     }
@@ -123,6 +159,9 @@ impl Block {
         let numbers = [
             ("logit_softcap", self.logit_softcap),
             ("shared_swiglustep_limit", self.shared_swiglustep_limit),
+            ("gate_softcap", self.gate_softcap),
+            ("up_softcap", self.up_softcap),
+            ("logit_multiplier", self.logit_multiplier),
         ];
         for (key, found) in numbers {
             if let Some(found) = found.filter(|x| !(x.is_finite() && *x > 0.0)) {
@@ -130,26 +169,105 @@ impl Block {
                 return Err(Error::size(format!("block: {key}"), found, rule));
             }
         }
+        self.validate_stages()
+    }
+
+    /// The five lists of stages: key, features before, features required after.
+    fn stages(&self) -> [(&'static str, &[Stage], usize, Option<usize>); 5] {
+        let (h, inner) = (self.hidden_size, self.experts_hidden_size());
+        [
+            ("router_input", &self.router_input, h, None),
+            ("expert_input", &self.expert_input, h, None),
+            ("expert_output", &self.expert_output, inner, Some(inner)),
+            ("routed_output", &self.routed_output, inner, Some(h)),
+            ("output", &self.output, h, Some(h)),
+        ]
+    }
+
+    fn validate_stages(&self) -> Result<()> {
+        for (key, stages, before, after) in self.stages() {
+            let mut width = before;
+            for stage in stages {
+                width = stage.width(width);
+                let (largest, key) = (i32::MAX as usize, format!("block: {key}"));
+                if !(1..=largest).contains(&width) {
+                    return Err(Error::size(
+                        format!("{key}: size_n"),
+                        width,
+                        format!("1 to {largest}"),
+                    ));
+                }
+                let number = match stage {
+                    Stage::RmsNorm { eps, .. } if !(eps.is_finite() && *eps >= 0.0) => Some(*eps),
+                    Stage::RmsNorm { weight_offset: x, .. } | Stage::Multiply { factor: x } => {
+                        Some(*x).filter(|x| !x.is_finite())
+                    }
+                    _ => None,
+                };
+                if let Some(found) = number {
+                    return Err(Error::size(key, found, "a finite number, and eps 0 or more"));
+                }
+            }
+            if let Some(expected) = after.filter(|&expected| expected != width) {
+                let key = format!("block: {key}: features after the last stage");
+                return Err(Error::size(key, width, expected));
+            }
+        }
         Ok(())
+    }
+
+    /// Features of the router's input.
+    pub fn router_hidden_size(&self) -> usize {
+        self.router_input.iter().fold(self.hidden_size, |width, stage| stage.width(width))
+    }
+
+    /// Features of the routed experts' input and output.
+    pub fn experts_hidden_size(&self) -> usize {
+        self.expert_input.iter().fold(self.hidden_size, |width, stage| stage.width(width))
+    }
+
+    /// The tensors of all stages: names and shapes.
+    pub fn stage_tensors(&self) -> Vec<(&str, Vec<usize>)> {
+        let mut all = Vec::new();
+        for (_, stages, mut width, _) in self.stages() {
+            for stage in stages {
+                all.extend(stage.tensors(width));
+                width = stage.width(width);
+            }
+        }
+        all
     }
 
     /// The activation of routed experts.
     ///
     /// # Errors
     /// As [`RoutingRule::activation`].
-    pub fn activation(&self, rule: &RoutingRule) -> Result<Definition> {
-        rule.activation(self.interleaved)
+    pub fn activation(&self, rule: &RoutingRule) -> Result<Capped> {
+        let definition = rule.activation(self.interleaved)?;
+        let capped = Capped { definition, gate: self.gate_softcap, up: self.up_softcap };
+        let plain = definition.function == Function::Silu && definition.alpha == 1.0;
+        if capped.gate.is_some() && !plain {
+            let reason = "the cap replaces the gate in g · σ(g)";
+            return Err(Error::unsupported("gate_softcap without SiLU", reason));
+        }
+        Ok(capped)
     }
 
     /// The activation of the shared expert, whose w13 is never interleaved.
     ///
     /// # Errors
     /// As [`RoutingRule::activation`].
-    pub fn shared_activation(&self, rule: &RoutingRule) -> Result<Definition> {
+    pub fn shared_activation(&self, rule: &RoutingRule) -> Result<Capped> {
         match (self.shared_is_plain, self.shared_swiglustep_limit) {
-            (true, _) => Ok(Definition::new(Activation::Silu)),
-            (false, Some(limit)) => Ok(Definition::new(Activation::SwigluStep).with_limit(limit)),
-            (false, None) => rule.activation(false),
+            (true, _) => Ok(Capped::none(Definition::new(Activation::Silu))),
+            (false, Some(limit)) => {
+                Ok(Capped::none(Definition::new(Activation::SwigluStep).with_limit(limit)))
+            }
+            (false, None) => Ok(Capped {
+                definition: rule.activation(false)?,
+                gate: self.gate_softcap,
+                up: self.up_softcap,
+            }),
         }
     }
 }

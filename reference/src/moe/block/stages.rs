@@ -2,58 +2,38 @@
 
 use ndarray::{Array2, ArrayView2};
 
-use super::near::{FLUSH, Near, U};
-use crate::moe::activation::{Definition, Function};
+use super::near::{Near, U};
+use super::values::{FUNCTION, function, product, softcap};
+use crate::moe::activation::Definition;
 use crate::moe::layer::Routed;
 use crate::num::scalar::ScalarType;
 
-/// Largest error of an activation's function in f32, relative to its result: the exponential and a
-/// division, each to a few units in the last place.
-const FUNCTION: f64 = 24.0 * U;
-
-/// x · Wᵀ + bias, with products and sums in f32 in any order, rounded to `ty`.
-fn product(
-    x: &[Near],
-    weight: ArrayView2<'_, f64>,
-    bias: Option<&[f64]>,
-    ty: ScalarType,
-) -> Vec<Near> {
-    // One rounding for each product and each addition.
-    let gamma = (x.len() as f64 + 2.0) * U * (1.0 + 1e-3);
-    let row = |(n, row): (usize, ndarray::ArrayView1<'_, f64>)| {
-        let (mut exact, mut size, mut error) = (0.0, 0.0, 0.0);
-        for (x, w) in x.iter().zip(row) {
-            exact += x.exact * w;
-            size += (x.magnitude() * w).abs();
-            error += x.error * w.abs();
-        }
-        error += gamma * size + x.len() as f64 * FLUSH;
-        let sum = Near { exact, error }.rounded(ty);
-        match bias {
-            Some(bias) => sum.plus(Near::point(bias[n])).rounded(ty),
-            None => sum,
-        }
-    };
-    weight.rows().into_iter().enumerate().map(row).collect()
+/// What follows the product of the router's weight.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct AfterLogits {
+    /// A factor.
+    pub multiplier: Option<f32>,
+    /// c of c · tanh(l / c).
+    pub softcap: Option<f32>,
 }
 
 /// Router logits of one token: `weight` is `[E, H]`. The result is rounded to `ty`.
 pub fn logits(
-    x: &[f64],
+    x: &[Near],
     weight: ArrayView2<'_, f64>,
     bias: Option<&[f64]>,
-    softcap: Option<f32>,
+    after: AfterLogits,
     ty: ScalarType,
 ) -> Vec<Near> {
-    let x: Vec<Near> = x.iter().map(|&x| Near::point(x)).collect();
-    let plain = product(&x, weight, bias, ty);
-    let Some(cap) = softcap.map(f64::from) else { return plain };
-    let capped = |l: Near| {
-        // The slope of tanh is at most 1.
-        let exact = cap * (l.exact / cap).tanh();
-        Near { exact, error: l.error }.within(16.0 * U).rounded(ty)
-    };
-    plain.into_iter().map(capped).collect()
+    let mut all = product(x, weight, bias, ty);
+    if let Some(factor) = after.multiplier.map(f64::from) {
+        let one = |l: &mut Near| *l = l.times(Near::point(factor)).within(3.0 * U).rounded(ty);
+        all.iter_mut().for_each(one);
+    }
+    if let Some(cap) = after.softcap.map(f64::from) {
+        all.iter_mut().for_each(|l| *l = softcap(*l, cap).rounded(ty));
+    }
+    all
 }
 
 /// The matrices of one expert.
@@ -71,39 +51,69 @@ pub struct Mlp {
 
 impl Mlp {
     /// w2 · activation(w13 · x + b13) + b2.
-    pub fn apply(&self, x: &[Near], activation: &Definition, ty: ScalarType) -> Vec<Near> {
+    pub fn apply(&self, x: &[Near], activation: &Capped, ty: ScalarType) -> Vec<Near> {
+        self.apply_weighted(x, activation, None, ty)
+    }
+
+    /// [`Mlp::apply`] with a weight on the activated features.
+    pub fn apply_weighted(
+        &self,
+        x: &[Near],
+        activation: &Capped,
+        weight: Option<Near>,
+        ty: ScalarType,
+    ) -> Vec<Near> {
         let gate_up = product(x, self.w13.view(), self.w13_bias.as_deref(), ty);
         let size_i = self.w2.ncols();
         let activated: Vec<Near> = (0..size_i)
             .map(|i| {
-                let [gate, up] = activation.places(i, size_i);
-                activate(activation, gate_up[gate], gate_up[up], ty)
+                let [gate, up] = activation.definition.places(i, size_i);
+                let value = activate(activation, gate_up[gate], gate_up[up], ty);
+                weight.map_or(value, |w| value.times(w).within(U).rounded(ty))
             })
             .collect();
         product(&activated, self.w2.view(), self.w2_bias.as_deref(), ty)
     }
 }
 
-/// Largest slope of the gate's function.
-fn slope(function: Function, gate: Near) -> f64 {
-    match function {
-        // Of g·σ(αg), for every α.
-        Function::Silu => 1.1,
-        Function::Gelu | Function::GeluTanh => 1.13,
-        Function::Relu2 => 2.0 * gate.magnitude(),
+/// An activation, and soft caps c · tanh(x / c) on the gate as a factor and on up. The sigmoid sees
+/// the gate without its cap.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Capped {
+    /// The activation; SiLU with a cap on the gate.
+    pub definition: Definition,
+    /// c of the gate.
+    pub gate: Option<f32>,
+    /// c of up.
+    pub up: Option<f32>,
+}
+
+impl Capped {
+    /// An activation without soft caps.
+    pub const fn none(definition: Definition) -> Self {
+        Self { definition, gate: None, up: None }
     }
 }
 
-fn activate(d: &Definition, gate: Near, up: Near, ty: ScalarType) -> Near {
+/// cap(g) · σ(g). Its slope is at most that of cap times σ, 1, and that of σ times abs(g), 0.224.
+fn capped_silu(gate: Near, cap: f64) -> Near {
+    let sigmoid = 1.0 / (1.0 + (-gate.exact).exp());
+    let exact = cap * (gate.exact / cap).tanh() * sigmoid;
+    Near { exact, error: 1.23 * gate.error }.within(FUNCTION + 18.0 * U)
+}
+
+fn activate(capped: &Capped, gate: Near, up: Near, ty: ScalarType) -> Near {
+    let d = &capped.definition;
     let gate = gate.at_most(d.gate_limit);
-    let function = Near {
-        exact: d.function.exact(gate.exact, f64::from(d.alpha)),
-        error: slope(d.function, gate) * gate.error,
+    let value = match capped.gate {
+        Some(cap) => capped_silu(gate, f64::from(cap)),
+        None => function(d.function, gate, f64::from(d.alpha)),
     };
-    let value = function.within(FUNCTION).rounded(ty).at_most(d.value_limit);
+    let value = value.rounded(ty).at_most(d.value_limit);
     if !d.is_gated() {
         return value;
     }
+    let up = capped.up.map_or(up, |cap| softcap(up, f64::from(cap)).rounded(ty));
     let up = up.at_most(d.up_limit).at_least_minus(d.up_limit);
     let up = match d.up_shift {
         0.0 => up,
@@ -116,7 +126,7 @@ fn activate(d: &Definition, gate: Near, up: Near, ty: ScalarType) -> Near {
 #[derive(Debug, Clone, Copy)]
 pub struct Sum<'a> {
     /// The activation of the experts.
-    pub activation: &'a Definition,
+    pub activation: &'a Capped,
     /// Whether a weight multiplies the expert's input instead of its output.
     pub weight_on_input: bool,
     /// E: an id from E on is a zero expert, whose output is its input.
@@ -127,12 +137,14 @@ pub struct Sum<'a> {
 
 impl Sum<'_> {
     /// `y_experts` `[M, H]` of `x` `[M, H]`. `expert` gives the matrices of an id below E; it is
-    /// called once for each expert that a token chose.
+    /// called once for each expert that a token chose. `after` changes an expert's output before
+    /// its weight.
     pub fn run(
         &self,
-        x: ArrayView2<'_, f64>,
+        x: ArrayView2<'_, Near>,
         routed: Routed<'_>,
         expert: impl Fn(usize) -> Mlp,
+        after: impl Fn(Vec<Near>) -> Vec<Near>,
     ) -> Array2<Near> {
         let top_k = routed.topk_ids().ncols();
         let mut outputs: Vec<Vec<Near>> = vec![Vec::new(); routed.ids().len()];
@@ -145,7 +157,7 @@ impl Sum<'_> {
             let mlp = expert(e);
             for s in slots {
                 let input = self.input(x, s / top_k, routed.weights()[s]);
-                outputs[s] = mlp.apply(&input, self.activation, self.ty);
+                outputs[s] = after(mlp.apply(&input, self.activation, self.ty));
             }
         }
         for (s, output) in outputs.iter_mut().enumerate().filter(|(_, o)| o.is_empty()) {
@@ -158,11 +170,11 @@ impl Sum<'_> {
         })
     }
 
-    fn input(&self, x: ArrayView2<'_, f64>, token: usize, weight: f32) -> Vec<Near> {
+    fn input(&self, x: ArrayView2<'_, Near>, token: usize, weight: f32) -> Vec<Near> {
         let weight = Near::point(f64::from(weight)).rounded(self.ty);
-        let of = |&x: &f64| match self.weight_on_input {
-            true => Near::point(x).times(weight).within(U).rounded(self.ty),
-            false => Near::point(x),
+        let of = |&x: &Near| match self.weight_on_input {
+            true => x.times(weight).within(U).rounded(self.ty),
+            false => x,
         };
         x.row(token).iter().map(of).collect()
     }
@@ -196,9 +208,16 @@ pub struct Shared {
 
 impl Shared {
     /// The shared expert's part of `y` for one token.
-    pub fn apply(&self, x: &[f64], activation: &Definition, ty: ScalarType) -> Vec<Near> {
+    /// A `weight` multiplies the activated features.
+    pub fn apply(
+        &self,
+        x: &[f64],
+        activation: &Capped,
+        weight: Option<Near>,
+        ty: ScalarType,
+    ) -> Vec<Near> {
         let x: Vec<Near> = x.iter().map(|&x| Near::point(x)).collect();
-        let out = self.mlp.apply(&x, activation, ty);
+        let out = self.mlp.apply_weighted(&x, activation, weight.map(|w| w.rounded(ty)), ty);
         let Some(gate) = &self.gate else { return out };
         let logit = product(&x, gate.view(), None, ty)[0];
         // The slope of σ is at most 1/4.

@@ -63,8 +63,8 @@ impl Keys<'_> {
         {
             return Err(bad(weights, value, "false"));
         }
-        let kind = self.peek("mlp_layer_types").and_then(|v| self.of_layer(v)?.as_str());
-        if let Some(kind) = kind.filter(|k| k.contains("hash")) {
+        let kind = self.layer_kind();
+        if kind.contains("hash") && rule.token_table.is_none() {
             let found = Value::from(kind);
             let expected = "a layer whose router chooses; here a table of token ids does";
             return Err(bad("mlp_layer_types", &found, expected));

@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::families;
+use super::key::Key;
 use super::row::{
-    ActivationRule, BiasRule, Family, GroupKeys, Key, RenormRule, ScoreRule, Support, activation,
+    ActivationRule, BiasRule, Family, GroupKeys, RenormRule, ScoreRule, Support, activation,
 };
 use super::rule::{GroupRule, GroupScore, Renormalize, RoutingRule, Score};
 use crate::moe::activation::Activation;
@@ -50,7 +51,10 @@ pub fn resolve(config: &Value, module: &str) -> Result<Resolved> {
         let reason = "config.json has no model_type, so its routing is not known";
         return Err(Error::unsupported("routing of this model", reason));
     };
-    let Some(family) = family(model_type) else {
+    // The parts of one model may have several defaults.
+    let part = module.split('.').next().unwrap_or_default();
+    let Some(family) = family(&format!("{model_type}_{part}")).or_else(|| family(model_type))
+    else {
         let shown: String = model_type.chars().take(60).collect();
         let what = format!("model_type `{shown}`: its routing");
         return Err(Error::unsupported(what, "the family is not known"));
@@ -59,13 +63,17 @@ pub fn resolve(config: &Value, module: &str) -> Result<Resolved> {
         return Err(Error::unsupported(format!("routing of {model_type}"), reason));
     }
     let rule = rule(&keys, family)?;
+    let support = match rule.token_table {
+        Some(_) => Support::RoutingOnly("a table of token ids chooses its experts"),
+        None => family.support,
+    };
     keys.refuse_contradictions(family, &rule)?;
     let num_experts = keys.size(family.num_experts)?.map(|(_, n)| n);
     let notes = keys.notes(family, &rule);
     let top_k = keys.size(family.top_k.keys)?;
     Ok(Resolved {
         model_type: model_type.to_owned(),
-        support: family.support,
+        support,
         top_k_key: top_k.map_or(family.top_k.keys[0], |(key, _)| key),
         top_k_stated: top_k.is_some(),
         num_experts,
@@ -142,7 +150,7 @@ impl<'c> Keys<'c> {
         }
     }
 
-    fn number(&self, key: &Key<f32>) -> Result<f32> {
+    pub(super) fn number(&self, key: &Key<f32>) -> Result<f32> {
         let Some((name, value)) = self.any(key.keys) else {
             return key.default.ok_or_else(|| absent(key.keys[0], "a number"));
         };
@@ -298,7 +306,9 @@ impl<'c> Keys<'c> {
 
 fn rule(keys: &Keys<'_>, family: &Family) -> Result<RoutingRule> {
     let scoring_func = keys.score(&family.score)?;
+    let token_table = family.token_table.filter(|_| keys.layer_kind().contains("hash"));
     let correction_bias = match family.bias {
+        _ if token_table.is_some() => None,
         BiasRule::None => None,
         BiasRule::Required(name) => Some(name.to_owned()),
         BiasRule::IfKey(key, default, name) => {
@@ -336,6 +346,10 @@ fn rule(keys: &Keys<'_>, family: &Family) -> Result<RoutingRule> {
             Some(key) => keys.zero_experts(key)?,
             None => 0,
         },
+        zero_expert_type: family.zero_expert_type,
+        shared_experts: family.shared_experts.as_ref().map_or(Ok(0), |key| keys.need_size(key))?,
+        token_table: token_table.map(str::to_owned),
+        token_groups: family.experts.token_groups,
         apply_router_weight_on_input: family.weight_on_input,
         activation,
         swiglu_limit,
@@ -351,6 +365,12 @@ impl Keys<'_> {
             Some((_, value)) if value.as_str() == Some("relu2") => Ok(Activation::Relu2NoMul),
             Some((key, value)) => Err(bad(key, value, "relu2")),
         }
+    }
+
+    /// The kind of this layer in `mlp_layer_types`.
+    pub(super) fn layer_kind(&self) -> &str {
+        let kind = self.peek("mlp_layer_types").and_then(|v| self.of_layer(v)?.as_str());
+        kind.unwrap_or_default()
     }
 
     fn zero_experts(&self, key: &Key<usize>) -> Result<usize> {

@@ -3,7 +3,10 @@
 
 use ndarray::ArrayView2;
 
-use super::rule::{ChooseBy, GroupScore, Masked, Renormalize, RouterTensors, RoutingRule, Score};
+use super::rule::{
+    ChooseBy, GroupScore, Masked, Renormalize, RouterTensors, RoutingRule, Score, ZeroExpert,
+};
+use super::tokens::Tokens;
 use crate::moe::layer::Routed;
 use crate::num::array::row_major;
 use crate::{Error, Result};
@@ -99,8 +102,26 @@ fn largest(values: &[f64], taken: &[usize]) -> Option<usize> {
 }
 
 impl RoutingRule {
-    /// Routes one token. `row` must be valid by [`RoutingRule::validate`].
-    pub fn define(&self, row: &[f32], tensors: RouterTensors<'_>) -> Token {
+    /// The score of a logit, by a function of this logit alone.
+    fn define_score(&self, x: f64) -> f64 {
+        match self.scoring_func {
+            Score::SqrtSoftplus => softplus(x).sqrt(),
+            _ => 1.0 / (1.0 + (-x).exp()),
+        }
+    }
+
+    /// The experts that a token's id chooses.
+    fn define_chosen(&self, scores: Vec<f64>, chosen: &[i32]) -> Token {
+        let ids: Vec<usize> = chosen.iter().map(|&id| id as usize).collect();
+        let of = |e: usize| if ids.contains(&e) { 0.0 } else { f64::NEG_INFINITY };
+        let choice = (0..scores.len()).map(of).collect();
+        let slack = vec![0.0; scores.len()];
+        Token { scores, choice, ids, slack, close_groups: false }
+    }
+
+    /// Routes one token. `row` must be valid by [`RoutingRule::validate`], and `tokens` hold this
+    /// token alone.
+    pub fn define(&self, row: &[f32], tensors: RouterTensors<'_>, tokens: Tokens<'_>) -> Token {
         let n = row.len();
         let all: Vec<usize> = (0..n).collect();
         if self.scoring_func == Score::SparseMixer {
@@ -108,16 +129,19 @@ impl RoutingRule {
         }
         let scores: Vec<f64> = (0..n)
             .map(|e| match self.scoring_func {
-                Score::Sigmoid => 1.0 / (1.0 + (-f64::from(row[e])).exp()),
-                Score::SqrtSoftplus => softplus(f64::from(row[e])).sqrt(),
+                Score::Sigmoid | Score::SqrtSoftplus => self.define_score(f64::from(row[e])),
                 _ => share(row, &all, e),
             })
             .collect();
+        if let Some(chosen) = tokens.experts {
+            return self.define_chosen(scores, chosen);
+        }
+        let biases = tensors.correction_bias.map(|b| tokens.part(self, b));
         let mut choice = Vec::with_capacity(n);
         let mut slack = Vec::with_capacity(n);
         for (e, (&x, &score)) in row.iter().zip(&scores).enumerate() {
             let x = f64::from(x);
-            let bias = tensors.correction_bias.map_or(0.0, |b| f64::from(b[e]));
+            let bias = biases.map_or(0.0, |b| f64::from(b[e]));
             let (value, error) = match self.choose_by {
                 ChooseBy::Logit => (x, 0.0),
                 ChooseBy::Score => (score, score * relative_error(self, row, x) + FLUSH),
@@ -168,17 +192,26 @@ impl RoutingRule {
         Token { scores, choice, ids: vec![first, second], slack, close_groups: false }
     }
 
-    /// Exact weights of `ids`, and the largest errors of an f32 implementation.
+    /// Exact weights of `ids` and then of the shared experts, and the largest errors of an f32
+    /// implementation.
     pub fn define_weights(
         &self,
         row: &[f32],
         token: &Token,
         ids: &[usize],
         tensors: RouterTensors<'_>,
+        tokens: Tokens<'_>,
     ) -> Vec<(f64, f64)> {
+        let shared = tokens.shared_logits.unwrap_or_default();
+        let errors = tokens.shared_errors.unwrap_or_default();
         let worst = ids.iter().map(|&id| relative_error(self, row, f64::from(row[id])));
+        // An error of a logit is at most this relative error of its score.
+        let worst = worst.chain(shared.iter().enumerate().map(|(j, &x)| {
+            relative_error(self, row, x) + errors.get(j).map_or(0.0, |e| e.exp_m1())
+        }));
         let worst = worst.fold(0.0, f64::max);
-        let chosen: Vec<f64> = ids.iter().map(|&id| token.scores[id]).collect();
+        let mut chosen: Vec<f64> = ids.iter().map(|&id| token.scores[id]).collect();
+        chosen.extend(shared.iter().map(|&x| self.define_score(x)));
         let mut total = 0.0;
         chosen.iter().for_each(|w| total += w);
         let divisor = match self.renormalize {
@@ -191,15 +224,43 @@ impl RoutingRule {
             }
         };
         let divisor = if divisor == 0.0 { 1.0 } else { divisor };
-        let error = 2.0 * worst + (ids.len() + 6) as f64 * U;
-        let of = |(w, &id): (&f64, &usize)| {
-            let own = tensors.expert_scale.and_then(|s| s.get(id)).map_or(1.0, |&s| f64::from(s));
+        let error = 2.0 * worst + (chosen.len() + 6) as f64 * U;
+        let of = |(j, w): (usize, &f64)| {
+            let own = match (tensors.expert_scale, ids.get(j)) {
+                (Some([all]), _) => f64::from(*all),
+                (Some(s), Some(&id)) => tokens.part(self, s).get(id).map_or(1.0, |&s| f64::from(s)),
+                _ => 1.0,
+            };
             let factor = f64::from(self.routed_scaling_factor) * own / divisor;
             // Each score of the sum, and the result, may have been flushed.
-            let flushed = FLUSH * ((ids.len() + 1) as f64 * factor.abs() + 1.0);
+            let flushed = FLUSH * ((chosen.len() + 1) as f64 * factor.abs() + 1.0);
             (w * factor, (w * factor).abs() * error + flushed)
         };
-        chosen.iter().zip(ids).map(of).collect()
+        chosen.iter().enumerate().map(of).collect()
+    }
+
+    /// The class of an entry: a skipped token has id 0 and weight 0.
+    fn class(&self, token: &Token, id: i32, weight: f32) -> i32 {
+        let first = token.scores.len() - self.zero_experts;
+        let skips = self.zero_expert_type == ZeroExpert::Skip && self.zero_experts > 0;
+        match skips && id == 0 && weight == 0.0 && token.scores[0] > FLUSH {
+            true => first as i32,
+            false => id,
+        }
+    }
+
+    /// Exact weights of the shared experts of token t of `tokens`, and the largest errors of an f32
+    /// implementation, for the chosen `ids`.
+    pub fn define_shared_weights(
+        &self,
+        row: &[f32],
+        ids: &[usize],
+        tensors: RouterTensors<'_>,
+        (tokens, t): (Tokens<'_>, usize),
+    ) -> Vec<(f64, f64)> {
+        let tokens = tokens.of(self, t);
+        let token = self.define(row, tensors, tokens);
+        self.define_weights(row, &token, ids, tensors, tokens).split_off(ids.len())
     }
 
     /// Compares ids and weights of every row of `logits` with the second implementation. Of experts
@@ -213,8 +274,23 @@ impl RoutingRule {
         tensors: RouterTensors<'_>,
         found: Routed<'_>,
     ) -> Result<Differences> {
+        self.compare_tokens(logits, tensors, Tokens::default(), found)
+    }
+
+    /// [`RoutingRule::compare`] of a rule that also depends on the tokens.
+    ///
+    /// # Errors
+    /// As [`RoutingRule::compare`] and [`RoutingRule::route_tokens`].
+    pub fn compare_tokens(
+        &self,
+        logits: ArrayView2<'_, f32>,
+        tensors: RouterTensors<'_>,
+        tokens: Tokens<'_>,
+        found: Routed<'_>,
+    ) -> Result<Differences> {
         self.validate(logits, tensors)?;
         let ((rows, experts), logits) = (logits.dim(), row_major(logits));
+        tokens.validate(self, rows, experts)?;
         let (shape, ids, weights) = (found.topk_ids().dim(), found.ids(), found.weights());
         if shape != (rows, self.top_k) {
             let expected = format!("[{rows}, {}]", self.top_k);
@@ -222,14 +298,23 @@ impl RoutingRule {
         }
         let mut wrong = Differences::default();
         for (t, row) in logits.chunks_exact(experts).enumerate() {
-            let token = self.define(row, tensors);
+            let own = tokens.of(self, t);
+            let token = self.define(row, tensors, own);
             let here = t * self.top_k..(t + 1) * self.top_k;
             let before = wrong.ids.len();
-            let found = compare_ids(&token, &ids[here.clone()], here.start, &mut wrong.ids);
+            let classes = here.clone().map(|s| self.class(&token, ids[s], weights[s]));
+            let classes: Vec<i32> = classes.collect();
+            let found = compare_ids(&token, &classes, here.start, &mut wrong.ids);
             if wrong.ids.len() > before {
                 continue;
             }
-            let exact = self.define_weights(row, &token, &found, tensors);
+            let mut exact = self.define_weights(row, &token, &found, tensors, own);
+            for (entry, &id) in exact.iter_mut().zip(&found) {
+                let skips = self.zero_expert_type == ZeroExpert::Skip;
+                if skips && id >= experts - self.zero_experts {
+                    *entry = (0.0, 0.0);
+                }
+            }
             for ((j, (exact, bound)), &w) in exact.into_iter().enumerate().zip(&weights[here]) {
                 let index = t * self.top_k + j;
                 let off = (f64::from(w) - exact).abs();

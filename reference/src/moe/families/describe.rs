@@ -3,7 +3,8 @@
 use std::fmt::Display;
 
 use super::families;
-use super::row::{BiasRule, Family, Key, RenormRule, ScoreRule, Support};
+use super::key::Key;
+use super::row::{BiasRule, Family, RenormRule, ScoreRule, Support};
 use super::rule::{ChooseBy, GroupScore, Masked};
 
 /// Keys and default of a number.

@@ -15,7 +15,11 @@
 //! | `masked_groups` | `excluded`, `zero` | `excluded` |
 //! | `routed_scaling_factor` | factor on the weights | 1 |
 //! | `expert_scale` | tensor of a factor for each expert | none |
-//! | `zero_experts` | identity experts after the last one | 0 |
+//! | `zero_experts` | classes after the last expert, without matrices | 0 |
+//! | `zero_expert_type` | `identity`, `skip` | `identity` |
+//! | `shared_experts` | shared experts with logits and weights of their own | 0 |
+//! | `token_table` | tensor of the experts of each token id | none |
+//! | `token_groups` | groups of experts, chosen by the token's type | 1 |
 //! | `router_jitter_noise` | threshold of `sparsemixer` | 0.01 |
 //! | `apply_router_weight_on_input` | weights multiply the input | false |
 //! | `activation` | upstream's name | `silu` |
@@ -24,7 +28,9 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::rule::{ChooseBy, GroupRule, GroupScore, Masked, Renormalize, RoutingRule, Score};
+use super::rule::{
+    ChooseBy, GroupRule, GroupScore, Masked, Renormalize, RoutingRule, Score, ZeroExpert,
+};
 use crate::moe::activation::Activation;
 use crate::{Error, Result};
 
@@ -48,6 +54,10 @@ const KEYS: &[&str] = &[
     "routed_scaling_factor",
     "expert_scale",
     "zero_experts",
+    "zero_expert_type",
+    "shared_experts",
+    "token_table",
+    "token_groups",
     "router_jitter_noise",
     "apply_router_weight_on_input",
     "activation",
@@ -85,6 +95,14 @@ struct Stated {
     expert_scale: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     zero_experts: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    zero_expert_type: Option<ZeroExpert>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    shared_experts: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    token_table: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    token_groups: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     router_jitter_noise: Option<f32>,
     #[serde(default)]
@@ -160,6 +178,11 @@ impl RoutingRule {
             routed_scaling_factor: Some(self.routed_scaling_factor),
             expert_scale: self.expert_scale.clone(),
             zero_experts: (self.zero_experts > 0).then_some(self.zero_experts),
+            zero_expert_type: (self.zero_expert_type != ZeroExpert::Identity)
+                .then_some(self.zero_expert_type),
+            shared_experts: (self.shared_experts > 0).then_some(self.shared_experts),
+            token_table: self.token_table.clone(),
+            token_groups: (self.token_groups > 1).then_some(self.token_groups),
             router_jitter_noise: (self.scoring_func == Score::SparseMixer).then_some(self.jitter),
             apply_router_weight_on_input: self.apply_router_weight_on_input,
             activation: Some(self.activation.name().to_owned()),
@@ -219,6 +242,10 @@ impl Stated {
             correction_bias: self.correction_bias,
             expert_scale: self.expert_scale,
             zero_experts: self.zero_experts.unwrap_or(0),
+            zero_expert_type: self.zero_expert_type.unwrap_or_default(),
+            shared_experts: self.shared_experts.unwrap_or(0),
+            token_table: self.token_table,
+            token_groups: self.token_groups.unwrap_or(1),
             apply_router_weight_on_input: self.apply_router_weight_on_input,
             activation,
             swiglu_limit: self.swiglu_limit,

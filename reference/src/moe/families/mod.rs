@@ -16,25 +16,35 @@ mod config;
 mod definition;
 mod describe;
 mod json;
+mod key;
 mod route;
 mod row;
 mod rule;
 mod sigmoid;
 mod softmax;
+mod stack;
+mod stage_rules;
+mod surroundings;
 mod tensors;
+mod tokens;
 
-pub use block::block_rule;
+pub use block::{BlockNumbers, block_rule};
 pub use config::{Resolved, family, resolve};
 pub use definition::{Differences, Token};
 pub use describe::markdown;
 pub use json::EXAMPLE;
+pub use key::Key;
 pub use row::{
-    ActivationRule, BiasRule, Family, GroupKeys, Key, RenormRule, Same, ScoreRule, Support, VllmKey,
+    ActivationRule, BiasRule, Family, GroupKeys, RenormRule, Same, ScoreRule, Support, VllmKey,
 };
 pub use rule::{
     ChooseBy, GroupRule, GroupScore, Masked, Renormalize, RouterTensors, RoutingRule, Score,
+    ZeroExpert,
 };
-pub use tensors::{BlockTensors, ExpertsRule, SharedRule};
+pub use stage_rules::{FoundStage, Path, StageRule};
+pub use surroundings::{Surroundings, logits_are_f32};
+pub use tensors::{BlockTensors, ExpertsRule, SharedRule, tensor_below};
+pub use tokens::Tokens;
 
 /// Every known family.
 pub static FAMILIES: &[&[Family]] = &[softmax::ROWS, sigmoid::ROWS];

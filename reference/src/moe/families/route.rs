@@ -2,7 +2,10 @@
 
 use ndarray::ArrayView2;
 
-use super::rule::{ChooseBy, GroupScore, Masked, Renormalize, RouterTensors, RoutingRule, Score};
+use super::rule::{
+    ChooseBy, GroupScore, Masked, Renormalize, RouterTensors, RoutingRule, Score, ZeroExpert,
+};
+use super::tokens::Tokens;
 use crate::Result;
 use crate::moe::math;
 use crate::moe::router::Routing;
@@ -19,24 +22,72 @@ impl RoutingRule {
         logits: ArrayView2<'_, f32>,
         tensors: RouterTensors<'_>,
     ) -> Result<Routing> {
+        self.route_tokens(logits, tensors, Tokens::default())
+    }
+
+    /// [`RoutingRule::route`] of a rule that also depends on the tokens.
+    ///
+    /// # Errors
+    /// As [`RoutingRule::validate`]; [`Error`](crate::Error) naming the entry of `tokens` that is
+    /// missing, has another length or a value out of range.
+    pub fn route_tokens(
+        &self,
+        logits: ArrayView2<'_, f32>,
+        tensors: RouterTensors<'_>,
+        tokens: Tokens<'_>,
+    ) -> Result<Routing> {
         self.validate(logits, tensors)?;
         let ((rows, experts), logits) = (logits.dim(), row_major(logits));
+        tokens.validate(self, rows, experts)?;
         let mut topk_ids = Vec::with_capacity(rows * self.top_k);
         let mut topk_weights = Vec::with_capacity(rows * self.top_k);
-        for row in logits.chunks_exact(experts) {
-            let (ids, mut weights) = match self.scoring_func {
-                Score::SparseMixer => sparse_mixer(row, self.jitter),
-                _ => self.best(row, tensors.correction_bias),
-            };
-            self.finish(&mut weights);
-            for (w, &id) in weights.iter_mut().zip(&ids) {
-                // A zero expert has no separate factor.
-                *w *= tensors.expert_scale.and_then(|s| s.get(id)).copied().unwrap_or(1.0);
-            }
+        for (t, row) in logits.chunks_exact(experts).enumerate() {
+            let (ids, weights) = self.route_row(row, tensors, tokens.of(self, t));
             topk_ids.extend(ids.iter().map(|&id| id as i32));
             topk_weights.extend(weights);
         }
         Ok(Routing::of_rows(rows, self.top_k, topk_weights, topk_ids))
+    }
+
+    /// The experts and weights of one token, whose `logits`, `tensors` and `token` the rule has
+    /// accepted.
+    pub(crate) fn route_row(
+        &self,
+        logits: &[f32],
+        tensors: RouterTensors<'_>,
+        token: Tokens<'_>,
+    ) -> (Vec<usize>, Vec<f32>) {
+        let bias = tensors.correction_bias.map(|b| token.part(self, b));
+        let (mut ids, mut weights) = match (self.scoring_func, token.experts) {
+            (Score::SparseMixer, _) => sparse_mixer(logits, self.jitter),
+            (_, None) => self.best(logits, bias),
+            (_, Some(chosen)) => {
+                let scores = self.scores(logits);
+                let ids: Vec<usize> = chosen.iter().map(|&id| id as usize).collect();
+                let weights = ids.iter().map(|&id| scores[id]).collect();
+                (ids, weights)
+            }
+        };
+        let shared: Vec<f32> =
+            token.shared_logits.unwrap_or_default().iter().map(|&x| x as f32).collect();
+        let shared: f32 = self.scores(&shared).iter().sum();
+        self.finish(&mut weights, shared);
+        let scale = tensors.expert_scale.map(|s| match s.len() {
+            1 => s,
+            _ => token.part(self, s),
+        });
+        let skipped = |id: usize| {
+            self.zero_expert_type == ZeroExpert::Skip && id >= logits.len() - self.zero_experts
+        };
+        for (w, id) in weights.iter_mut().zip(&mut ids) {
+            // A zero expert has no separate factor.
+            let of = |s: &[f32]| if s.len() == 1 { Some(s[0]) } else { s.get(*id).copied() };
+            *w *= scale.and_then(of).unwrap_or(1.0);
+            if skipped(*id) {
+                (*w, *id) = (0.0, 0);
+            }
+        }
+        (ids, weights)
     }
 
     /// Scores of one token. Softmax: eᵢ = exp(xᵢ − max), added from the first expert on, times 1/Σ.
@@ -80,9 +131,10 @@ impl RoutingRule {
         (ids, weights)
     }
 
-    /// Renormalizes, the sum in the order of the ids, and multiplies by the factor.
-    fn finish(&self, weights: &mut [f32]) {
-        let sum: f32 = weights.iter().sum();
+    /// Renormalizes, the sum in the order of the ids and then the shared experts', and multiplies
+    /// by the factor.
+    fn finish(&self, weights: &mut [f32], shared: f32) {
+        let sum: f32 = weights.iter().sum::<f32>() + shared;
         let divisor = match self.renormalize {
             Renormalize::Never => 1.0,
             Renormalize::SumPlus(epsilon) => sum + epsilon,

@@ -1,28 +1,9 @@
 //! The columns of the table of families.
 
-use super::rule::{ChooseBy, GroupScore, Masked, Score};
+use super::key::Key;
+use super::rule::{ChooseBy, GroupScore, Masked, Score, ZeroExpert};
 use super::tensors::ExpertsRule;
 use crate::moe::activation::Activation;
-
-/// A value of the config: the keys in the order in which they are tried (a dot enters an object),
-/// and the default. Without a default an absent key is an error.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Key<T: 'static> {
-    /// Names.
-    pub keys: &'static [&'static str],
-    /// Value if all keys are absent.
-    pub default: Option<T>,
-}
-
-impl<T> Key<T> {
-    pub(super) const fn new(keys: &'static [&'static str], default: T) -> Self {
-        Self { keys, default: Some(default) }
-    }
-
-    pub(super) const fn required(keys: &'static [&'static str]) -> Self {
-        Self { keys, default: None }
-    }
-}
 
 /// The source of the scoring function.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -128,8 +109,14 @@ pub struct Family {
     pub scale: Option<Key<f32>>,
     /// Tensor of a factor for each expert.
     pub expert_scale: Option<&'static str>,
-    /// Key of the number of zero experts.
+    /// Key of the number of zero experts; without keys the default applies.
     pub zero_experts: Option<Key<usize>>,
+    /// What zero experts do.
+    pub zero_expert_type: ZeroExpert,
+    /// Key of the number of shared experts with logits of their own.
+    pub shared_experts: Option<Key<usize>>,
+    /// Table of a layer whose `mlp_layer_types` says `hash`.
+    pub token_table: Option<&'static str>,
     /// Whether weights multiply the expert's input.
     pub weight_on_input: bool,
     /// Activation.
@@ -189,6 +176,9 @@ impl Family {
             scale: None,
             expert_scale: None,
             zero_experts: None,
+            zero_expert_type: ZeroExpert::Identity,
+            shared_experts: None,
+            token_table: None,
             weight_on_input: false,
             activation: HIDDEN_ACT,
             experts: ExpertsRule::PLAIN,

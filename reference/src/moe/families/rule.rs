@@ -70,6 +70,17 @@ pub enum Masked {
     Zero,
 }
 
+/// What a class of the router after the last expert does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ZeroExpert {
+    /// It adds weight · x (LongCat).
+    #[default]
+    Identity,
+    /// It adds nothing: the token's entry is id 0 with weight 0 (Zaya).
+    Skip,
+}
+
 /// Groups of consecutive experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupRule {
@@ -126,8 +137,19 @@ pub struct RoutingRule {
     pub correction_bias: Option<String>,
     /// Tensor of a factor on each expert's weight, named as the bias is.
     pub expert_scale: Option<String>,
-    /// Classes of the router after the last expert: identity, y += weight · x.
+    /// Classes of the router after the last expert, without matrices.
     pub zero_experts: usize,
+    /// What those classes do.
+    pub zero_expert_type: ZeroExpert,
+    /// Shared experts with logits of their own: always chosen, and part of the sum that divides the
+    /// weights.
+    pub shared_experts: usize,
+    /// Table of expert ids `[vocabulary, top_k]`, named as the bias is: the token's id chooses the
+    /// experts, the scores give the weights.
+    pub token_table: Option<String>,
+    /// Groups of experts with a router each; a token's type chooses its group. Logits and ids count
+    /// within the group.
+    pub token_groups: usize,
     /// Whether weights multiply the expert's input instead of its output.
     pub apply_router_weight_on_input: bool,
     /// Function between the products, by upstream's name.
@@ -143,7 +165,7 @@ pub struct RoutingRule {
 pub struct RouterTensors<'t> {
     /// `[experts + zero experts]`.
     pub correction_bias: Option<&'t [f32]>,
-    /// `[experts]`.
+    /// `[experts]`, or `[1]` for all weights.
     pub expert_scale: Option<&'t [f32]>,
 }
 
@@ -161,6 +183,10 @@ impl RoutingRule {
             correction_bias: None,
             expert_scale: None,
             zero_experts: 0,
+            zero_expert_type: ZeroExpert::Identity,
+            shared_experts: 0,
+            token_table: None,
+            token_groups: 1,
             apply_router_weight_on_input: false,
             activation: Activation::Silu,
             swiglu_limit: None,
@@ -192,6 +218,9 @@ impl RoutingRule {
             && self.correction_bias.is_none()
             && self.expert_scale.is_none()
             && self.zero_experts == 0
+            && self.shared_experts == 0
+            && self.token_table.is_none()
+            && self.token_groups == 1
             && self.routed_scaling_factor == 1.0;
         same.then(|| Router::new(scoring_func, self.top_k, renormalize))
     }
@@ -258,9 +287,10 @@ impl RoutingRule {
         let Some(matrices) = experts.checked_sub(self.zero_experts).filter(|&n| n > 0) else {
             return size("zero_experts", self.zero_experts, format!("below {experts} experts"));
         };
+        let g = self.token_groups;
         let stated = [
-            ("correction_bias", &self.correction_bias, tensors.correction_bias, experts),
-            ("expert_scale", &self.expert_scale, tensors.expert_scale, matrices),
+            ("correction_bias", &self.correction_bias, tensors.correction_bias, g * experts),
+            ("expert_scale", &self.expert_scale, tensors.expert_scale, g * matrices),
         ];
         for (what, name, found, len) in stated {
             let (name, values) = match (name, found) {
@@ -269,7 +299,8 @@ impl RoutingRule {
                 (Some(name), None) => return Err(Error::missing(name, what)),
                 (None, Some(_)) => return Err(Error::unsupported(what, "the rule has none")),
             };
-            if values.len() != len {
+            let for_all = what == "expert_scale" && values.len() == 1;
+            if values.len() != len && !for_all {
                 return Err(Error::shape(name, &[values.len()], format!("[{len}]")));
             }
             if let Some(i) = values.iter().position(|x| !x.is_finite()) {
@@ -301,6 +332,6 @@ impl RoutingRule {
             let reason = "sparsemixer chooses two experts by their logits";
             return Err(Error::unsupported("sparsemixer with groups or a correction bias", reason));
         }
-        Ok(())
+        self.tokens_in_range()
     }
 }

@@ -1,11 +1,12 @@
 //! Families whose scores are a sigmoid, or another function of each logit.
 
+use super::key::Key;
 use super::row::{
-    ActivationRule, BiasRule, Family, GroupKeys, Key, NORM, RenormRule, SCALE, Same, ScoreRule,
-    Support, VllmKey,
+    ActivationRule, BiasRule, Family, GroupKeys, NORM, RenormRule, SCALE, Same, ScoreRule, Support,
+    VllmKey,
 };
 use super::rule::{ChooseBy, Masked, Score};
-use super::softmax::refused;
+use super::stage_rules::{Path, StageRule};
 use super::tensors::{ExpertsRule, SharedRule};
 
 const ALWAYS: RenormRule = RenormRule::Always(1e-20);
@@ -46,6 +47,7 @@ pub(super) static ROWS: &[Family] = &[
         groups: None,
         renormalize: ALWAYS,
         activation: limited(10.0),
+        token_table: Some("gate.tid2eid"),
         vllm: &[vllm_norm("norm_topk_prob")],
         ..Family::deepseek_v3(&["deepseek_v4"], 6).scaled(SCALE, 1.5)
     },
@@ -66,7 +68,10 @@ pub(super) static ROWS: &[Family] = &[
     Family { groups: STATED, ..Family::deepseek_v3(&["solar_open"], 8).scaled(SCALE, 1.0) },
     Family {
         groups: Some(groups(8)),
-        experts: ExpertsRule { has_output_norm: true, ..ExpertsRule::PLAIN },
+        experts: ExpertsRule {
+            stages: &[(Path::Output, &[StageRule::norm(Some("post_mlp_layernorm"), 1e-6)])],
+            ..ExpertsRule::PLAIN
+        },
         ..Family::deepseek_v3(&["axk1"], 8)
     },
     Family {
@@ -118,7 +123,14 @@ pub(super) static ROWS: &[Family] = &[
     Family {
         support: Support::RoutingOnly("its experts have no gate projection (relu2 of up alone)"),
         groups: STATED,
-        experts: ExpertsRule { gated: false, ..ExpertsRule::PLAIN },
+        experts: ExpertsRule {
+            gated: false,
+            stages: &[
+                (Path::ExpertInput, &[StageRule::LinearIfPresent("fc1_latent_proj")]),
+                (Path::RoutedOutput, &[StageRule::LinearIfPresent("fc2_latent_proj")]),
+            ],
+            ..ExpertsRule::PLAIN
+        },
         ..Family::deepseek_v3(&["nemotron_h"], 2).scaled(SCALE, 1.0)
     },
     Family {
@@ -209,21 +221,64 @@ pub(super) static ROWS: &[Family] = &[
         ..Family::deepseek_v3(&["kolibri1"], 6)
     },
     Family {
-        support: Support::Refused("its router weights the shared experts together with the chosen"),
-        ..Family::deepseek_v3(&["inkling"], 6)
+        support: Support::RoutingOnly("its router weights the shared experts too"),
+        bias: BiasRule::Required("gate.bias"),
+        groups: None,
+        renormalize: RenormRule::Always(0.0),
+        expert_scale: Some("gate.global_scale"),
+        shared_experts: Some(Key::required(&["n_shared_experts"])),
+        experts: ExpertsRule { interleaved: true, ..ExpertsRule::PLAIN },
+        ..Family::deepseek_v3(&["inkling"], 6).scaled(&["route_scale"], 8.0)
     },
     Family {
         support: Support::RoutingOnly("its activation caps gate and up by tanh"),
         bias: BiasRule::Required("gate.bias"),
         groups: None,
         renormalize: ALWAYS,
-        experts: refused("its activation caps gate and up by tanh"),
+        experts: ExpertsRule {
+            interleaved: true,
+            softcaps: Some([
+                Key::new(&["mlp_gate_softcap"], 4.0),
+                Key::new(&["mlp_up_softcap"], 25.0),
+            ]),
+            ..ExpertsRule::PLAIN
+        },
         ..Family::deepseek_v3(&["inkling2"], 8).scaled(&["route_scale"], 8.0)
     },
     Family {
-        support: Support::Refused(
+        support: Support::RoutingOnly(
             "its experts run between projections, and each expert's output is normalized",
         ),
-        ..Family::deepseek_v3(&["muse_spark"], 8)
+        groups: None,
+        renormalize: RenormRule::Always(1e-15),
+        experts: ExpertsRule {
+            logit_multiplier: Some(Key::new(&["output_multiplier"], 0.176_776_7)),
+            stages: &[
+                (
+                    Path::ExpertInput,
+                    &[
+                        StageRule::Linear("pre_expert_proj"),
+                        StageRule::Norm {
+                            module: Some("pre_expert_norm"),
+                            eps: Key::new(&["rms_norm_eps"], 1e-5),
+                            weight_offset: 1.0,
+                            weight_first: false,
+                        },
+                    ],
+                ),
+                (
+                    Path::ExpertOutput,
+                    &[StageRule::Norm {
+                        module: Some("experts.post_expert_norm"),
+                        eps: Key::new(&["post_norm_eps"], 1e-8),
+                        weight_offset: 1.0,
+                        weight_first: true,
+                    }],
+                ),
+                (Path::RoutedOutput, &[StageRule::Linear("post_expert_proj")]),
+            ],
+            ..ExpertsRule::PLAIN
+        },
+        ..Family::deepseek_v3(&["muse_spark"], 8).scaled(SCALE, 1.0)
     },
 ];

@@ -1,10 +1,12 @@
 //! Families whose scores are a softmax.
 
+use super::key::Key;
 use super::row::{
-    ActivationRule, BiasRule, EXPERTS, Family, GroupKeys, Key, NORM, RenormRule, SCALE, Same,
-    ScoreRule, Support, VllmKey,
+    ActivationRule, BiasRule, EXPERTS, Family, GroupKeys, NORM, RenormRule, SCALE, Same, ScoreRule,
+    Support, VllmKey,
 };
-use super::rule::{GroupScore, Masked, Score};
+use super::rule::{GroupScore, Masked, Score, ZeroExpert};
+use super::stage_rules::{Path, StageRule};
 use super::tensors::{ExpertsRule, SharedRule};
 
 const fn by_key(default: bool) -> RenormRule {
@@ -23,10 +25,6 @@ const VLLM_NEVER: VllmKey = VllmKey {
     does: "ignores the key and never renormalizes",
 };
 
-pub(super) const fn refused(reason: &'static str) -> ExpertsRule {
-    ExpertsRule { refused: Some(reason), ..ExpertsRule::PLAIN }
-}
-
 /// The rows.
 pub(super) static ROWS: &[Family] = &[
     Family::softmax(&["mixtral"], 2),
@@ -39,16 +37,9 @@ pub(super) static ROWS: &[Family] = &[
     Family { vllm: &[VLLM_NORM], ..Family::softmax(&["qwen3_vl_moe"], 4) },
     Family {
         renormalize: by_key(true),
-        ..Family::softmax(
-            &[
-                "qwen3_omni_moe",
-                "qwen3_omni_moe_thinker",
-                "qwen3_omni_moe_talker",
-                "qwen3_omni_moe_talker_text",
-            ],
-            8,
-        )
+        ..Family::softmax(&["qwen3_omni_moe", "qwen3_omni_moe_thinker"], 8)
     },
+    Family { renormalize: by_key(false), ..Family::softmax(&["qwen3_omni_moe_talker"], 8) },
     Family { renormalize: by_key(false), vllm: &[VLLM_NEVER], ..Family::softmax(&["olmoe"], 8) },
     Family { renormalize: by_key(false), ..Family::softmax(&["flex_olmo"], 5) },
     Family { renormalize: by_key(true), ..Family::softmax(&["mellum"], 8) },
@@ -125,9 +116,14 @@ pub(super) static ROWS: &[Family] = &[
         ..Family::softmax(&["ernie4_5_moe"], 6)
     },
     Family {
-        support: Support::Refused(
+        support: Support::RoutingOnly(
             "text and vision tokens have a router and experts of their own, chosen by token type",
         ),
+        top_k: Key::new(&["moe_k"], 6),
+        num_experts: &["moe_num_experts"],
+        bias: BiasRule::Required("moe_statics.e_score_correction_bias"),
+        renormalize: RenormRule::Floor(Key::new(&["moe_norm_min"], 1e-12)),
+        experts: ExpertsRule { token_groups: 2, ..ExpertsRule::PLAIN },
         ..Family::softmax(&["ernie4_5_vl_moe"], 6)
     },
     Family {
@@ -166,14 +162,46 @@ pub(super) static ROWS: &[Family] = &[
         top_k: Key::required(&["top_k_experts"]),
         num_experts: EXPERTS,
         expert_scale: Some("router.per_expert_scale"),
-        experts: refused("its router reads normalized hidden states, its experts others"),
+        experts: ExpertsRule {
+            stages: &[
+                (
+                    Path::RouterInput,
+                    &[
+                        StageRule::norm(None, 1e-6),
+                        StageRule::Scale("router.scale"),
+                        StageRule::RootOfHidden,
+                    ],
+                ),
+                (Path::ExpertInput, &[StageRule::norm(Some("pre_feedforward_layernorm_2"), 1e-6)]),
+                (Path::Output, &[StageRule::norm(Some("post_feedforward_layernorm_2"), 1e-6)]),
+            ],
+            ..ExpertsRule::PLAIN
+        },
         ..Family::softmax(&["gemma4"], 1)
     }
     .act(&["hidden_activation", "hidden_act"]),
     Family {
-        support: Support::Refused(
+        support: Support::RoutingOnly(
             "its router is a network of several layers with a class that skips the block",
         ),
+        bias: BiasRule::Required("gate.balancing_biases"),
+        renormalize: RenormRule::Never,
+        zero_experts: Some(Key::new(&[], 1)),
+        zero_expert_type: ZeroExpert::Skip,
+        experts: ExpertsRule {
+            stages: &[(
+                Path::RouterInput,
+                &[
+                    StageRule::Linear("gate.down_proj"),
+                    StageRule::norm(Some("gate.router_mlp.norm"), 1e-5),
+                    StageRule::Linear("gate.router_mlp.fc1"),
+                    StageRule::Gelu,
+                    StageRule::Linear("gate.router_mlp.fc2"),
+                    StageRule::Gelu,
+                ],
+            )],
+            ..ExpertsRule::PLAIN
+        },
         ..Family::softmax(&["zaya"], 1)
     },
     Family {

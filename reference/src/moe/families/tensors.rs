@@ -5,7 +5,10 @@
 //! to three dimensions (`experts.gate_up_proj`, `input_linear.weight`), transposed (`[E, H, 2I]`) or
 //! as rows of one matrix (`experts.mlp.w1`).
 
-use crate::num::tensor::{DType, Tensor};
+use super::key::Key;
+use super::stack::Stack;
+use super::stage_rules::{self, FoundStage, Path, StageRule};
+use crate::num::tensor::Tensor;
 use crate::{Error, Result};
 
 /// What a family's block has besides its routing.
@@ -17,10 +20,15 @@ pub struct ExpertsRule {
     pub gated: bool,
     /// The shared expert's activation, where it is not the routed experts'.
     pub shared: SharedRule,
-    /// Whether the output passes a norm, which is not computed.
-    pub has_output_norm: bool,
-    /// Why the block cannot be computed.
-    pub refused: Option<&'static str>,
+    /// Stages around the router and the experts.
+    pub stages: &'static [(Path, &'static [StageRule])],
+    /// Keys of the soft caps of gate and up.
+    pub softcaps: Option<[Key<f32>; 2]>,
+    /// Key of the factor on the logits.
+    pub logit_multiplier: Option<Key<f32>>,
+    /// Groups of experts with a router each; the experts of a group may have fewer features than
+    /// others'.
+    pub token_groups: usize,
 }
 
 impl ExpertsRule {
@@ -29,9 +37,27 @@ impl ExpertsRule {
         interleaved: false,
         gated: true,
         shared: SharedRule::Same,
-        has_output_norm: false,
-        refused: None,
+        stages: &[],
+        softcaps: None,
+        logit_multiplier: None,
+        token_groups: 1,
     };
+}
+
+impl ExpertsRule {
+    /// What the block has before its output, besides a router, experts of `[H]` features and a
+    /// shared expert.
+    pub fn further_parts(&self) -> Option<&'static str> {
+        if self.stages.iter().any(|(path, _)| *path != Path::Output) {
+            return Some("stages around the experts");
+        }
+        match self {
+            Self { softcaps: Some(_), .. } => Some("soft caps of gate and up"),
+            Self { logit_multiplier: Some(_), .. } => Some("a factor on the logits"),
+            Self { token_groups: 2.., .. } => Some("groups of experts by the tokens' types"),
+            _ => None,
+        }
+    }
 }
 
 /// The shared expert, where it differs from a routed one.
@@ -62,27 +88,34 @@ pub struct BlockTensors {
     pub w2: Tensor<'static>,
     /// `[E, H]`.
     pub w2_bias: Option<Tensor<'static>>,
-    /// `[2S, H]` and `[H, S]` of the shared expert.
+    /// `[2S, H]` and `[H, S]` of the shared expert; those of several with weights of their own, one
+    /// below the other.
     pub shared: Option<[Tensor<'static>; 2]>,
     /// `[1, H]`.
     pub shared_gate: Option<Tensor<'static>>,
     /// `[H]`, added to the output.
     pub output_bias: Option<Tensor<'static>>,
+    /// Stages by [`Path::ALL`].
+    pub stages: [Vec<FoundStage>; 5],
 }
 
 /// Modules of a layer that may hold its experts.
 const PARENTS: &[&str] =
     &["mlp.", "block_sparse_moe.", "feed_forward.", "ffn.", "moe.", "mixer.", ""];
-const ROUTERS: &[&str] = &[
+pub(super) const ROUTERS: &[&str] = &[
     "gate.weight",
     "router.weight",
     "router.layer.weight",
     "router.gate.weight",
     "router.classifier.weight",
     "gate.wg.weight",
+    "router.proj.weight",
+    "gate.router_mlp.out_proj.weight",
 ];
+/// Routers of two groups of experts, which may be stored as `[H, E]`.
+const ROUTERS_OF_GROUPS: [&str; 2] = ["gate.weight", "gate.weight_1"];
 /// Gate, up and down of one expert.
-const EACH: &[[&str; 3]] = &[["gate_proj", "up_proj", "down_proj"], ["w1", "w3", "w2"]];
+pub(super) const EACH: &[[&str; 3]] = &[["gate_proj", "up_proj", "down_proj"], ["w1", "w3", "w2"]];
 /// gate_up and down of all experts.
 const FUSED: &[[&str; 2]] = &[
     ["experts.gate_up_proj", "experts.down_proj"],
@@ -94,90 +127,15 @@ const FUSED: &[[&str; 2]] = &[
 const SEPARATE: &[[&str; 3]] = &[["gate_proj.weight", "up_proj.weight", "down_proj.weight"]];
 /// Gate, up and down of all experts as rows of matrices `[E · I, H]`, down transposed.
 const ROWS: [&str; 3] = ["experts.mlp.w1", "experts.mlp.v1", "experts.mlp.w2"];
-const SHARED: &[&str] = &["shared_experts.", "shared_expert.", "shared_mlp.", "share_expert."];
-/// Of a shared expert next to the block (granite).
-const FUSED_SHARED: [&str; 2] = ["input_linear.weight", "output_linear.weight"];
+pub(super) const SHARED: &[&str] =
+    &["shared_experts.", "shared_expert.", "shared_mlp.", "share_expert."];
+/// gate_up and down of a shared expert, or of all of them.
+const FUSED_SHARED: [[&str; 2]; 2] =
+    [["input_linear.weight", "output_linear.weight"], ["shared_w13_weight", "shared_w2_weight"]];
 /// transformers 5.23.0 saves hy_v4's dense gates under this name.
-const MISNAMED: [&str; 3] = ["linear_gate", "up_proj", "down_proj"];
+pub(super) const MISNAMED: [&str; 3] = ["linear_gate", "up_proj", "down_proj"];
 /// Most experts that are read one by one.
 const MOST: usize = 1 << 16;
-
-/// A stack of matrices `[experts, n, k]` of one element type.
-struct Stack {
-    dtype: DType,
-    shape: [usize; 3],
-    bytes: Vec<u8>,
-}
-
-impl Stack {
-    fn of(tensor: &Tensor<'_>) -> Result<Self> {
-        let dtype = tensor.dtype();
-        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
-            return Err(Error::dtype(tensor.name(), dtype, "F32, F16 or BF16"));
-        }
-        let shape = match *tensor.shape() {
-            [n, k] => [1, n, k],
-            [experts, n, k] => [experts, n, k],
-            ref other => return Err(Error::shape(tensor.name(), other, "two or three dimensions")),
-        };
-        Ok(Self { dtype, shape, bytes: tensor.bytes().to_vec() })
-    }
-
-    /// This stack's experts, then the other's.
-    fn then(mut self, name: &str, other: Self) -> Result<Self> {
-        if (self.dtype, self.shape[1..].to_vec()) != (other.dtype, other.shape[1..].to_vec()) {
-            let rule = format!("{} of {:?}, as the experts before", self.dtype, &self.shape[1..]);
-            return Err(Error::shape(name, &other.shape[1..], rule));
-        }
-        self.shape[0] += other.shape[0];
-        self.bytes.extend(other.bytes);
-        Ok(self)
-    }
-
-    /// Rows of each expert, then the other's rows of that expert.
-    fn above(self, name: &str, other: &Self) -> Result<Self> {
-        let [experts, n, k] = self.shape;
-        if (self.dtype, experts, k) != (other.dtype, other.shape[0], other.shape[2]) {
-            let rule = format!("{} of [{experts}, N, {k}], as the gate", self.dtype);
-            return Err(Error::shape(name, &other.shape, rule));
-        }
-        let (own, more) = (n * k * self.dtype.bytes(), other.shape[1] * k * self.dtype.bytes());
-        let mut bytes = Vec::with_capacity(self.bytes.len() + other.bytes.len());
-        for e in 0..experts {
-            bytes.extend(&self.bytes[e * own..(e + 1) * own]);
-            bytes.extend(&other.bytes[e * more..(e + 1) * more]);
-        }
-        Ok(Self { dtype: self.dtype, shape: [experts, n + other.shape[1], k], bytes })
-    }
-
-    fn transposed(self) -> Self {
-        let ([experts, n, k], width) = (self.shape, self.dtype.bytes());
-        let mut bytes = Vec::with_capacity(self.bytes.len());
-        for e in 0..experts {
-            for column in 0..k {
-                for row in 0..n {
-                    let at = ((e * n + row) * k + column) * width;
-                    bytes.extend(&self.bytes[at..at + width]);
-                }
-            }
-        }
-        Self { dtype: self.dtype, shape: [experts, k, n], bytes }
-    }
-
-    /// Rows of one matrix as the rows of `experts` matrices.
-    fn split(self, name: &str, experts: usize) -> Result<Self> {
-        let [one, rows, k] = self.shape;
-        if one != 1 || experts == 0 || !rows.is_multiple_of(experts) {
-            let rule = format!("[{experts} · I, H]");
-            return Err(Error::shape(name, &self.shape[1..], rule));
-        }
-        Ok(Self { shape: [experts, rows / experts, k], ..self })
-    }
-
-    fn tensor(self, name: &str) -> Result<Tensor<'static>> {
-        Tensor::new(name, self.dtype, self.shape.to_vec(), self.bytes)
-    }
-}
 
 /// Gate over up, and down, of all experts.
 struct Experts {
@@ -187,7 +145,7 @@ struct Experts {
 }
 
 /// A lookup of a layer's tensors by their names below the layer.
-type Get<'g, 't> = &'g dyn Fn(&str) -> Option<Tensor<'t>>;
+pub(super) type Get<'g, 't> = &'g dyn Fn(&str) -> Option<Tensor<'t>>;
 
 impl BlockTensors {
     /// Reads a block whose hidden states have `hidden` features. `get` finds a tensor by its name
@@ -202,16 +160,10 @@ impl BlockTensors {
         experts: Option<usize>,
         rule: ExpertsRule,
     ) -> Result<Self> {
-        if let Some(reason) = rule.refused {
-            return Err(Error::unsupported("this family's block", reason));
-        }
+        let experts = experts.map(|n| n.saturating_mul(rule.token_groups));
         for parent in PARENTS {
             let below = |name: &str| get(&format!("{parent}{name}"));
             let Some(found) = all(&below, experts, rule)? else { continue };
-            if below("fc1_latent_proj.weight").is_some() {
-                let reason = "its routed experts run between latent projections";
-                return Err(Error::unsupported("this block", reason));
-            }
             return found.block(get, &below, hidden, rule);
         }
         Err(Error::unsupported("the experts of this block", "no known tensor names were found"))
@@ -222,7 +174,7 @@ impl BlockTensors {
 fn all(get: Get<'_, '_>, experts: Option<usize>, rule: ExpertsRule) -> Result<Option<Experts>> {
     let none = || [None, None];
     for names in EACH {
-        if let Some((gate_up, down)) = one_by_one(get, names, experts, rule.gated)? {
+        if let Some((gate_up, down)) = one_by_one(get, names, experts, rule)? {
             return Ok(Some(Experts { gate_up, down, biases: none() }));
         }
     }
@@ -254,7 +206,7 @@ fn one_by_one(
     get: Get<'_, '_>,
     [gate, up, down]: &[&str; 3],
     experts: Option<usize>,
-    gated: bool,
+    rule: ExpertsRule,
 ) -> Result<Option<(Stack, Stack)>> {
     let mut whole: Option<(Stack, Stack)> = None;
     for e in 0..experts.unwrap_or(MOST).min(MOST) {
@@ -267,11 +219,21 @@ fn one_by_one(
             break;
         }
         let up_rows = needed(up)?;
-        let gate_up = if gated { needed(gate)?.above(&name(up), &up_rows)? } else { up_rows };
+        let gate_up = if rule.gated { needed(gate)?.above(&name(up), &up_rows)? } else { up_rows };
         let own = (gate_up, needed(down)?);
         whole = Some(match whole {
             None => own,
-            Some((g, d)) => (g.then(&name(gate), own.0)?, d.then(&name(down), own.1)?),
+            Some((mut g, mut d)) => {
+                let (mut more, mut more_down) = own;
+                if rule.token_groups > 1 {
+                    let parts = if rule.gated { 2 } else { 1 };
+                    let rows = g.shape[1].max(more.shape[1]);
+                    (g, more) = (g.rows_to(parts, rows), more.rows_to(parts, rows));
+                    let columns = d.shape[2].max(more_down.shape[2]);
+                    (d, more_down) = (d.columns_to(columns), more_down.columns_to(columns));
+                }
+                (g.then(&name(gate), more)?, d.then(&name(down), more_down)?)
+            }
         });
     }
     Ok(whole)
@@ -287,47 +249,66 @@ impl Experts {
         rule: ExpertsRule,
     ) -> Result<BlockTensors> {
         let Self { mut gate_up, mut down, biases: [w13_bias, w2_bias] } = self;
+        let find = |name: &str| below(name).or_else(|| get(name)).map(Tensor::into_owned);
+        let read = |path| stage_rules::read(rule.stages, path, &find, hidden);
+        let width = |stages: &[FoundStage]| stages.last().map_or(hidden, |s| s.width);
+        let (router_input, expert_input) = (read(Path::RouterInput)?, read(Path::ExpertInput)?);
+        let experts_hidden = width(&expert_input);
+        let inner = |path| stage_rules::read(rule.stages, path, &find, experts_hidden);
+        let (expert_output, routed_output) =
+            (inner(Path::ExpertOutput)?, inner(Path::RoutedOutput)?);
+        let router = (rule.token_groups > 1).then(|| of_groups(below, width(&router_input)));
+        let router = router.transpose()?;
+        let stages =
+            [router_input, expert_input, expert_output, routed_output, read(Path::Output)?];
         let halves = if rule.gated { 2 } else { 1 };
         let fits = |g: [usize; 3], d: [usize; 3]| {
-            g[2] == hidden && d[1] == hidden && g[1] == halves * d[2] && g[0] == d[0]
+            g[2] == experts_hidden
+                && d[1] == experts_hidden
+                && g[1] == halves * d[2]
+                && g[0] == d[0]
         };
         let turned = |[e, n, k]: [usize; 3]| [e, k, n];
         if !fits(gate_up.shape, down.shape) {
             if !fits(turned(gate_up.shape), turned(down.shape)) {
-                let rule = format!("gate_up and down of hidden_size {hidden}");
+                let rule = format!("gate_up and down of hidden_size {experts_hidden}");
                 return Err(Error::shape("experts", &gate_up.shape, rule));
             }
             (gate_up, down) = (gate_up.transposed(), down.transposed());
         }
-        let find = |names: &[&str]| names.iter().find_map(|n| below(n)).map(Tensor::into_owned);
+        let first = |names: &[&str]| names.iter().find_map(|n| below(n)).map(Tensor::into_owned);
         Ok(BlockTensors {
-            router_weight: find(ROUTERS),
-            router_bias: find(&["router.bias"]),
+            router_weight: router.or_else(|| first(ROUTERS)),
+            router_bias: first(&["router.bias"]),
             w13: gate_up.tensor("w13")?,
             w13_bias,
             w2: down.tensor("w2")?,
             w2_bias,
-            shared: shared(get, below, rule.gated)?,
-            shared_gate: find(&["shared_expert_gate.weight"]),
-            output_bias: find(&["bias"]),
+            shared: shared(get, below, rule)?,
+            shared_gate: first(&["shared_expert_gate.weight"]),
+            output_bias: first(&["bias"]),
+            stages,
         })
     }
 }
 
 /// The shared expert, inside the block or (step3) next to it.
-fn shared<'t>(
+pub(super) fn shared<'t>(
     get: Get<'_, 't>,
     below: Get<'_, 't>,
-    gated: bool,
+    rule: ExpertsRule,
 ) -> Result<Option<[Tensor<'static>; 2]>> {
-    let flat = |stack: Stack, name: &str| {
-        let [_, n, k] = stack.shape;
-        Tensor::new(name, stack.dtype, vec![n, k], stack.bytes)
-    };
+    let gated = rule.gated;
+    let flat = |stack: Stack, name: &str| stack.flat(name);
     for module in SHARED {
-        let [fused, down] = FUSED_SHARED.map(|name| format!("{module}{name}"));
-        if let (Some(fused), Some(down)) = (get(&fused), get(&down)) {
-            let (fused, down) = (Stack::of(&fused)?, Stack::of(&down)?);
+        for names in FUSED_SHARED {
+            let [fused, down] = names.map(|name| format!("{module}{name}"));
+            let found = |name: &str| get(name).or_else(|| below(name));
+            let (Some(fused), Some(down)) = (found(&fused), found(&down)) else { continue };
+            let (mut fused, down) = (Stack::of(&fused)?, Stack::of(&down)?);
+            if rule.interleaved {
+                fused = fused.in_halves();
+            }
             return Ok(Some([flat(fused, "shared_w13")?, flat(down, "shared_w2")?]));
         }
         for names in EACH.iter().chain([&MISNAMED]) {
@@ -345,4 +326,20 @@ fn shared<'t>(
         }
     }
     Ok(None)
+}
+
+/// The routers of two groups of experts, one below the other.
+fn of_groups(below: Get<'_, '_>, hidden: usize) -> Result<Tensor<'static>> {
+    let each = ROUTERS_OF_GROUPS.map(|name| -> Result<Stack> {
+        let tensor = below(name).ok_or_else(|| Error::missing(name, "a group's router"))?;
+        let stack = Stack::of(&tensor)?;
+        Ok(if stack.shape[2] == hidden { stack } else { stack.transposed() })
+    });
+    let [first, second] = each;
+    first?.then(ROUTERS_OF_GROUPS[1], second?)?.flat("router_weight")
+}
+
+/// The tensor of a name relative to the experts' parent, of a file whose names begin at the layer.
+pub fn tensor_below<'t>(get: Get<'_, 't>, name: &str) -> Option<Tensor<'t>> {
+    PARENTS.iter().find_map(|parent| get(&format!("{parent}{name}")))
 }

@@ -216,6 +216,10 @@ impl Operation for Fp8LayerConfig {
         v
     }
 
+    fn is_gated(&self) -> Option<bool> {
+        Some(self.activation.is_gated())
+    }
+
     fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
         let half = [stored(self.dtype)];
         let (m, h, i, rows) =

@@ -249,6 +249,10 @@ impl Operation for MoeConfig {
         format!("{quant} h{h} i{i} e{} top{}", self.num_experts, self.top_k)
     }
 
+    fn is_gated(&self) -> Option<bool> {
+        Some(self.activation.is_gated())
+    }
+
     fn tensors(&self, experts: usize) -> Result<Vec<TensorRule>> {
         let (h, i) = (self.hidden_size, self.intermediate_size);
         let half = [stored(self.quant.dtype)];

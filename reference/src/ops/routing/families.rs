@@ -1,8 +1,10 @@
 //! Ids and weights of a family's router, judged by the rule's second implementation in f64.
 
+use super::tokens::TokenInputs;
 use super::{mismatch, passing};
 use crate::Result;
 use crate::judge::{Diagnosis, OutputReport, Verdict};
+use crate::moe::block::Block;
 use crate::moe::families::{RouterTensors, RoutingRule};
 use crate::moe::layer::Routed;
 use crate::num::array::rows_of;
@@ -14,6 +16,7 @@ pub(crate) fn judge(
     case: &Case<'_>,
     rule: &RoutingRule,
     logits: &[f32],
+    block: Option<&Block>,
 ) -> Result<Vec<OutputReport>> {
     let [_, experts] = case.input("router_logits")?.dims2()?;
     let bias = case.inputs.get("e_score_correction_bias").map(|t| t.elements::<f32>());
@@ -25,14 +28,16 @@ pub(crate) fn judge(
         return Ok(Vec::new());
     }
     let logits = rows_of("router_logits", logits, experts)?;
-    let routing = rule.route(logits, tensors)?;
+    let own = TokenInputs::read(&case.inputs, rule, block)?;
+    let routing = rule.route_tokens(logits, tensors, own.tokens())?;
     let made = routing.routed()?;
     let found_ids = ids.map(|t| t.elements::<i32>());
     let found_weights = weights.map(|t| t.elements::<f32>());
     let id = found_ids.as_deref().unwrap_or(made.ids());
     let weight = found_weights.as_deref().unwrap_or(made.weights());
     let k = rule.top_k;
-    let wrong = rule.compare(logits, tensors, Routed::from_rows(k, id, weight)?)?;
+    let found = Routed::from_rows(k, id, weight)?;
+    let wrong = rule.compare_tokens(logits, tensors, own.tokens(), found)?;
     let report = |name: &str, bits: &[u32], expected: &[u32], wrong: &[(usize, String)]| {
         let mut report = passing(name, bits.len());
         let same = bits.iter().zip(expected).filter(|(a, b)| a == b).count();

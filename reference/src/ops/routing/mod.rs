@@ -4,6 +4,8 @@ pub(in crate::ops) mod align;
 pub(in crate::ops) mod block;
 pub(in crate::ops) mod families;
 mod ids;
+mod logits;
+pub(in crate::ops) mod tokens;
 mod weights;
 
 use crate::formats::float_type;

@@ -41,8 +41,8 @@ const CHANNEL: (W, Option<A>) = (W::Fp8Channel, Some(A::Fp8DynamicToken));
 const TENSOR_STATIC: (W, Option<A>) = (W::Fp8Tensor, Some(A::Fp8StaticTensor));
 const TENSOR_DYNAMIC: (W, Option<A>) = (W::Fp8Tensor, Some(A::Fp8DynamicTensor));
 const TENSOR_TOKEN: (W, Option<A>) = (W::Fp8Tensor, Some(A::Fp8DynamicToken));
-const MXFP8: (W, Option<A>) = (W::Block(&mxfp8::FORMAT), Some(A::Mxfp8));
-const NVFP4: (W, Option<A>) = (W::Block(&nvfp4::FORMAT), Some(A::Nvfp4));
+const MXFP8: (W, Option<A>) = (W::Block(&mxfp8::FORMAT), Some(A::Block(&mxfp8::FORMAT)));
+const NVFP4: (W, Option<A>) = (W::Block(&nvfp4::FORMAT), Some(A::Block(&nvfp4::FORMAT)));
 const FP8: &[(W, Option<A>)] = &[BLOCK, CHANNEL, TENSOR_TOKEN, TENSOR_STATIC, TENSOR_DYNAMIC];
 
 /// Both forms of every function except gated squared ReLU.

@@ -1,6 +1,8 @@
 //! Properties of a deployment besides the layer: activation quantization, routing, switches.
 
 use super::super::MoeDesc;
+use crate::formats::BLOCK_FORMATS;
+use crate::formats::blocks::BlockFormat;
 
 macro_rules! named {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident $text:literal),+ $(,)? }) => {
@@ -25,23 +27,53 @@ macro_rules! named {
     };
 }
 
-named! {
-    /// Activation quantization in kernel selection.
-    ActivationKey {
-        /// 16-bit activations.
-        None "none",
-        /// e4m3fn, one scale from the file.
-        Fp8StaticTensor "static_tensor",
-        /// e4m3fn, one scale at run time.
-        Fp8DynamicTensor "dynamic_tensor",
-        /// e4m3fn, a scale for each token at run time.
-        Fp8DynamicToken "dynamic_token",
-        /// e4m3fn, a scale for each token and 128 k at run time.
-        Fp8Dynamic128 "dynamic128",
-        /// MXFP8 at run time.
-        Mxfp8 "mxfp8",
-        /// NVFP4 at run time.
-        Nvfp4 "nvfp4",
+/// Activation quantization in kernel selection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ActivationKey {
+    /// 16-bit activations.
+    None,
+    /// e4m3fn, one scale from the file.
+    Fp8StaticTensor,
+    /// e4m3fn, one scale at run time.
+    Fp8DynamicTensor,
+    /// e4m3fn, a scale for each token at run time.
+    Fp8DynamicToken,
+    /// e4m3fn, a scale for each token and 128 k at run time.
+    Fp8Dynamic128,
+    /// A block format, at run time.
+    Block(&'static BlockFormat),
+}
+
+impl ActivationKey {
+    /// The keys outside the block formats.
+    const OTHERS: [Self; 5] = [
+        Self::None,
+        Self::Fp8StaticTensor,
+        Self::Fp8DynamicTensor,
+        Self::Fp8DynamicToken,
+        Self::Fp8Dynamic128,
+    ];
+
+    /// Every key.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Self::OTHERS.into_iter().chain(BLOCK_FORMATS.into_iter().map(Self::Block))
+    }
+
+    /// Upstream's name, or the name in reports; of a block format, its own.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Fp8StaticTensor => "static_tensor",
+            Self::Fp8DynamicTensor => "dynamic_tensor",
+            Self::Fp8DynamicToken => "dynamic_token",
+            Self::Fp8Dynamic128 => "dynamic128",
+            Self::Block(format) => format.name,
+        }
+    }
+
+    /// The key called `name`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::all().find(|key| key.name() == name)
     }
 }
 

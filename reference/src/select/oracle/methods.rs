@@ -4,7 +4,7 @@
 
 use super::class::Experts;
 use super::experts;
-use super::keys::{ActivationKey, Runner, Switches};
+use super::keys::{Runner, Switches};
 use crate::formats::blocks::BlockFormat;
 use crate::formats::{mxfp8, nvfp4};
 
@@ -201,13 +201,10 @@ impl MoeMethod {
     /// Every method.
     pub const ALL: &'static [Self] = &[Self::Fp8, Self::Nvfp4, Self::Mxfp8, Self::IntWna16];
 
-    /// The method of a block format, and the activations that it asks about.
-    pub(super) fn of_block(format: &BlockFormat) -> Option<(Self, ActivationKey)> {
-        let known = [
-            (&mxfp8::FORMAT, Self::Mxfp8, ActivationKey::Mxfp8),
-            (&nvfp4::FORMAT, Self::Nvfp4, ActivationKey::Nvfp4),
-        ];
-        known.into_iter().find(|(f, ..)| *f == format).map(|(_, method, key)| (method, key))
+    /// The method of a block format; it asks about activations in the same format.
+    pub(super) fn of_block(format: &BlockFormat) -> Option<Self> {
+        let known = [(&mxfp8::FORMAT, Self::Mxfp8), (&nvfp4::FORMAT, Self::Nvfp4)];
+        known.into_iter().find(|(f, _)| *f == format).map(|(_, method)| method)
     }
 
     /// Name, as upstream's module is called.

@@ -33,11 +33,12 @@ impl MoeQuestion {
                 (MoeMethod::Fp8, weights, activations)
             }
             Scheme::Block { format, container, weight_only } => {
-                let (method, activations) = MoeMethod::of_block(format)?;
+                let method = MoeMethod::of_block(format)?;
                 let sixteen_bit = *weight_only
                     && format.quantizes_activations()
                     && *container == FloatContainer::CompressedTensors;
-                let activations = if sixteen_bit { ActivationKey::None } else { activations };
+                let activations =
+                    if sixteen_bit { ActivationKey::None } else { ActivationKey::Block(format) };
                 (method, WeightKey::Block(format), activations)
             }
             Scheme::Wna16(w) => {

@@ -1,7 +1,6 @@
 //! The activation between the products.
 
-use crate::moe::activation::Activation;
-use crate::moe::activation::{ALPHA, LIMIT};
+use crate::moe::activation::{ALPHA, Activation, Columns, Definition, LIMIT};
 use crate::moe::math;
 use crate::num::scalar::ScalarType;
 use crate::w4a8::Values;
@@ -9,17 +8,19 @@ use crate::w4a8::rows::Element;
 use crate::w4a8::wide::Loop;
 use crate::{Error, Result};
 
-/// The activation of upstream's operator between the products. Gate is the first half of a row, up the
-/// second.
+/// The activation between the products: upstream's operator's, or a family's. Gate is the first half
+/// of a row, up the second.
 ///
 /// The exponential is [`math::exp`]; its last bit may differ from upstream's vector functions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum GatedActivation {
     /// g / (1 + e^−g) · u in f32, rounded once.
     Silu,
     /// (clamp(u, ±7) + 1) · (min(g, 7) · sigmoid(1.702 · min(g, 7))), each operation rounded to the
     /// activations' type. Gate and up are halves, although gpt-oss checkpoints interleave them.
     SwigluOai,
+    /// [`Definition::canonical`] in f32, rounded once. Gate and up are halves.
+    Family(Definition),
 }
 
 impl GatedActivation {
@@ -30,6 +31,20 @@ impl GatedActivation {
             Activation::SwigluOai => Some(Self::SwigluOai),
             _ => None,
         }
+    }
+
+    /// The activation of a family. Plain SiLU is [`GatedActivation::Silu`], which has the same bits.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] unless gate and up are halves; as [`Definition::validate`].
+    pub fn of_family(definition: Definition) -> Result<Self> {
+        definition.validate()?;
+        if definition.columns != Columns::Halves || definition.exchanged {
+            let found = format!("columns {:?}", definition.columns);
+            return Err(Error::unsupported(found, "expected gate and up as halves of w13"));
+        }
+        let silu = definition == Definition::new(Activation::Silu);
+        Ok(if silu { Self::Silu } else { Self::Family(definition) })
     }
 
     /// `[M, I]` of `gate_up` `[M, 2I]`, in its type.
@@ -55,6 +70,7 @@ impl GatedActivation {
             Self::Silu => silu(g, u),
             Self::SwigluOai if ty == ScalarType::BFLOAT16 => swiglu_oai::<u16>(g, u),
             Self::SwigluOai => swiglu_oai::<f32>(g, u),
+            Self::Family(definition) => definition.canonical(g, u),
         }
     }
 }
@@ -81,6 +97,11 @@ impl<E: Element> Loop for Activate<'_, E> {
             GatedActivation::SwigluOai => {
                 for ((&g, &u), out) in pairs {
                     *out = E::narrow(swiglu_oai::<E>(E::round(g), E::round(u)));
+                }
+            }
+            GatedActivation::Family(definition) => {
+                for ((&g, &u), out) in pairs {
+                    *out = E::narrow(definition.canonical(E::round(g), E::round(u)));
                 }
             }
         }

@@ -1,4 +1,5 @@
-//! The fast layer: the bits of [`Layer`](super::Layer), without allocations.
+//! The fast layer: the bits of [`Layer`](super::Layer), without allocations (a family's rule allocates
+//! the choice of each token).
 //!
 //! A forward has five steps, each distributed over rayon's current pool:
 //!
@@ -19,14 +20,13 @@ use ndarray::ArrayView2;
 
 use super::buckets::Buckets;
 use super::layer::MoeLayer;
-use super::route::{Choice, route};
+use super::parts::Parts;
 use super::steps;
 use super::workspace::{Buffers, Workspace};
 use crate::moe::layer::Routed;
 use crate::num::array::{FloatView2, row_major};
 use crate::num::array_mut::FloatViewMut2;
 use crate::w4a8::buffer::grow;
-use crate::w4a8::parallel::{Wide, for_parts};
 use crate::w4a8::rows::{Element, Rows, RowsMut, slices};
 use crate::w4a8::runs::{BLOCK, Runs};
 use crate::{Error, Result};
@@ -45,37 +45,16 @@ impl MoeLayer<'_> {
         out: impl Into<FloatViewMut2<'o>>,
     ) -> Result<()> {
         let (experts, router) = (self.config.num_experts, &self.config.router);
-        let (tokens, top_k) = (router_logits.nrows(), router.top_k);
+        let tokens = router_logits.nrows();
         if router_logits.ncols() != experts {
             let expected = format!("[{tokens}, {experts}]");
             return Err(Error::shape("router_logits", router_logits.shape(), expected));
         }
+        router.validate(router_logits)?;
         let router_logits = row_major(router_logits);
-        router.validate_rows(&router_logits, experts)?;
         let (x, out) = self.slices(x.into(), out.into(), tokens)?;
-        workspace.reserve_routing(tokens, experts, top_k);
-        let Workspace { topk_ids, topk_weights, scores, buffers } = workspace;
-        let (topk_ids, topk_weights) =
-            (&mut topk_ids[..tokens * top_k], &mut topk_weights[..tokens * top_k]);
-        let blocks = topk_ids.chunks_mut(BLOCK * top_k);
-        let blocks = blocks.zip(topk_weights.chunks_mut(BLOCK * top_k));
-        for (logits, (ids, weights)) in router_logits.chunks(BLOCK * experts).zip(blocks) {
-            let block = logits.len() / experts;
-            let parts = (
-                Wide { values: ids, width: top_k },
-                (
-                    Wide { values: weights, width: top_k },
-                    Wide { values: &mut scores[..block * 2 * experts], width: 2 * experts },
-                ),
-            );
-            for_parts(0..block, parts, 4096 / experts, &|token| token, &|token, (ids, rest)| {
-                let (topk_weights, scratch) = (rest.0.values, rest.1.values);
-                let choice = Choice { topk_ids: ids.values, topk_weights, scratch };
-                route(router, &logits[token * experts..][..experts], choice);
-            });
-        }
-        let routed = Routed { top_k, topk_ids, topk_weights };
-        self.blocks(x, routed, buffers, out);
+        let (routed, buffers) = workspace.route(router, &router_logits, experts);
+        self.with_parts(|parts| parts.blocks(x, routed, buffers, out));
         Ok(())
     }
 
@@ -96,7 +75,8 @@ impl MoeLayer<'_> {
         super::check_routed(routed, self.config.num_experts, self.config.mode)?;
         let tokens = routed.topk_ids.len() / routed.top_k;
         let (x, out) = self.slices(x.into(), out.into(), tokens)?;
-        self.blocks(x, routed, &mut workspace.buffers, out);
+        let buffers = &mut workspace.buffers;
+        self.with_parts(|parts| parts.blocks(x, routed, buffers, out));
         Ok(())
     }
 
@@ -110,11 +90,20 @@ impl MoeLayer<'_> {
         self.admit(x.scalar_type())?;
         slices(x, out, tokens, [self.hidden_size(); 2])
     }
+}
 
+/// A layer's products and what joins them, for any format of weights.
+impl Parts<'_> {
     /// Processes block after block; the inputs have been checked.
-    fn blocks(&self, x: Rows<'_>, routed: Routed<'_>, buffers: &mut Buffers, out: RowsMut<'_>) {
+    pub(in crate::w4a8) fn blocks(
+        &self,
+        x: Rows<'_>,
+        routed: Routed<'_>,
+        buffers: &mut Buffers,
+        out: RowsMut<'_>,
+    ) {
         buffers.reserve(self, routed.topk_ids.len() / routed.top_k, routed.top_k);
-        match (x, out, self.config.router_weight_on_input) {
+        match (x, out, self.router_weight_on_input) {
             (Rows::F32(x), RowsMut::F32(out), _) => {
                 self.typed::<f32, f32>(x, routed, buffers, out);
             }
@@ -159,8 +148,8 @@ impl MoeLayer<'_> {
     ) {
         let Buffers { buckets, tokens, input, activated_f32, activated_bf16, inner, sums } =
             buffers;
-        let map = self.config.expert_map.as_deref();
-        buckets.fill(routed.topk_ids, self.config.num_experts, |expert| match map {
+        let map = self.expert_map;
+        buckets.fill(routed.topk_ids, self.num_experts, |expert| match map {
             Some(map) => usize::try_from(map[expert]).ok(),
             None => Some(expert),
         });
@@ -170,11 +159,12 @@ impl MoeLayer<'_> {
         let size_i = self.intermediate_size();
         grow(activated, buckets.rows() * size_i);
         let activated = &mut activated[..buckets.rows() * size_i];
-        let runs = Runs::activated(self.w13.layout(), size_i, buckets.even(), buckets.reuse());
+        let runs =
+            Runs::activated(self.w13.rows().padded_k, size_i, buckets.even(), buckets.reuse());
         steps::gate_up(self, input, buckets, runs, activated);
         steps::quantize_inner(self, activated, buckets, runs, inner);
         let size_h = self.hidden_size();
-        let runs = Runs::plain(self.w2.layout(), size_h, buckets.reuse());
+        let runs = Runs::plain(self.w2.rows().padded_k, size_h, buckets.reuse());
         let sums = &mut sums[..out.len()];
         steps::down::<X, A>(self, inner, routed, buckets, runs, sums);
         runs.store(sums, out);

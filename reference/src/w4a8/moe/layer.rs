@@ -1,14 +1,15 @@
 //! A layer of the int4 path and its configuration.
 
+use ndarray::Array2;
+
 use super::activation::GatedActivation;
 use super::check_expert_map;
 use super::refusal::{Mode, Refusal, Settings};
 use crate::moe::activation::Activation;
-use crate::moe::router::Router;
 use crate::num::scalar::ScalarType;
 use crate::w4a8::packed::PackedStack;
 use crate::w4a8::quantize::ActivationRounding;
-use crate::w4a8::{Kernel, fastest};
+use crate::w4a8::{Kernel, LayerRouter, fastest};
 use crate::{Error, Result};
 
 /// The configuration of a layer, without its weights.
@@ -19,8 +20,8 @@ pub struct MoeConfig<'a> {
     /// Global to local expert, −1 for those of other ranks; absent: all experts are local.
     pub expert_map: Option<Vec<i32>>,
     /// The router: logits to experts and weights.
-    pub router: Router<'a>,
-    /// Activation between the products.
+    pub router: LayerRouter<'a>,
+    /// Activation between the products. A family's rule states the same one, and its parameters.
     pub activation: Activation,
     /// Rounding of quantized activations.
     pub rounding: ActivationRounding,
@@ -48,8 +49,8 @@ impl<'a> MoeLayer<'a> {
     /// The [`Refusal`] as [`Error::Unsupported`]; [`Error::Size`], [`Error::Shape`] and
     /// [`Error::Value`] naming the part that does not agree.
     pub fn new(w13: PackedStack<'a>, w2: PackedStack<'a>, config: MoeConfig<'a>) -> Result<Self> {
-        let refused = Refusal::Activation { found: config.activation };
-        let kind = GatedActivation::of(config.activation).ok_or(refused)?;
+        check_rule(&config)?;
+        let kind = gated(&config.router, config.activation)?;
         let layer = Self { w13, w2, config, kind, kernel: fastest() };
         layer.admit(ScalarType::FLOAT32)?;
         let (h, i) = (layer.hidden_size(), layer.intermediate_size());
@@ -67,7 +68,7 @@ impl<'a> MoeLayer<'a> {
         }
         check_expert_map(layer.config.num_experts, layer.config.expert_map.as_deref(), local)?;
         // Checks sizes and bias; logits are checked in each call.
-        layer.config.router.validate_rows(&[], layer.config.num_experts)?;
+        layer.config.router.validate(Array2::zeros((0, layer.config.num_experts)).view())?;
         Ok(layer)
     }
 
@@ -105,18 +106,60 @@ impl<'a> MoeLayer<'a> {
         self.kernel.as_ref()
     }
 
-    pub(super) fn kind(&self) -> GatedActivation {
+    /// The activation between the products.
+    pub fn kind(&self) -> GatedActivation {
         self.kind
     }
 
     /// Checks `dtype` against upstream's refusals.
     pub(super) fn admit(&self, dtype: ScalarType) -> Result<()> {
+        let router = match &self.config.router {
+            LayerRouter::Operator(router) => router,
+            LayerRouter::Family(_) => return admit_type(dtype),
+        };
         let settings = Settings {
             has_expert_map: self.config.expert_map.is_some(),
-            use_grouped_topk: self.config.router.groups.is_some(),
+            use_grouped_topk: router.groups.is_some(),
             router_weight_on_input: self.config.router_weight_on_input,
             ..Settings::new(self.config.activation, dtype)
         };
         Ok(self.config.mode.admit(&settings)?)
+    }
+}
+
+/// The activation of a layer, which its router may state.
+pub(in crate::w4a8) fn gated(
+    router: &LayerRouter<'_>,
+    activation: Activation,
+) -> Result<GatedActivation> {
+    let LayerRouter::Family(family) = router else {
+        let refused = Refusal::Activation { found: activation };
+        return Ok(GatedActivation::of(activation).ok_or(refused)?);
+    };
+    if activation != family.rule().activation {
+        return Err(Error::size("activation", activation, family.rule().activation));
+    }
+    GatedActivation::of_family(family.activation())
+}
+
+/// Checks that a family's rule runs in this mode, with these settings.
+fn check_rule(config: &MoeConfig<'_>) -> Result<()> {
+    let LayerRouter::Family(family) = &config.router else { return Ok(()) };
+    if config.mode == Mode::Upstream {
+        let reason = "upstream's method has no family's rule; expected Mode::Extended";
+        return Err(Error::unsupported("a family's routing", reason));
+    }
+    let expected = family.rule().apply_router_weight_on_input;
+    if config.router_weight_on_input != expected {
+        return Err(Error::size("router_weight_on_input", config.router_weight_on_input, expected));
+    }
+    Ok(())
+}
+
+/// Checks the type of activations.
+pub(super) fn admit_type(dtype: ScalarType) -> Result<()> {
+    match dtype {
+        ScalarType::FLOAT32 | ScalarType::BFLOAT16 => Ok(()),
+        found => Err(Refusal::Dtype { found }.into()),
     }
 }

@@ -4,9 +4,10 @@ use super::{Mode, MoeConfig, MoeLayer};
 use crate::Result;
 use crate::container::Container;
 use crate::moe::router::Router;
+use crate::w4a8::LayerRouter;
 use crate::w4a8::packed::PackedStack;
 use crate::w4a8::quantize::ActivationRounding;
-use crate::w4a8::stored::{self, MoeDescription};
+use crate::w4a8::stored::{self, MoeDescription, StoredRouting};
 
 impl<'a> MoeLayer<'a> {
     /// The experts of `module` (`model.layers.0.mlp.experts`) in a packed file, run by the fastest
@@ -36,14 +37,24 @@ impl<'a> MoeLayer<'a> {
         rounding: ActivationRounding,
         mode: Mode,
     ) -> Result<Self> {
-        let MoeDescription { scoring_func, top_k, renormalize, .. } = described;
+        let (router, activation, router_weight_on_input) = match described.routing {
+            StoredRouting::Operator(o) => {
+                let router = Router::new(o.scoring_func, o.top_k, o.renormalize);
+                (router.into(), o.activation, o.router_weight_on_input)
+            }
+            StoredRouting::Family(routing) => {
+                let rule = routing.rule();
+                let (activation, on_input) = (rule.activation, rule.apply_router_weight_on_input);
+                (LayerRouter::Family(routing), activation, on_input)
+            }
+        };
         let config = MoeConfig {
             num_experts: described.num_experts,
             expert_map: described.expert_map,
-            router: Router::new(scoring_func, top_k, renormalize),
-            activation: described.activation,
+            router,
+            activation,
             rounding,
-            router_weight_on_input: described.router_weight_on_input,
+            router_weight_on_input,
             mode,
         };
         Self::new(w13, w2, config)

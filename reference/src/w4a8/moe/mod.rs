@@ -17,6 +17,7 @@ mod buckets;
 mod engine;
 mod layer;
 mod load;
+mod parts;
 mod refusal;
 mod route;
 mod steps;
@@ -26,6 +27,9 @@ pub use activation::GatedActivation;
 pub use layer::{MoeConfig, MoeLayer};
 pub use refusal::{Mode, Refusal, Settings};
 pub use workspace::Workspace;
+
+pub(super) use layer::gated;
+pub(super) use parts::Parts;
 
 use rayon::prelude::*;
 
@@ -90,6 +94,12 @@ impl Layer<'_> {
         self.mode.admit(&settings)?;
         let kind = GatedActivation::of(self.activation)
             .ok_or(Refusal::Activation { found: self.activation })?;
+        self.check_parts()?;
+        Ok(kind)
+    }
+
+    /// Fails unless the weights and the expert map agree.
+    fn check_parts(&self) -> Result<()> {
         if self.w13.is_empty() || self.w13.len() != self.w2.len() {
             let found = format!("{} of w13, {} of w2", self.w13.len(), self.w2.len());
             return Err(Error::size("experts", found, "as many of each, 1 or more"));
@@ -111,8 +121,7 @@ impl Layer<'_> {
                 return Err(Error::size(what, show(other.layout()), show(first)));
             }
         }
-        check_expert_map(self.num_experts, self.expert_map, self.w13.len())?;
-        Ok(kind)
+        check_expert_map(self.num_experts, self.expert_map, self.w13.len())
     }
 
     /// Slots by expert, in the order of global ids; experts without slots are omitted.
@@ -141,6 +150,36 @@ impl Layer<'_> {
     /// do not agree.
     pub fn forward(&self, kernel: &dyn Kernel, x: &Values, routed: Routed<'_>) -> Result<Values> {
         let kind = self.validate(x.ty())?;
+        self.weighted_sum(kernel, kind, x, routed)
+    }
+
+    /// [`Layer::forward`] with a family's activation in place of [`Layer::activation`].
+    ///
+    /// # Errors
+    /// As [`Layer::forward`]; [`Error::Unsupported`] in [`Mode::Upstream`].
+    pub fn forward_activated(
+        &self,
+        kernel: &dyn Kernel,
+        kind: GatedActivation,
+        x: &Values,
+        routed: Routed<'_>,
+    ) -> Result<Values> {
+        if self.mode == Mode::Upstream {
+            let reason = "upstream's method has only its own; expected Mode::Extended";
+            return Err(Error::unsupported("a family's activation", reason));
+        }
+        layer::admit_type(x.ty())?;
+        self.check_parts()?;
+        self.weighted_sum(kernel, kind, x, routed)
+    }
+
+    fn weighted_sum(
+        &self,
+        kernel: &dyn Kernel,
+        kind: GatedActivation,
+        x: &Values,
+        routed: Routed<'_>,
+    ) -> Result<Values> {
         let buckets = self.buckets(routed)?;
         let (h, tokens) = (self.hidden_size(), routed.topk_ids.len() / routed.top_k);
         if x.len() != tokens * h {
@@ -203,7 +242,11 @@ impl Layer<'_> {
 
 /// Fails unless `map` (absent: all experts are local) maps each of `num_experts` experts to one of
 /// `local`, or to −1.
-fn check_expert_map(num_experts: usize, map: Option<&[i32]>, local: usize) -> Result<()> {
+pub(super) fn check_expert_map(
+    num_experts: usize,
+    map: Option<&[i32]>,
+    local: usize,
+) -> Result<()> {
     let Some(map) = map else {
         if num_experts != local {
             return Err(Error::size("num_experts", num_experts, local));
@@ -223,7 +266,7 @@ fn check_expert_map(num_experts: usize, map: Option<&[i32]>, local: usize) -> Re
 }
 
 /// Fails unless ids and weights agree, and each id is an expert (or −1, in [`Mode::Extended`]).
-fn check_routed(routed: Routed<'_>, num_experts: usize, mode: Mode) -> Result<()> {
+pub(super) fn check_routed(routed: Routed<'_>, num_experts: usize, mode: Mode) -> Result<()> {
     let Routed { top_k, topk_ids, topk_weights } = routed;
     if top_k == 0 || !topk_ids.len().is_multiple_of(top_k) {
         return Err(Error::shape("topk_ids", &[topk_ids.len()], format!("[M, {top_k}]")));

@@ -1,9 +1,11 @@
 //! [`Router::route`] into the caller's memory.
 
 use crate::moe::ScoringFunc;
+use crate::moe::families::Tokens;
 use crate::moe::math;
 use crate::moe::router::{Groups, Router};
 use crate::num::scalar::round_to;
+use crate::w4a8::FamilyRouting;
 use crate::w4a8::wide::{Loop, wide};
 
 /// The choice of one token.
@@ -14,6 +16,17 @@ pub(super) struct Choice<'a> {
     pub(super) topk_weights: &'a mut [f32],
     /// `[2 · experts]`, overwritten.
     pub(super) scratch: &'a mut [f32],
+}
+
+impl Choice<'_> {
+    /// Routes the token of `logits`, which the rule has accepted.
+    pub(super) fn by_family(self, routing: &FamilyRouting, logits: &[f32]) {
+        let (ids, weights) = routing.rule().route_row(logits, routing.tensors(), Tokens::default());
+        for (found, id) in self.topk_ids.iter_mut().zip(ids) {
+            *found = id as i32;
+        }
+        self.topk_weights.copy_from_slice(&weights);
+    }
 }
 
 /// Routes the token of `logits`, which [`Router::validate`] has accepted.

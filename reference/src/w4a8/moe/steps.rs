@@ -4,29 +4,28 @@ use std::marker::PhantomData;
 
 use super::activation::Activate;
 use super::buckets::{Buckets, PanelRows};
-use super::layer::MoeLayer;
+use super::parts::Parts;
 use crate::moe::layer::Routed;
 use crate::w4a8::buffer::{PanelBuffer, Quantize, RowShape, Span};
 use crate::w4a8::parallel::for_parts;
 use crate::w4a8::rows::Element;
 use crate::w4a8::runs::{GRAIN, MAX_WIDTH, Runs};
 use crate::w4a8::wide::{Loop, wide};
-use crate::w4a8::{MAX_NR, MAX_ROWS, PANELS, Run, run_panels};
+use crate::w4a8::{MAX_ROWS, PANELS, Panel};
 
 /// Step 1: the panels of w13's input, `input`.
 pub(super) fn quantize_input<X: Element>(
-    layer: &MoeLayer<'_>,
+    layer: &Parts<'_>,
     x: &[X],
     routed: Routed<'_>,
     buckets: &Buckets,
     tokens: &mut PanelBuffer,
     input: &mut PanelBuffer,
 ) {
-    let (h, shape) = (layer.hidden_size(), RowShape::of(layer.w13().layout()));
-    let (rounding, panels) = (layer.config().rounding, buckets.panels());
+    let (h, shape, panels) = (layer.hidden_size(), layer.w13.rows(), buckets.panels());
     let start = |panel| buckets.panel_start(panel);
     let grain = GRAIN / (MAX_ROWS * h);
-    if layer.config().router_weight_on_input {
+    if layer.router_weight_on_input {
         let parts = input.rows_mut(buckets.rows(), shape);
         for_parts(0..panels.len(), parts, grain, &start, &|i, mut panel| {
             for m in 0..panels[i].rows.count {
@@ -35,7 +34,7 @@ pub(super) fn quantize_input<X: Element>(
                 let weight = routed.topk_weights[slot];
                 let (panel, segments) = (&mut panel, std::iter::once(row));
                 let value = |x: X| x.widen() * weight;
-                wide(Quantize { panel, m, segments, value, rounding });
+                wide(Quantize { panel, m, segments, value });
             }
         });
         return;
@@ -44,7 +43,7 @@ pub(super) fn quantize_input<X: Element>(
     let parts = tokens.rows_mut(count, shape);
     for_parts(0..count, parts, GRAIN / h, &|token| token, &|token, mut panel| {
         let (panel, segments) = (&mut panel, std::iter::once(&x[token * h..][..h]));
-        wide(Quantize { panel, m: 0, segments, value: X::widen, rounding });
+        wide(Quantize { panel, m: 0, segments, value: X::widen });
     });
     let tokens: &PanelBuffer = tokens;
     let parts = input.rows_mut(buckets.rows(), shape);
@@ -58,14 +57,14 @@ pub(super) fn quantize_input<X: Element>(
 
 /// Step 2: `activated` `[expert][run][row][column of the run]` of `input`.
 pub(super) fn gate_up<A: Element>(
-    layer: &MoeLayer<'_>,
+    layer: &Parts<'_>,
     input: &PanelBuffer,
     buckets: &Buckets,
     runs: Runs,
     activated: &mut [A],
 ) {
-    let (w13, all, i) = (layer.w13(), buckets.all(), runs.size);
-    let (layout, shape, kind) = (w13.layout(), RowShape::of(w13.layout()), layer.kind());
+    let (w13, all, i) = (layer.w13, buckets.all(), runs.size);
+    let (shape, kind) = (w13.rows(), layer.kind);
     let start = |item: usize| match all.get(item / runs.count()) {
         Some(b) => b.rows.first * i + b.rows.count * runs.start(item % runs.count()),
         None => buckets.rows() * i,
@@ -73,18 +72,17 @@ pub(super) fn gate_up<A: Element>(
     for_parts(0..all.len() * runs.count(), activated, 1, &start, &|item, part| {
         let bucket = all[item / runs.count()];
         let (from, width) = runs.get(item % runs.count());
-        let weights = w13.matrix(bucket.local);
-        let (gate_run, _) = Run::covering(layout, weights, from, from + width);
-        // Up need not begin at a block boundary.
-        let (up_run, before) = Run::covering(layout, weights, i + from, i + from + width);
         let mut gate = [0f32; PANELS * MAX_ROWS * MAX_WIDTH];
         let mut up = [0f32; PANELS * MAX_ROWS * UP_WIDTH];
         let mut rows = part.chunks_exact_mut(width);
         let panels = &buckets.panels()[bucket.panels.first..][..bucket.panels.count];
         for panels in panels.chunks(PANELS) {
-            let codes = panels.iter().map(|panel| input.panel(panel.rows, shape));
-            run_panels(layer.kernel(), codes.clone(), gate_run, &mut gate, MAX_WIDTH);
-            run_panels(layer.kernel(), codes, up_run, &mut up, UP_WIDTH);
+            let codes = codes(input, panels, shape);
+            let (codes, local) = (&codes[..panels.len()], bucket.local);
+            w13.multiply(local, from..from + width, codes, &mut gate, MAX_WIDTH);
+            // Up need not begin at a block boundary.
+            let columns = i + from..i + from + width;
+            let before = w13.multiply(local, columns, codes, &mut up, UP_WIDTH);
             for (m, row) in rows.by_ref().take(positions(panels).count).enumerate() {
                 let gate = &gate[m * MAX_WIDTH..][..width];
                 let up = &up[m * UP_WIDTH + before..][..width];
@@ -99,19 +97,27 @@ fn positions(panels: &[PanelRows]) -> Span {
     Span { first: panels[0].rows.first, count: panels.iter().map(|p| p.rows.count).sum() }
 }
 
-/// Columns of a run that begins within a block.
-const UP_WIDTH: usize = MAX_WIDTH + MAX_NR;
+/// The panels of up to [`PANELS`] entries; the last one fills the array.
+fn codes<'b>(
+    buffer: &'b PanelBuffer,
+    panels: &[PanelRows],
+    shape: RowShape,
+) -> [Panel<'b>; PANELS] {
+    std::array::from_fn(|i| buffer.panel(panels[i.min(panels.len() - 1)].rows, shape))
+}
+
+/// Columns of a run that begins within a block of any layout.
+const UP_WIDTH: usize = MAX_WIDTH + 16;
 
 /// Step 3: the panels of w2's input, `inner`, of what [`gate_up`] stored.
 pub(super) fn quantize_inner<A: Element>(
-    layer: &MoeLayer<'_>,
+    layer: &Parts<'_>,
     activated: &[A],
     buckets: &Buckets,
     runs: Runs,
     inner: &mut PanelBuffer,
 ) {
-    let (i, shape) = (runs.size, RowShape::of(layer.w2().layout()));
-    let (rounding, panels) = (layer.config().rounding, buckets.panels());
+    let (i, shape, panels) = (runs.size, layer.w2.rows(), buckets.panels());
     let parts = inner.rows_mut(buckets.rows(), shape);
     let start = |panel| buckets.panel_start(panel);
     for_parts(0..panels.len(), parts, GRAIN / (MAX_ROWS * i), &start, &|item, mut panel| {
@@ -125,7 +131,7 @@ pub(super) fn quantize_inner<A: Element>(
                 &expert[from * bucket.count + row * width..][..width]
             });
             let panel = &mut panel;
-            wide(Quantize { panel, m, segments, value: A::widen, rounding });
+            wide(Quantize { panel, m, segments, value: A::widen });
         }
     });
 }
@@ -133,26 +139,25 @@ pub(super) fn quantize_inner<A: Element>(
 /// Step 4: `sums` `[run][token][column of the run]` of `inner`. `X` is the type of the output, `A` that
 /// of w2's rows.
 pub(super) fn down<X: Element, A: Element>(
-    layer: &MoeLayer<'_>,
+    layer: &Parts<'_>,
     inner: &PanelBuffer,
     routed: Routed<'_>,
     buckets: &Buckets,
     runs: Runs,
     sums: &mut [f32],
 ) {
-    let (w2, tokens) = (layer.w2(), routed.topk_ids.len() / routed.top_k);
-    let (layout, shape) = (w2.layout(), RowShape::of(w2.layout()));
-    let (all, on_input) = (buckets.all(), layer.config().router_weight_on_input);
+    let (w2, tokens) = (layer.w2, routed.topk_ids.len() / routed.top_k);
+    let shape = w2.rows();
+    let (all, on_input) = (buckets.all(), layer.router_weight_on_input);
     for_parts(0..runs.count(), sums, 1, &|run| runs.start(run) * tokens, &|run, sums| {
         let (from, width) = runs.get(run);
         let mut tile = [0f32; PANELS * MAX_ROWS * MAX_WIDTH];
         sums.fill(0.0);
         for bucket in all {
-            let (run, _) = Run::covering(layout, w2.matrix(bucket.local), from, from + width);
             let panels = &buckets.panels()[bucket.panels.first..][..bucket.panels.count];
             for panels in panels.chunks(PANELS) {
-                let codes = panels.iter().map(|panel| inner.panel(panel.rows, shape));
-                run_panels(layer.kernel(), codes, run, &mut tile, MAX_WIDTH);
+                let codes = &codes(inner, panels, shape)[..panels.len()];
+                w2.multiply(bucket.local, from..from + width, codes, &mut tile, MAX_WIDTH);
                 let Span { first, count } = positions(panels);
                 for m in 0..count {
                     let slot = buckets.slot(first + m);

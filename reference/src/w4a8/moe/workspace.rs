@@ -2,7 +2,12 @@
 
 use super::buckets::Buckets;
 use super::layer::MoeLayer;
-use crate::w4a8::buffer::{PanelBuffer, RowShape, grow};
+use super::parts::Parts;
+use super::route::{Choice, route};
+use crate::moe::layer::Routed;
+use crate::w4a8::LayerRouter;
+use crate::w4a8::buffer::{PanelBuffer, grow};
+use crate::w4a8::parallel::{Wide, for_parts};
 use crate::w4a8::runs::BLOCK;
 
 /// The buffers of [`MoeLayer::forward`]. They grow as needed and are reused, so calls with no more
@@ -13,12 +18,12 @@ pub struct Workspace {
     pub(super) topk_ids: Vec<i32>,
     pub(super) topk_weights: Vec<f32>,
     pub(super) scores: Vec<f32>,
-    pub(super) buffers: Buffers,
+    pub(in crate::w4a8) buffers: Buffers,
 }
 
 /// The buffers of the products, for a block of tokens.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Buffers {
+pub(in crate::w4a8) struct Buffers {
     /// Slots by expert.
     pub(super) buckets: Buckets,
     /// The quantized tokens, in panels of one row.
@@ -37,15 +42,57 @@ pub(super) struct Buffers {
 impl Workspace {
     /// A workspace for calls of up to `max_tokens` tokens of either type on `layer`.
     pub fn for_tokens(layer: &MoeLayer<'_>, max_tokens: usize) -> Self {
+        let top_k = layer.config().router.top_k();
+        layer.with_parts(|parts| Self::for_parts(parts, top_k, max_tokens))
+    }
+
+    /// As [`Workspace::for_tokens`], for any format.
+    pub(in crate::w4a8) fn for_parts(layer: &Parts<'_>, top_k: usize, max_tokens: usize) -> Self {
         let mut workspace = Self::default();
-        let (experts, top_k) = (layer.config().num_experts, layer.config().router.top_k);
-        workspace.reserve_routing(max_tokens, experts, top_k);
+        workspace.reserve_routing(max_tokens, layer.num_experts, top_k);
         let buffers = &mut workspace.buffers;
         buffers.reserve(layer, max_tokens, top_k);
         let size = max_tokens.min(BLOCK) * top_k * layer.intermediate_size();
         grow(&mut buffers.activated_f32, size);
         grow(&mut buffers.activated_bf16, size);
         workspace
+    }
+
+    /// The experts and weights of each row of `router_logits` `[tokens, experts]`, which the router has
+    /// accepted; and the other buffers.
+    pub(in crate::w4a8) fn route(
+        &mut self,
+        router: &LayerRouter<'_>,
+        router_logits: &[f32],
+        experts: usize,
+    ) -> (Routed<'_>, &mut Buffers) {
+        let (tokens, top_k) = (router_logits.len() / experts, router.top_k());
+        self.reserve_routing(tokens, experts, top_k);
+        let Workspace { topk_ids, topk_weights, scores, buffers } = self;
+        let (topk_ids, topk_weights) =
+            (&mut topk_ids[..tokens * top_k], &mut topk_weights[..tokens * top_k]);
+        let blocks = topk_ids.chunks_mut(BLOCK * top_k);
+        let blocks = blocks.zip(topk_weights.chunks_mut(BLOCK * top_k));
+        for (logits, (ids, weights)) in router_logits.chunks(BLOCK * experts).zip(blocks) {
+            let block = logits.len() / experts;
+            let parts = (
+                Wide { values: ids, width: top_k },
+                (
+                    Wide { values: weights, width: top_k },
+                    Wide { values: &mut scores[..block * 2 * experts], width: 2 * experts },
+                ),
+            );
+            for_parts(0..block, parts, 4096 / experts, &|token| token, &|token, (ids, rest)| {
+                let (topk_weights, scratch) = (rest.0.values, rest.1.values);
+                let choice = Choice { topk_ids: ids.values, topk_weights, scratch };
+                let logits = &logits[token * experts..][..experts];
+                match router {
+                    LayerRouter::Operator(router) => route(router, logits, choice),
+                    LayerRouter::Family(routing) => choice.by_family(routing, logits),
+                }
+            });
+        }
+        (Routed { top_k, topk_ids, topk_weights }, buffers)
     }
 
     pub(super) fn reserve_routing(&mut self, tokens: usize, experts: usize, top_k: usize) {
@@ -57,11 +104,11 @@ impl Workspace {
 
 impl Buffers {
     /// All but the activations.
-    pub(super) fn reserve(&mut self, layer: &MoeLayer<'_>, tokens: usize, top_k: usize) {
+    pub(super) fn reserve(&mut self, layer: &Parts<'_>, tokens: usize, top_k: usize) {
         let tokens = tokens.min(BLOCK);
         let slots = tokens * top_k;
-        self.buckets.reserve(slots, layer.config().num_experts);
-        let [w13, w2] = [layer.w13(), layer.w2()].map(|w| RowShape::of(w.layout()));
+        self.buckets.reserve(slots, layer.num_experts);
+        let [w13, w2] = [layer.w13.rows(), layer.w2.rows()];
         self.tokens.reserve(tokens, w13);
         self.input.reserve(slots, w13);
         self.inner.reserve(slots, w2);

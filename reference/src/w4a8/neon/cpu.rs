@@ -7,7 +7,7 @@ use std::arch::is_aarch64_feature_detected;
 pub struct NeonDotprod(());
 
 impl NeonDotprod {
-    pub(super) fn detect() -> Option<Self> {
+    pub(in crate::w4a8) fn detect() -> Option<Self> {
         is_aarch64_feature_detected!("dotprod").then_some(Self(()))
     }
 }
@@ -17,13 +17,13 @@ impl NeonDotprod {
 pub struct NeonI8mm(NeonDotprod);
 
 impl NeonI8mm {
-    pub(super) fn detect() -> Option<Self> {
+    pub(in crate::w4a8) fn detect() -> Option<Self> {
         let dotprod = NeonDotprod::detect()?;
         is_aarch64_feature_detected!("i8mm").then_some(Self(dotprod))
     }
 
     /// The proof for dot products.
-    pub(super) fn dotprod(self) -> NeonDotprod {
+    pub(in crate::w4a8) fn dotprod(self) -> NeonDotprod {
         self.0
     }
 }

@@ -44,7 +44,7 @@ mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod matrix;
 #[cfg(target_arch = "aarch64")]
-mod ops;
+pub(super) mod ops;
 #[cfg(target_arch = "aarch64")]
 mod pair;
 #[cfg(target_arch = "aarch64")]

@@ -11,11 +11,11 @@ use std::arch::asm;
 use super::cpu::{NeonDotprod, NeonI8mm};
 
 /// Sixteen bytes.
-pub(super) type Bytes = int8x16_t;
+pub(in crate::w4a8) type Bytes = int8x16_t;
 /// Four int32.
-pub(super) type Ints = int32x4_t;
+pub(in crate::w4a8) type Ints = int32x4_t;
 /// Four f32.
-pub(super) type Floats = float32x4_t;
+pub(in crate::w4a8) type Floats = float32x4_t;
 
 /// Functions of vectors in registers only. They are always inlined, so that they become instructions
 /// of their callers, whatever features those are compiled for.
@@ -23,7 +23,7 @@ macro_rules! neon {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),*) -> $out:ty { $body:expr })*) => {$(
         $(#[$doc])*
         #[inline(always)]
-        pub(super) fn $name($($arg: $ty),*) -> $out {
+        pub(in crate::w4a8) fn $name($($arg: $ty),*) -> $out {
             // SAFETY: NEON is part of the target; only registers are accessed.
             unsafe { $body }
         }
@@ -124,14 +124,14 @@ macro_rules! load {
         bytes
     }};
 }
-pub(super) use load;
+pub(in crate::w4a8) use load;
 
 /// 8 bytes of any alignment, the first in the lowest bits.
 ///
 /// # Safety
 /// The 8 bytes can be read.
 #[inline(always)]
-pub(super) unsafe fn word(bytes: *const u8) -> u64 {
+pub(in crate::w4a8) unsafe fn word(bytes: *const u8) -> u64 {
     // SAFETY: guaranteed by the caller.
     unsafe { bytes.cast::<u64>().read_unaligned() }
 }
@@ -139,7 +139,7 @@ pub(super) unsafe fn word(bytes: *const u8) -> u64 {
 /// `[a0·b0, a0·b1, a1·b0, a1·b1]`, each a sum of eight byte products, where 0 and 1 are the halves
 /// of `a` and of `b`; added to `sums` modulo 2^32.
 #[inline(always)]
-pub(super) fn smmla(_: NeonI8mm, mut sums: Ints, a: Bytes, b: Bytes) -> Ints {
+pub(in crate::w4a8) fn smmla(_: NeonI8mm, mut sums: Ints, a: Bytes, b: Bytes) -> Ints {
     // SAFETY: the first argument proves that the CPU has the instruction; only registers are
     // accessed.
     unsafe {
@@ -157,7 +157,12 @@ pub(super) fn smmla(_: NeonI8mm, mut sums: Ints, a: Bytes, b: Bytes) -> Ints {
 /// `a[i] + (sums[i] - starts[i]) · scales[i]`, as floats: the difference is rounded, then the fused
 /// rest.
 #[inline(always)]
-pub(super) fn add_scaled(mut a: Floats, sums: Ints, starts: Ints, scales: Floats) -> Floats {
+pub(in crate::w4a8) fn add_scaled(
+    mut a: Floats,
+    sums: Ints,
+    starts: Ints,
+    scales: Floats,
+) -> Floats {
     // SAFETY: NEON is part of the target; only registers are accessed.
     unsafe {
         asm!(
@@ -175,7 +180,7 @@ pub(super) fn add_scaled(mut a: Floats, sums: Ints, starts: Ints, scales: Floats
 
 /// Four sums of four byte products each, added to `sums` modulo 2^32.
 #[inline(always)]
-pub(super) fn sdot(_: NeonDotprod, mut sums: Ints, a: Bytes, b: Bytes) -> Ints {
+pub(in crate::w4a8) fn sdot(_: NeonDotprod, mut sums: Ints, a: Bytes, b: Bytes) -> Ints {
     // SAFETY: the first argument proves that the CPU has the instruction; only registers are
     // accessed.
     unsafe {
@@ -192,7 +197,7 @@ pub(super) fn sdot(_: NeonDotprod, mut sums: Ints, a: Bytes, b: Bytes) -> Ints {
 
 /// Four sums of four byte products each, of `a` and lane `LANE` of `b`, added to `sums` modulo 2^32.
 #[inline(always)]
-pub(super) fn sdot_lane<const LANE: usize>(
+pub(in crate::w4a8) fn sdot_lane<const LANE: usize>(
     _: NeonDotprod,
     mut sums: Ints,
     a: Bytes,
@@ -216,7 +221,7 @@ pub(super) fn sdot_lane<const LANE: usize>(
 /// The first halves of `x` and `y`, and the second halves. A compiler would use two instructions for
 /// the first.
 #[inline(always)]
-pub(super) fn halves(x: Floats, y: Floats) -> [Floats; 2] {
+pub(in crate::w4a8) fn halves(x: Floats, y: Floats) -> [Floats; 2] {
     let (first, second);
     // SAFETY: NEON is part of the target; only registers are accessed.
     unsafe {
@@ -235,7 +240,7 @@ pub(super) fn halves(x: Floats, y: Floats) -> [Floats; 2] {
 
 /// `bits` twice, through a general register.
 #[inline(always)]
-pub(super) fn broadcast(bits: u64) -> Bytes {
+pub(in crate::w4a8) fn broadcast(bits: u64) -> Bytes {
     let both;
     // SAFETY: only registers are accessed.
     unsafe {
@@ -251,7 +256,7 @@ pub(super) fn broadcast(bits: u64) -> Bytes {
 
 /// A copy of `constant` by a load, not by a vector move.
 #[inline(always)]
-pub(super) fn reload(constant: &[i32; 4]) -> Ints {
+pub(in crate::w4a8) fn reload(constant: &[i32; 4]) -> Ints {
     let copy;
     // SAFETY: reads the 16 bytes of the array. It is not `pure`, because copies would be merged.
     unsafe {

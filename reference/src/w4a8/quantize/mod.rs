@@ -16,8 +16,11 @@
 //! activations always round to even. A NaN below k = 8·⌊K/8⌋ makes the scale NaN and every code −128;
 //! a later one does not enter the range.
 
+mod groups;
 mod row;
 
+pub(super) use groups::group_codes;
+pub use groups::{GROUP, QuantizedGroups, quantize_groups};
 pub(super) use row::{Extremes, Scaled};
 
 use super::Values;

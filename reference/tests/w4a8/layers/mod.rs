@@ -62,7 +62,7 @@ impl Given {
         let config = MoeConfig {
             num_experts: experts,
             expert_map: None,
-            router: Router::new(ScoringFunc::Softmax, experts.min(2), true),
+            router: Router::new(ScoringFunc::Softmax, experts.min(2), true).into(),
             activation: Activation::Silu,
             rounding: ActivationRounding::HalfAway,
             router_weight_on_input: false,

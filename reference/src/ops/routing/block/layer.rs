@@ -5,7 +5,7 @@ use ndarray::{Array2, ArrayView2};
 use super::floats;
 use crate::Result;
 use crate::moe::activation::{Activation, Columns, Definition};
-use crate::moe::block::{Mlp, Near, Shared, Sum};
+use crate::moe::block::{Block, Capped, Mlp, Near, Shared, Stage, Sum, apply_stages};
 use crate::moe::layer::Routed;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::Tensor;
@@ -15,14 +15,13 @@ use crate::ops::schema::Inputs;
 #[derive(Clone)]
 pub(super) struct Layer<'c> {
     pub(super) inputs: &'c Inputs<'c>,
-    pub(super) size_e: usize,
-    pub(super) size_h: usize,
-    pub(super) size_i: usize,
-    pub(super) size_s: usize,
+    pub(super) block: Block,
+    /// Weights `[M, S]` of the shared experts, if the router gives them.
+    pub(super) shared_weights: Vec<Near>,
     pub(super) ty: ScalarType,
     pub(super) x: ArrayView2<'c, f64>,
-    pub(super) activation: Definition,
-    pub(super) shared_activation: Definition,
+    pub(super) activation: Capped,
+    pub(super) shared_activation: Capped,
     pub(super) weight_on_input: bool,
     pub(super) ids: &'c [i32],
     pub(super) weights: Vec<f32>,
@@ -50,8 +49,8 @@ impl Layer<'_> {
     }
 
     fn mlp(&self, e: usize) -> Mlp {
-        let (h, i) = (self.size_h, self.size_i);
-        let width = self.activation.width_in(i);
+        let (h, i) = (self.block.experts_hidden_size(), self.block.intermediate_size);
+        let width = self.activation.definition.width_in(i);
         let bias = |name: &str, n: usize| self.part(name, e * n, n).filter(|_| self.biases);
         Mlp {
             w13: self.matrix("w13", e, width, h),
@@ -65,51 +64,107 @@ impl Layer<'_> {
         Sum {
             activation: &self.activation,
             weight_on_input: self.weight_on_input,
-            num_experts: self.size_e,
+            num_experts: self.block.num_experts,
             ty: self.ty,
         }
     }
 
     pub(super) fn y_experts(&self) -> Result<Array2<Near>> {
         let routed = Routed::from_rows(self.top_k, self.ids, &self.weights)?;
-        Ok(self.sum().run(self.x, routed, |e| self.mlp(e)))
+        let x = self.x.rows().into_iter().flat_map(|row| {
+            let row = row.iter().map(|&x| Near::point(x)).collect();
+            self.staged(&self.block.expert_input, row)
+        });
+        let shape = (self.x.nrows(), self.block.experts_hidden_size());
+        let x = Array2::from_shape_vec(shape, x.collect()).expect("a row for each token");
+        let after = |output| self.staged(&self.block.expert_output, output);
+        Ok(self.sum().run(x.view(), routed, |e| self.mlp(e), after))
     }
 
-    pub(super) fn y(&self) -> Result<Array2<Near>> {
-        let mut y = self.y_experts()?;
-        let (h, s) = (self.size_h, self.size_s);
-        let shared = (s > 0 && self.shared).then(|| Shared {
+    fn staged(&self, stages: &[Stage], x: Vec<Near>) -> Vec<Near> {
+        let get = |name: &str| self.inputs.get(name).and_then(|t| floats(t).ok());
+        apply_stages(stages, x, &get, self.ty)
+    }
+
+    /// The shared expert, or those whose weights the router gives.
+    fn shared(&self) -> Vec<Shared> {
+        let (h, s) = (self.block.hidden_size, self.block.shared_intermediate_size);
+        let width = self.shared_activation.definition.width_in(s);
+        let one = |j: usize| Shared {
             mlp: Mlp {
-                w13: self.matrix("shared_w13", 0, self.shared_activation.width_in(s), h),
-                w2: self.matrix("shared_w2", 0, h, s),
+                w13: self.matrix("shared_w13", j, width, h),
+                w2: self.matrix("shared_w2", j, h, s),
                 w13_bias: None,
                 w2_bias: None,
             },
             gate: (self.shared_gate && self.inputs.contains_key("shared_gate"))
                 .then(|| self.matrix("shared_gate", 0, 1, h)),
-        });
-        let bias = self.part("output_bias", 0, h).filter(|_| self.output_bias);
-        for (mut row, x) in y.rows_mut().into_iter().zip(self.x.rows()) {
+        };
+        let count = (self.shared_weights.len() / self.x.nrows().max(1)).max(1);
+        if s > 0 && self.shared { (0..count).map(one).collect() } else { Vec::new() }
+    }
+
+    pub(super) fn y(&self) -> Result<Array2<Near>> {
+        let routed = self.y_experts()?;
+        let shared = self.shared();
+        let bias = self.part("output_bias", 0, self.block.hidden_size).filter(|_| self.output_bias);
+        let mut y = Vec::with_capacity(self.x.len());
+        for (t, (row, x)) in routed.rows().into_iter().zip(self.x.rows()).enumerate() {
             let x: Vec<f64> = x.to_vec();
-            let added = shared.as_ref().map(|s| s.apply(&x, &self.shared_activation, self.ty));
-            for (h, y) in row.iter_mut().enumerate() {
-                let mut parts = vec![*y];
-                parts.extend(added.as_ref().map(|added| added[h]));
+            let row = self.staged(&self.block.routed_output, row.to_vec());
+            let added = shared.iter().enumerate().map(|(j, s)| {
+                let weight = self.shared_weights.get(t * shared.len() + j).copied();
+                s.apply(&x, &self.shared_activation, weight, self.ty)
+            });
+            let added: Vec<Vec<Near>> = added.collect();
+            let whole = row.into_iter().enumerate().map(|(h, y)| {
+                let mut parts = vec![y];
+                parts.extend(added.iter().map(|added| added[h]));
                 parts.extend(bias.as_ref().map(|bias| Near::point(bias[h])));
-                if parts.len() > 1 {
-                    *y = self.sum().total(&parts);
-                }
-                if self.averaged && added.is_some() {
-                    *y = y.halved();
-                }
-            }
+                let y = if parts.len() > 1 { self.sum().total(&parts) } else { y };
+                if self.averaged && !added.is_empty() { y.halved() } else { y }
+            });
+            y.extend(self.staged(&self.block.output, whole.collect()));
         }
-        Ok(y)
+        Ok(Array2::from_shape_vec(self.x.dim(), y).expect("a row for each token"))
+    }
+
+    /// Known mistakes of the stages around the experts.
+    fn stage_mistakes(&self) -> Vec<(&'static str, &'static str, Self)> {
+        let mut all = Vec::new();
+        let mut add = |id, text, change: &dyn Fn(&mut Self)| {
+            let mut changed = self.clone();
+            change(&mut changed);
+            all.push((id, text, changed));
+        };
+        let norms = |stages: &[Stage]| stages.iter().any(Stage::is_norm);
+        if norms(&self.block.expert_input) {
+            let text = "the experts' input was not normalized";
+            add("input-norm-left-out", text, &|l| l.block.expert_input.retain(|s| !s.is_norm()));
+        }
+        if norms(&self.block.expert_output) {
+            let text = "the experts' outputs were not normalized";
+            add("expert-norm-left-out", text, &|l| l.block.expert_output.retain(|s| !s.is_norm()));
+        }
+        if norms(&self.block.output) {
+            let text = "the output was not normalized";
+            add("output-norm-left-out", text, &|l| l.block.output.retain(|s| !s.is_norm()));
+        }
+        if self.activation.gate.is_some() || self.activation.up.is_some() {
+            add("softcap-left-out", "gate and up were not capped", &|l| {
+                (l.activation.gate, l.activation.up) = (None, None);
+            });
+        }
+        if !self.shared_weights.is_empty() {
+            let text = "the shared experts were added without the router's weights";
+            add("shared-weights-left-out", text, &|l| l.shared_weights.fill(Near::point(1.0)));
+        }
+        all
     }
 
     /// Known mistakes: an id, what happened, and the layer with it.
     pub(super) fn mistakes(&self) -> Vec<(&'static str, &'static str, Self)> {
-        let mut all: Vec<(&'static str, &'static str, Self)> = Vec::new();
+        let mut all = self.stage_mistakes();
         let mut add = |id, text, change: &dyn Fn(&mut Self)| {
             let mut changed = self.clone();
             change(&mut changed);
@@ -123,11 +178,12 @@ impl Layer<'_> {
                 token[token.len() - 1] = 0.0;
             }
         });
-        if self.activation.is_gated() {
+        if self.activation.definition.is_gated() {
             add("gate-up-swapped", "gate and up are exchanged", &|l| {
-                l.activation.exchanged = !l.activation.exchanged;
+                let d = &mut l.activation.definition;
+                d.exchanged = !d.exchanged;
             });
-            let (id, text, columns) = match self.activation.columns {
+            let (id, text, columns) = match self.activation.definition.columns {
                 Columns::Halves => {
                     let text = "rows of gate and up were read as alternating";
                     ("gate-up-interleaved", text, Columns::Interleaved)
@@ -137,29 +193,30 @@ impl Layer<'_> {
                     ("gate-up-in-halves", text, Columns::Halves)
                 }
             };
-            add(id, text, &|l| l.activation.columns = columns);
+            add(id, text, &|l| l.activation.definition.columns = columns);
             let text = "the router weight multiplies the other side of the experts";
             add("router-weight-on-the-other-side", text, &|l| {
                 l.weight_on_input = !l.weight_on_input
             });
         }
-        let d = self.activation;
+        let d = self.activation.definition;
         if d.gate_limit.or(d.value_limit).or(d.up_limit).is_some() {
             add("limit-left-out", "the activation's limits were not applied", &|l| {
-                (l.activation.gate_limit, l.activation.value_limit) = (None, None);
-                l.activation.up_limit = None;
+                let d = &mut l.activation.definition;
+                (d.gate_limit, d.value_limit, d.up_limit) = (None, None, None);
             });
         }
         if d.up_shift != 0.0 {
             add("plain-silu", "plain SiLU was computed instead of the model's activation", &|l| {
-                let columns = l.activation.columns;
-                l.activation = Definition { columns, ..Definition::new(Activation::Silu) };
+                let columns = l.activation.definition.columns;
+                let plain = Definition { columns, ..Definition::new(Activation::Silu) };
+                l.activation = Capped::none(plain);
             });
         }
         if self.inputs.contains_key("w13_bias") || self.inputs.contains_key("w2_bias") {
             add("bias-missing", "the experts' biases were not added", &|l| l.biases = false);
         }
-        if self.size_s > 0 {
+        if self.block.shared_intermediate_size > 0 {
             add("shared-expert-left-out", "the shared expert is missing", &|l| l.shared = false);
             if self.averaged {
                 let text = "the routed sum and the shared expert were added, not averaged";

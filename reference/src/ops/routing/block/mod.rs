@@ -3,10 +3,12 @@
 
 mod layer;
 
-use ndarray::{Array2, ArrayView2};
+use ndarray::{Array2, ArrayView2, s};
 
 use layer::Layer;
 
+use super::logits::{after_logits, floats, router_input};
+use super::tokens::TokenInputs;
 use super::{mismatch, passing, picture, widened};
 use crate::judge::mistake::{Comparison, Outcome};
 use crate::judge::power::{Accepted, Power};
@@ -42,37 +44,48 @@ const CLASS: &str = "bound: products and sums in f32 in any order; functions to 
 /// The tensors of a block.
 pub(in crate::ops) fn tensors(block: &Block, routing: &RoutingRule) -> Result<Vec<TensorRule>> {
     let (h, i, e) = (block.hidden_size, block.intermediate_size, block.num_experts);
-    let width = block.activation(routing)?.width_in(i);
-    let scores = e + routing.zero_experts;
+    let width = block.activation(routing)?.definition.width_in(i);
+    let scores = scores(block, routing);
+    let routers = scores * routing.token_groups + routing.shared_experts;
+    let inner = block.experts_hidden_size();
     let input = |name: &str, shape: &[usize], required: bool| {
         let shape: Vec<Dim> = shape.iter().map(|&n| Dim::Is(n)).collect();
         rule(format!("in.{name}"), FLOATS, &shape).required(required)
     };
     let mut rules = vec![
         rule("in.hidden_states", FLOATS, &[Dim::Some, Dim::Is(h)]).required(true),
-        input("router_weight", &[scores, h], false),
+        input("router_weight", &[routers, block.router_hidden_size()], false),
         input("router_bias", &[scores], false),
-        input("w13", &[e, width, h], true),
+        input("w13", &[e, width, inner], true),
         input("w13_bias", &[e, width], false),
-        input("w2", &[e, h, i], true),
-        input("w2_bias", &[e, h], false),
+        input("w2", &[e, inner, i], true),
+        input("w2_bias", &[e, inner], false),
         input("output_bias", &[h], false),
     ];
     let s = block.shared_intermediate_size;
     if s > 0 {
-        let width = block.shared_activation(routing)?.width_in(s);
-        rules.push(input("shared_w13", &[width, h], true));
-        rules.push(input("shared_w2", &[h, s], true));
+        let width = block.shared_activation(routing)?.definition.width_in(s);
+        let count = routing.shared_experts.max(1);
+        rules.push(input("shared_w13", &[count * width, h], true));
+        rules.push(input("shared_w2", &[count * h, s], true));
         rules.push(input("shared_gate", &[1, h], false));
     }
-    for (name, columns) in [("router_logits", scores), ("y_experts", h), ("y", h)] {
+    for (name, shape) in block.stage_tensors() {
+        let found = input(name, &shape, true);
+        if rules.iter().any(|rule| rule.name == found.name) {
+            let key = "block: tensor of a stage";
+            return Err(Error::size(key, name, "a name that no other input has"));
+        }
+        rules.push(found);
+    }
+    for (name, columns) in [("router_logits", scores), ("y_experts", inner), ("y", h)] {
         rules.push(rule(format!("out.{name}"), FLOATS, &[Dim::Some, Dim::Is(columns)]));
     }
     Ok(rules)
 }
 
 /// Checks that the rows agree and the numbers are finite.
-pub(in crate::ops) fn check_inputs(inputs: &Inputs<'_>) -> Result<()> {
+pub(in crate::ops) fn check_inputs(inputs: &Inputs<'_>, block: Option<&Block>) -> Result<()> {
     let rows = |name: &str| inputs.get(name).and_then(|t| t.shape().first().copied());
     if let (Some(rows), Some(t)) = (rows("router_logits"), inputs.get("hidden_states"))
         && t.shape().first() != Some(&rows)
@@ -80,27 +93,28 @@ pub(in crate::ops) fn check_inputs(inputs: &Inputs<'_>) -> Result<()> {
         let rule = format!("{rows} rows, as `in.router_logits`");
         return Err(Error::shape("in.hidden_states", t.shape(), rule));
     }
-    INPUTS.iter().filter_map(|name| inputs.get(*name)).try_for_each(finite)
+    let stages = block.map(Block::stage_tensors).unwrap_or_default();
+    let names = INPUTS.iter().copied().chain(stages.iter().map(|(name, _)| *name));
+    names.filter_map(|name| inputs.get(name)).try_for_each(finite)
 }
 
 /// The time and memory of the block's products.
 pub(in crate::ops) fn demands(block: &Block, rows: usize, top_k: usize) -> Vec<Demand> {
     let (h, i) = (block.hidden_size, block.intermediate_size);
     let slots = rows.saturating_mul(top_k);
+    let stages = block.stage_tensors();
     let mut all = Demand::layer(slots, h, i.saturating_mul(2), i);
     let s = block.shared_intermediate_size;
     if s > 0 {
         all.extend(Demand::layer(rows, h, s.saturating_mul(2), s));
     }
     all.push(Demand::product(rows, block.num_experts, h));
+    for (_, shape) in stages.iter().filter(|(_, shape)| shape.len() == 2) {
+        all.push(Demand::product(slots, shape[0], shape[1]));
+    }
     // One expert at a time in f64.
     all.push(Demand::product(3 * block.num_experts, h, i));
     all
-}
-
-/// The numbers of a float tensor.
-fn floats(tensor: &Tensor<'_>) -> Result<Vec<f64>> {
-    Ok(widened(tensor)?.0.into_iter().map(f64::from).collect())
 }
 
 /// Judges `router_logits`, `y_experts` and `y`, as far as the case has them. Ids and weights are the
@@ -116,19 +130,23 @@ pub(in crate::ops) fn judge(
     let h = block.hidden_size;
     let x = ArrayView2::from_shape((x.len() / h, h), &x).expect("the rule fixes the shape");
     if let Some(found) = case.output("router_logits") {
-        reports.push(judge_logits(case, block, found, x)?);
+        reports.push(judge_logits(case, block, routing, found, x)?);
     }
     let (sum, whole) = (case.output("y_experts"), case.output("y"));
     if sum.is_none() && whole.is_none() {
         return Ok(reports);
     }
-    let (ids, weights) = routed(case, routing, block.num_experts + routing.zero_experts)?;
+    let own = TokenInputs::read(&case.inputs, routing, Some(block))?;
+    let (mut ids, weights) = routed(case, block, routing, &own)?;
+    let shared_weights = shared_weights(case, block, routing, &own, &ids)?;
+    let per_group = block.num_experts / routing.token_groups;
+    for (s, id) in ids.iter_mut().enumerate() {
+        *id += (own.group(s / routing.top_k) * per_group) as i32;
+    }
     let layer = Layer {
         inputs: &case.inputs,
-        size_e: block.num_experts,
-        size_h: h,
-        size_i: block.intermediate_size,
-        size_s: block.shared_intermediate_size,
+        block: block.clone(),
+        shared_weights,
         ty,
         x,
         activation: block.activation(routing)?,
@@ -161,6 +179,7 @@ pub(in crate::ops) fn judge(
 fn judge_logits(
     case: &Case<'_>,
     block: &Block,
+    routing: &RoutingRule,
     found: &Tensor<'_>,
     x: ArrayView2<'_, f64>,
 ) -> Result<OutputReport> {
@@ -168,34 +187,99 @@ fn judge_logits(
         let reason = "the case has no `in.router_weight`";
         return Ok(OutputReport::unchecked("router_logits", found.len(), reason));
     };
-    let ([experts, h], values) = (weight.dims2()?, floats(weight)?);
-    let weight = ArrayView2::from_shape((experts, h), &values).expect("the rule fixes the shape");
+    let ([rows, width], values) = (weight.dims2()?, floats(weight)?);
+    let weight = ArrayView2::from_shape((rows, width), &values).expect("the rule fixes the shape");
     let bias = case.inputs.get("router_bias").map(floats).transpose()?;
-    let made = |bias: Option<&[f64]>, cap: Option<f32>| {
-        let rows = x.rows().into_iter();
-        let ty = block.dtype.scalar();
-        let rows = rows.flat_map(|row| logits(&row.to_vec(), weight, bias, cap, ty));
+    let own = TokenInputs::read(&case.inputs, routing, Some(block))?;
+    let experts = scores(block, routing);
+    let made = |block: &Block, bias: Option<&[f64]>| {
+        let rows = x.rows().into_iter().enumerate().flat_map(|(t, row)| {
+            let input = router_input(&case.inputs, block, &row.to_vec());
+            let first = own.group(t) * experts;
+            let weight = weight.slice(s![first..first + experts, ..]);
+            logits(&input, weight, bias, after_logits(block), block.dtype.scalar())
+        });
         Array2::from_shape_vec((x.nrows(), experts), rows.collect()).expect("a row for each token")
     };
-    let near = made(bias.as_deref(), block.logit_softcap);
+    let near = made(block, bias.as_deref());
     let mut report = compare("router_logits", found, &near)?;
     if report.verdict == Verdict::Fail {
         let mut variants = Vec::new();
         if bias.is_some() {
-            let left_out = made(None, block.logit_softcap);
+            let left_out = made(block, None);
             variants.push(("router-bias-left-out", "the router's bias was not added", left_out));
         }
-        if block.logit_softcap.is_some() {
-            let uncapped = made(bias.as_deref(), None);
-            variants.push(("softcap-left-out", "the logits were not capped", uncapped));
-        }
+        let mut vary = |id, text, change: &dyn Fn(&mut Block)| {
+            let mut changed = block.clone();
+            change(&mut changed);
+            if changed != *block {
+                variants.push((id, text, made(&changed, bias.as_deref())));
+            }
+        };
+        let text = "the logits were not capped";
+        vary("softcap-left-out", text, &|b| b.logit_softcap = None);
+        let text = "the logits were not multiplied";
+        vary("logit-multiplier-left-out", text, &|b| b.logit_multiplier = None);
+        let text = "the router's input was not normalized";
+        vary("router-norm-left-out", text, &|b| b.router_input.retain(|s| !s.is_norm()));
         diagnose(&mut report, found, &near, variants)?;
     }
     Ok(report)
 }
 
+/// Logits of a token: the experts of its group, and zero experts.
+fn scores(block: &Block, routing: &RoutingRule) -> usize {
+    block.num_experts / routing.token_groups.max(1) + routing.zero_experts
+}
+
+/// Weights of the shared experts of each token, if the router gives them.
+fn shared_weights(
+    case: &Case<'_>,
+    block: &Block,
+    routing: &RoutingRule,
+    own: &TokenInputs,
+    ids: &[i32],
+) -> Result<Vec<Near>> {
+    if routing.shared_experts == 0 {
+        return Ok(Vec::new());
+    }
+    let (values, _) = widened(case.input("router_logits")?)?;
+    let given = Given::read(case);
+    let logits = values.chunks_exact(scores(block, routing));
+    let all =
+        logits.zip(ids.chunks_exact(routing.top_k)).enumerate().flat_map(|(t, (row, ids))| {
+            let ids: Vec<usize> = ids.iter().map(|&id| id as usize).collect();
+            let all = routing.define_shared_weights(row, &ids, given.tensors(), (own.tokens(), t));
+            all.into_iter().map(|(exact, error)| Near { exact, error })
+        });
+    Ok(all.collect())
+}
+
+/// The router's tensors of a case.
+struct Given<'c> {
+    bias: Option<std::borrow::Cow<'c, [f32]>>,
+    scale: Option<std::borrow::Cow<'c, [f32]>>,
+}
+
+impl<'c> Given<'c> {
+    fn read(case: &'c Case<'_>) -> Self {
+        let floats = |name: &str| case.inputs.get(name).map(|t| t.elements::<f32>());
+        Self { bias: floats("e_score_correction_bias"), scale: floats("expert_scale") }
+    }
+
+    fn tensors(&self) -> RouterTensors<'_> {
+        RouterTensors { correction_bias: self.bias.as_deref(), expert_scale: self.scale.as_deref() }
+    }
+}
+
 /// Ids and weights of the case, if its ids are experts; otherwise routed from the logits.
-fn routed(case: &Case<'_>, routing: &RoutingRule, experts: usize) -> Result<(Vec<i32>, Vec<f32>)> {
+fn routed(
+    case: &Case<'_>,
+    block: &Block,
+    routing: &RoutingRule,
+    own: &TokenInputs,
+) -> Result<(Vec<i32>, Vec<f32>)> {
+    let experts = scores(block, routing);
     let found = |name: &str| case.output(name).filter(|t| t.shape().get(1) == Some(&routing.top_k));
     let ids = found("topk_ids").map(|t| t.elements::<i32>().into_owned());
     let valid = |id: &i32| usize::try_from(*id).is_ok_and(|id| id < experts);
@@ -206,11 +290,9 @@ fn routed(case: &Case<'_>, routing: &RoutingRule, experts: usize) -> Result<(Vec
         return Ok((ids.clone(), weights.clone()));
     }
     let (values, _) = widened(case.input("router_logits")?)?;
-    let bias = case.inputs.get("e_score_correction_bias").map(|t| t.elements::<f32>());
-    let scale = case.inputs.get("expert_scale").map(|t| t.elements::<f32>());
-    let tensors =
-        RouterTensors { correction_bias: bias.as_deref(), expert_scale: scale.as_deref() };
-    let made = routing.route(rows_of("router_logits", &values, experts)?, tensors)?;
+    let given = Given::read(case);
+    let rows = rows_of("router_logits", &values, experts)?;
+    let made = routing.route_tokens(rows, given.tensors(), own.tokens())?;
     let made = made.routed()?;
     Ok((made.ids().to_vec(), made.weights().to_vec()))
 }

@@ -1,0 +1,72 @@
+//! The parts of an experts layer's block around its routed experts: router, shared expert, output
+//! bias.
+
+use marlinspike::moe::families::{self, ExpertsRule, Surroundings};
+use marlinspike::num::tensor::Tensor;
+
+use super::routing::layer_prefix;
+use super::{Model, ModelError};
+
+/// The block around the experts of one layer.
+#[derive(Debug, Clone)]
+pub struct BlockParts {
+    /// The family's rule of the block.
+    pub rule: ExpertsRule,
+    /// c of the logits' soft cap c · tanh(logit / c).
+    pub softcap: Option<f32>,
+    /// Whether the router multiplies in f32, whatever the type of the hidden states.
+    pub logits_are_f32: bool,
+    /// Tensors that are not quantized.
+    pub tensors: Surroundings,
+    /// Quantized linear layers of the shared expert: gate, up, down.
+    pub shared_modules: Option<[String; 3]>,
+}
+
+/// The places of an experts layer's names: the prefix of its layer (`model.layers.1.`) and the
+/// parent of the experts below it (`mlp.`).
+pub fn places(module: &str) -> (&str, String) {
+    let prefix = layer_prefix(module).unwrap_or("");
+    let below = &module[prefix.len()..];
+    let parent = match below.strip_suffix("experts") {
+        Some(parent) => parent.to_owned(),
+        None => format!("{below}."),
+    };
+    (prefix, parent)
+}
+
+impl BlockParts {
+    /// The block around the experts `module`; `None` for a family that is not known. `quantized`
+    /// says whether a linear layer is quantized.
+    ///
+    /// # Errors
+    /// [`ModelError::Module`] for a tensor or key that does not fit, by name.
+    pub fn read(
+        model: &Model<'_>,
+        module: &str,
+        quantized: &dyn Fn(&str) -> bool,
+    ) -> Result<Option<Self>, ModelError> {
+        let (prefix, parent) = places(module);
+        let wrong = |e: marlinspike::Error| ModelError::module(module, e);
+        let name = format!("{prefix}{parent}experts");
+        let resolved = match families::resolve(&model.config, &name) {
+            Ok(resolved) => resolved,
+            // A stated routing replaces the family.
+            Err(_) if model.stated_routing.is_some() => return Ok(None),
+            Err(e) => return Err(wrong(e)),
+        };
+        let (rule, numbers) = families::block_rule(&model.config, &name).map_err(wrong)?;
+        let get = |below: &str| -> Option<Tensor<'_>> {
+            let full = format!("{prefix}{below}");
+            let module = full.rsplit_once('.').map_or("", |(module, _)| module);
+            (!quantized(module)).then(|| model.tensor(&full).ok()).flatten()
+        };
+        let tensors = Surroundings::read(&get, &parent, rule).map_err(wrong)?;
+        let full = |names: [String; 3]| names.map(|n| format!("{prefix}{n}"));
+        let shared_modules = Surroundings::shared_modules(&parent)
+            .map(full)
+            .find(|[_, up, down]| quantized(up) && quantized(down));
+        let logits_are_f32 = families::logits_are_f32(&resolved.model_type);
+        let softcap = numbers.logit_softcap;
+        Ok(Some(Self { rule, softcap, logits_are_f32, tensors, shared_modules }))
+    }
+}

@@ -1,0 +1,198 @@
+//! From the sum over the routed experts to the block's output: shared expert, its gate, the block's
+//! bias.
+
+use marlinspike::method::Product;
+use marlinspike::moe::activation::Definition;
+use marlinspike::moe::block::Block;
+use marlinspike::moe::families::{RoutingRule, SharedRule};
+use marlinspike::num::array::HalfArray2;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::Tensor;
+use marlinspike::{Error, Result};
+
+use super::dense::{Dense, Dot, round, values};
+use crate::model::block::BlockParts;
+
+/// The linear layers of a shared expert.
+#[derive(Debug)]
+pub(crate) enum Linears {
+    /// `[2S, H]` and `[H, S]`.
+    Dense(Dense, Dense),
+    /// Gate, unless the expert has none, and up; down.
+    Quantized(Vec<Box<dyn Linear>>, Box<dyn Linear>),
+}
+
+/// A quantized linear layer.
+pub(crate) trait Linear: std::fmt::Debug + Send + Sync {
+    /// The product of rows `x` of type `ty`.
+    fn rows(&self, x: &[f32], ty: ScalarType, engine: Engine<'_>) -> Result<Vec<f32>>;
+}
+
+/// A shared expert.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) linears: Linears,
+    pub(crate) activation: Definition,
+    /// Row of the gate: the output is multiplied with σ(gate · x).
+    pub(crate) gate: Option<Dense>,
+}
+
+/// What follows the sum over the routed experts.
+#[derive(Debug, Default)]
+pub struct Tail {
+    pub(crate) shared: Option<Shared>,
+    pub(crate) output_bias: Option<Vec<f32>>,
+    /// Whether the output is the mean of the routed sum and the shared expert's output.
+    pub(crate) is_averaged: bool,
+}
+
+/// How products are computed.
+#[derive(Clone, Copy)]
+pub(crate) struct Engine<'e> {
+    pub(crate) dot: Dot,
+    pub(crate) multiply: &'e (dyn Fn(&Product<'_>) -> Result<HalfArray2> + Sync),
+}
+
+/// The activation of a shared expert.
+///
+/// # Errors
+/// As [`RoutingRule::activation`].
+pub(crate) fn shared_activation(rule: SharedRule, routing: &RoutingRule) -> Result<Definition> {
+    let mut block = Block::new(1, 1, 1);
+    match rule {
+        SharedRule::Plain => block.shared_is_plain = true,
+        SharedRule::Step(limit) => block.shared_swiglustep_limit = limit,
+        _ => {}
+    }
+    Ok(block.shared_activation(routing)?.definition)
+}
+
+/// One column of an activation, every stage rounded to `ty`.
+pub(crate) fn activate(d: &Definition, [gate, up]: [f32; 2], ty: ScalarType) -> f32 {
+    let at_most = |x: f32, limit: Option<f32>| limit.map_or(x, |l| x.min(l));
+    let gate = at_most(gate, d.gate_limit);
+    let value = round(ty, d.function.exact(gate.into(), d.alpha.into()));
+    let value = at_most(value, d.value_limit);
+    if !d.is_gated() {
+        return value;
+    }
+    let mut up = d.up_limit.map_or(up, |l| up.clamp(-l, l));
+    if d.up_shift != 0.0 {
+        up = round(ty, f64::from(up) + f64::from(d.up_shift));
+    }
+    round(ty, f64::from(value) * f64::from(up))
+}
+
+/// A row of `gate_up` to one of `activated`.
+pub(crate) fn activate_row(d: &Definition, gate_up: &[f32], ty: ScalarType) -> Vec<f32> {
+    let size_i = gate_up.len() / d.width_in(1);
+    let column = |i| activate(d, d.places(i, size_i).map(|at| gate_up[at]), ty);
+    (0..size_i).map(column).collect()
+}
+
+impl Tail {
+    /// The tail of a block with `hidden` features. `load` gives a quantized linear layer.
+    ///
+    /// # Errors
+    /// For tensors that do not fit, by name, and as `load`.
+    pub(crate) fn new<E: From<Error>>(
+        parts: &BlockParts,
+        routing: &RoutingRule,
+        hidden: usize,
+        load: impl Fn(&str) -> std::result::Result<Box<dyn Linear>, E>,
+    ) -> std::result::Result<Self, E> {
+        let tensors = &parts.tensors;
+        let activation = shared_activation(parts.rule.shared, routing)?;
+        let linears = match (&parts.shared_modules, &tensors.shared) {
+            (Some([gate, up, down]), _) => {
+                let first: &[&String] = if parts.rule.gated { &[gate, up] } else { &[up] };
+                let first =
+                    first.iter().map(|name| load(name)).collect::<std::result::Result<_, E>>()?;
+                Some(Linears::Quantized(first, load(down)?))
+            }
+            (None, Some([w13, w2])) => {
+                let size_s = *w2.shape().last().unwrap_or(&0);
+                w13.expect_shape(&[activation.width_in(size_s), hidden])?;
+                w2.expect_shape(&[hidden, size_s])?;
+                Some(Linears::Dense(Dense::new(w13, hidden)?, Dense::new(w2, size_s)?))
+            }
+            (None, None) => None,
+        };
+        let gate = |t: &Tensor<'_>| -> Result<Dense> {
+            t.expect_shape(&[1, hidden])?;
+            Dense::new(t, hidden)
+        };
+        let gate = tensors.shared_gate.as_ref().map(gate).transpose()?;
+        let bias = |t: &Tensor<'_>| -> Result<Vec<f32>> {
+            t.expect_shape(&[hidden])?;
+            values(t)
+        };
+        let output_bias = tensors.output_bias.as_ref().map(bias).transpose()?;
+        let is_averaged = parts.rule.shared == SharedRule::Averaged && linears.is_some();
+        let shared = linears.map(|linears| Shared { linears, activation, gate });
+        Ok(Self { shared, output_bias, is_averaged })
+    }
+
+    /// Whether the output is the sum over the routed experts.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.shared.is_none() && self.output_bias.is_none()
+    }
+
+    /// The shared expert's output, if there is one, and the block's.
+    pub(crate) fn apply(
+        &self,
+        x: &[f32],
+        y_experts: &[f32],
+        ty: ScalarType,
+        engine: Engine<'_>,
+    ) -> Result<(Option<Vec<f32>>, Vec<f32>)> {
+        let shared = self.shared.as_ref().map(|s| s.forward(x, ty, engine)).transpose()?;
+        let columns = self.output_bias.as_ref().map_or(1, Vec::len);
+        let value = |(i, y): (usize, &f32)| {
+            let mut sum = f64::from(*y);
+            if let Some(shared) = &shared {
+                sum = round(ty, sum + f64::from(shared[i])).into();
+            }
+            if let Some(bias) = &self.output_bias {
+                sum = round(ty, sum + f64::from(bias[i % columns])).into();
+            }
+            if self.is_averaged { round(ty, sum / 2.0) } else { sum as f32 }
+        };
+        let y = y_experts.iter().enumerate().map(value).collect();
+        Ok((shared, y))
+    }
+}
+
+impl Shared {
+    /// The shared expert's part of the output.
+    fn forward(&self, x: &[f32], ty: ScalarType, engine: Engine<'_>) -> Result<Vec<f32>> {
+        let mut out = match &self.linears {
+            Linears::Dense(w13, w2) => {
+                let row = |x: &[f32]| {
+                    let gate_up = w13.row(x, ty, engine.dot);
+                    w2.row(&activate_row(&self.activation, &gate_up, ty), ty, engine.dot)
+                };
+                x.chunks_exact(w13.size_k).flat_map(row).collect()
+            }
+            Linears::Quantized(first, down) => {
+                let gate_up = first.iter().map(|l| l.rows(x, ty, engine));
+                let gate_up = gate_up.collect::<Result<Vec<Vec<f32>>>>()?;
+                let columns = |i: usize| [gate_up[0][i], gate_up[gate_up.len() - 1][i]];
+                let all = 0..gate_up[0].len();
+                let activated = all.map(|i| activate(&self.activation, columns(i), ty));
+                down.rows(&activated.collect::<Vec<_>>(), ty, engine)?
+            }
+        };
+        let Some(gate) = &self.gate else { return Ok(out) };
+        let tokens = x.len() / gate.size_k;
+        let columns = out.len() / tokens.max(1);
+        for (x, out) in x.chunks_exact(gate.size_k).zip(out.chunks_exact_mut(columns.max(1))) {
+            let logit = f64::from(gate.row(x, ty, engine.dot)[0]);
+            let factor = round(ty, 1.0 / (1.0 + (-logit).exp()));
+            for out in out {
+                *out = round(ty, f64::from(*out) * f64::from(factor));
+            }
+        }
+        Ok(out)
+    }
+}

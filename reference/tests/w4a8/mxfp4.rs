@@ -1,0 +1,386 @@
+//! MXFP4 weights with int8 activations: every kernel of this CPU around the edges of blocks, and the
+//! engine for any division of work, compared with loops over the formulas.
+
+use marlinspike::container::Container;
+use marlinspike::layouts::mxfp4::{Mxfp4Layout, Mxfp4Part, Mxfp4Rows, Mxfp4Stack, PackedMxfp4};
+use marlinspike::moe::ScoringFunc;
+use marlinspike::moe::activation::Activation;
+use marlinspike::moe::layer::Routed;
+use marlinspike::moe::router::Router;
+use marlinspike::num::array::rows_of;
+use marlinspike::num::dims::Shape;
+use marlinspike::num::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
+use marlinspike::vectors::Rng;
+use marlinspike::w4a8::moe::{GatedActivation, Workspace};
+use marlinspike::w4a8::mxfp4::{Linear, Mxfp4Config, Mxfp4Layer, kernels, quantize_groups, scalar};
+use marlinspike::w4a8::{LinearWorkspace, Values};
+use marlinspike_golden::Manifest;
+
+/// e2m1 by code.
+const E2M1: [f64; 16] =
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+struct Given {
+    shape: Shape,
+    blocks: Vec<u8>,
+    scales: Vec<u8>,
+    bias: Vec<f32>,
+}
+
+impl Given {
+    fn new(size_k: usize, size_n: usize, rng: &mut Rng) -> Self {
+        let mut blocks = Vec::new();
+        for _ in 0..size_n {
+            // Some columns hold only extreme codes, which gives the largest sums.
+            let fixed = [0x77, 0xff, 0xf7][rng.below(3)];
+            let extreme = rng.below(4) == 0;
+            let byte = |rng: &mut Rng| if extreme { fixed } else { rng.below(256) as u8 };
+            blocks.extend((0..size_k / 2).map(|_| byte(rng)));
+        }
+        let scales = (0..size_n * size_k / 32).map(|_| 115 + rng.below(10) as u8).collect();
+        let bias = (0..size_n).map(|_| rng.below(999) as f32 / 37.0 - 13.0).collect();
+        Self { shape: Shape::new(size_k, size_n), blocks, scales, bias }
+    }
+
+    fn rows(&self) -> Mxfp4Rows<'_> {
+        Mxfp4Rows { blocks: &self.blocks, scales: &self.scales, bias: Some(&self.bias) }
+    }
+
+    fn packed(&self) -> PackedMxfp4<'static> {
+        Mxfp4Layout::new(self.shape).unwrap().pack(self.rows(), |n| n).unwrap()
+    }
+
+    fn code(&self, k: usize, n: usize) -> usize {
+        let byte = self.blocks[n * self.shape.size_k / 2 + k / 2];
+        usize::from(if k.is_multiple_of(2) { byte & 15 } else { byte >> 4 })
+    }
+
+    /// y of a row and column by the formulas, from the activations.
+    fn y(&self, x: &[f32], n: usize) -> f32 {
+        let mut a = 0f32;
+        for g in 0..self.shape.size_k / 32 {
+            let group = &x[32 * g..][..32];
+            let top = group.iter().fold(0f32, |a, x| a.max(x.abs()));
+            let d = if top == 0.0 { 0.0 } else { top / 127.0 };
+            let q = |x: f32| if top == 0.0 { 0.0 } else { (x * (127.0 / top)).round_ties_even() };
+            let sum: f64 = (0..32)
+                .map(|k| f64::from(q(group[k])) * 2.0 * E2M1[self.code(32 * g + k, n)])
+                .sum();
+            let scale = 2f64.powi(i32::from(self.scales[n * self.shape.size_k / 32 + g]) - 127);
+            a = (sum as f32).mul_add(d / 2.0 * scale as f32, a);
+        }
+        a + self.bias[n]
+    }
+
+    fn expected(&self, x: &[f32]) -> Vec<f32> {
+        let rows = x.chunks_exact(self.shape.size_k);
+        rows.flat_map(|x| (0..self.shape.size_n).map(|n| self.y(x, n)).collect::<Vec<_>>())
+            .collect()
+    }
+}
+
+/// Rows with an outlier, groups of zeros, and ties.
+fn activations(rows: usize, size_k: usize, rng: &mut Rng) -> Vec<f32> {
+    let mut x: Vec<f32> =
+        (0..rows * size_k).map(|_| (rng.below(2001) as f32 - 1000.0) / 331.0).collect();
+    for group in x.chunks_exact_mut(32) {
+        match rng.below(8) {
+            0 => group.fill(0.0),
+            1 => group[rng.below(32)] = -977.0,
+            2 => group.iter_mut().enumerate().for_each(|(i, x)| *x = i as f32 * 8.0 - 127.0),
+            3 => group.fill(-3.25),
+            _ => {}
+        }
+    }
+    x.iter().map(|&x| bf16_to_f32(f32_to_bf16_rne(x))).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+#[test]
+fn every_kernel_gives_the_bits_of_the_formulas() {
+    let rng = &mut Rng::new(4);
+    for (size_k, size_n) in
+        [(32, 1), (64, 15), (96, 16), (32, 17), (288, 31), (64, 32), (96, 33), (160, 48), (64, 50)]
+    {
+        let given = Given::new(size_k, size_n, rng);
+        for rows in 1..=17 {
+            let x = activations(rows, size_k, rng);
+            let expected = given.expected(&x);
+            let quantized = quantize_groups(&Values::F32(x.clone()), size_k).unwrap();
+            let plain = scalar::product(&quantized, given.rows(), ScalarType::FLOAT32).unwrap();
+            assert_eq!(plain.bits(), bits(&expected), "{size_k} x {size_n}, {rows} rows");
+            for kernel in kernels() {
+                let name = kernel.name();
+                let linear = Linear::new(given.packed()).with_kernel(kernel);
+                let mut y = Values::F32(vec![7.0; rows * size_n]);
+                let x = rows_of("x", &x, size_k).unwrap();
+                let mut workspace = LinearWorkspace::default();
+                linear.forward(x, &mut workspace, y.view_mut(size_n).unwrap()).unwrap();
+                assert_eq!(y.bits(), bits(&expected), "{name}, {size_k} x {size_n}, {rows} rows");
+            }
+        }
+    }
+}
+
+/// The extremes of scales, groups with NaN and infinities, and groups too small for a scale.
+#[test]
+fn extreme_scales_and_activations() {
+    let rng = &mut Rng::new(5);
+    let mut given = Given::new(64, 20, rng);
+    for (i, scale) in given.scales.iter_mut().enumerate() {
+        *scale = [0, 1, 2, 127, 253, 254][i % 6];
+    }
+    for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-36, 1e-40, 1e30] {
+        let mut x = activations(3, 64, rng);
+        x[64..96].fill(special);
+        let quantized = quantize_groups(&Values::F32(x.clone()), 64).unwrap();
+        let expected = scalar::product(&quantized, given.rows(), ScalarType::FLOAT32).unwrap();
+        let Values::F32(expected) = expected else { panic!("f32") };
+        if !special.is_finite() {
+            assert!(expected[20..40].iter().all(|y| y.is_nan()), "{special}");
+        }
+        for kernel in kernels() {
+            let name = kernel.name();
+            let linear = Linear::new(given.packed()).with_kernel(kernel);
+            let mut y = vec![0f32; 60];
+            let out = marlinspike::num::array::rows_mut("y", &mut y, 20).unwrap();
+            let x = rows_of("x", &x, 64).unwrap();
+            linear.forward(x, &mut LinearWorkspace::default(), out).unwrap();
+            for (i, (y, e)) in y.iter().zip(&expected).enumerate() {
+                let same = y.to_bits() == e.to_bits() || y.is_nan() && e.is_nan();
+                assert!(same, "{name}, {special}: output {i} is {y}, expected {e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_and_cuts_change_no_bit() {
+    let rng = &mut Rng::new(6);
+    let (size_k, size_n, rows) = (288, 700, 21);
+    let given = Given::new(size_k, size_n, rng);
+    let x = activations(rows, size_k, rng);
+    let narrow: Vec<u16> = x.iter().map(|&x| f32_to_bf16_rne(x)).collect();
+    let quantized = quantize_groups(&Values::F32(x.clone()), size_k).unwrap();
+    for ty in [ScalarType::FLOAT32, ScalarType::BFLOAT16] {
+        let expected = scalar::product(&quantized, given.rows(), ty).unwrap();
+        let input = match ty {
+            ScalarType::FLOAT32 => Values::F32(x.clone()),
+            _ => Values::Bf16(narrow.clone()),
+        };
+        for threads in [1, 2, 3, 7] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let linear = Linear::new(given.packed());
+            let mut y = Values::from_f32(vec![0.0; rows * size_n], ty).unwrap();
+            pool.install(|| {
+                let (x, out) = (input.view(size_k).unwrap(), y.view_mut(size_n).unwrap());
+                linear.forward(x, &mut LinearWorkspace::default(), out).unwrap();
+            });
+            assert_eq!(y.bits(), expected.bits(), "{ty}, {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn positions_agree_with_packed_bytes() {
+    let rng = &mut Rng::new(7);
+    let given = Given::new(96, 37, rng);
+    let (packed, layout) = (given.packed(), Mxfp4Layout::new(given.shape).unwrap());
+    let unpacked = packed.unpack();
+    assert_eq!((&unpacked.blocks, &unpacked.scales), (&given.blocks, &given.scales));
+    assert_eq!(unpacked.bias, given.bias);
+    for byte in 0..layout.packed_len() {
+        for bit in [0, 4] {
+            let place = layout.locate(byte, bit);
+            let n = place.column;
+            if n >= 37 {
+                assert_eq!(packed.bytes()[byte], 0, "padding at {byte}");
+                continue;
+            }
+            match place.part {
+                Mxfp4Part::Code { k } => {
+                    assert_eq!(layout.code_offset(k, n), (byte, bit));
+                    assert_eq!(usize::from(packed.bytes()[byte] >> bit & 15), given.code(k, n));
+                }
+                Mxfp4Part::Scale { group } => assert_eq!(layout.scale_offset(group, n), byte),
+                Mxfp4Part::Bias => assert_eq!(layout.bias_offset(n), byte / 4 * 4),
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_parts_are_named() {
+    let rng = &mut Rng::new(8);
+    let mut given = Given::new(64, 5, rng);
+    let layout = Mxfp4Layout::new(given.shape).unwrap();
+    let message = |e: marlinspike::Error| e.to_string();
+    for (size_k, size_n, word) in [(48, 5, "size_k"), (0, 5, "size_k"), (32, 0, "size_n")] {
+        let error = message(Mxfp4Layout::new(Shape::new(size_k, size_n)).unwrap_err());
+        assert!(error.contains(word), "{error}");
+    }
+    let short = Mxfp4Rows { bias: Some(&given.bias[1..]), ..given.rows() };
+    assert!(message(layout.pack(short, |n| n).unwrap_err()).contains("bias"));
+    let short = Mxfp4Rows { blocks: &given.blocks[1..], ..given.rows() };
+    assert!(message(layout.pack(short, |n| n).unwrap_err()).contains("blocks"));
+    given.scales[3] = 0xff;
+    let error = message(layout.pack(given.rows(), |n| n).unwrap_err());
+    assert!(error.contains("NaN") && error.contains("[1, 1]"), "{error}");
+    assert!(PackedMxfp4::new(layout, vec![0; layout.packed_len() - 1]).is_err());
+    assert!(Mxfp4Stack::new("w13", layout, vec![0u8; 0]).is_err());
+}
+
+/// The layer against products, activation and sum row by row.
+#[test]
+fn the_layer_is_its_products() {
+    let rng = &mut Rng::new(9);
+    let (experts, h, i, tokens, top_k) = (5, 64, 96, 23, 3);
+    let w13: Vec<Given> = (0..experts).map(|_| Given::new(h, 2 * i, rng)).collect();
+    let w2: Vec<Given> = (0..experts).map(|_| Given::new(i, h, rng)).collect();
+    let bytes = |all: &[Given]| -> Vec<u8> {
+        all.iter().flat_map(|g| g.packed().bytes().to_vec()).collect()
+    };
+    let stack = |all: &[Given]| {
+        Mxfp4Stack::new("w", Mxfp4Layout::new(all[0].shape).unwrap(), bytes(all)).unwrap()
+    };
+    let config = Mxfp4Config {
+        num_experts: experts,
+        expert_map: None,
+        router: Router::new(ScoringFunc::Softmax, top_k, true).into(),
+        activation: Activation::SwigluOai,
+    };
+    let x = activations(tokens, h, rng);
+    let logits: Vec<f32> = (0..tokens * experts).map(|_| rng.below(977) as f32 / 99.0).collect();
+    let view = rows_of("router_logits", &logits, experts).unwrap();
+    let routing = config.router.route(view).unwrap();
+    let (ids, weights) = (routing.topk_ids, routing.topk_weights);
+    let (ids, weights): (Vec<i32>, Vec<f32>) =
+        (ids.iter().copied().collect(), weights.iter().copied().collect());
+    for ty in [ScalarType::FLOAT32, ScalarType::BFLOAT16] {
+        let round =
+            |v: f32| if ty == ScalarType::FLOAT32 { v } else { bf16_to_f32(f32_to_bf16_rne(v)) };
+        let mut y = vec![0f32; tokens * h];
+        for expert in 0..experts {
+            for slot in (0..tokens * top_k).filter(|&s| ids[s] as usize == expert) {
+                let row = &x[slot / top_k * h..][..h];
+                let gate_up = Values::from_f32(w13[expert].expected(row), ty).unwrap();
+                let activated = GatedActivation::SwigluOai.apply(&gate_up, i).unwrap().to_f32();
+                for (n, y) in y[slot / top_k * h..][..h].iter_mut().enumerate() {
+                    *y += round(w2[expert].y(&activated, n)) * weights[slot];
+                }
+            }
+        }
+        let expected = Values::from_f32(y, ty).unwrap();
+        let input = Values::from_f32(x.clone(), ty).unwrap();
+        for name in kernels().iter().map(|k| k.name()) {
+            for threads in [1, 3] {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let kernel = kernels().into_iter().find(|k| k.name() == name).unwrap();
+                let layer = Mxfp4Layer::new(stack(&w13), stack(&w2), config.clone()).unwrap();
+                let layer = layer.with_kernel(kernel);
+                let mut out = Values::from_f32(vec![0.0; tokens * h], ty).unwrap();
+                let mut workspace = layer.workspace(tokens);
+                pool.install(|| {
+                    let (x, y) = (input.view(h).unwrap(), out.view_mut(h).unwrap());
+                    layer.forward(x, view, &mut workspace, y).unwrap();
+                });
+                assert_eq!(out.bits(), expected.bits(), "{name}, {ty}, {threads} threads");
+                // One token at a time, with given routes.
+                for t in 0..tokens {
+                    let slots = t * top_k..(t + 1) * top_k;
+                    let routed =
+                        Routed::from_rows(top_k, &ids[slots.clone()], &weights[slots]).unwrap();
+                    let one = Values::from_f32(x[t * h..][..h].to_vec(), ty).unwrap();
+                    let mut out = Values::from_f32(vec![0.0; h], ty).unwrap();
+                    let y = out.view_mut(h).unwrap();
+                    let mut workspace = Workspace::default();
+                    layer.forward_routed(one.view(h).unwrap(), routed, &mut workspace, y).unwrap();
+                    assert_eq!(
+                        out.bits(),
+                        expected.bits()[t * h..][..h],
+                        "{name}, {ty}, token {t}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Gate and up interleaved, as gpt-oss stores them, against the separated rows.
+#[test]
+fn interleaved_rows_are_separated() {
+    let rng = &mut Rng::new(10);
+    let given = Given::new(64, 12, rng);
+    let layout = Mxfp4Layout::new(given.shape).unwrap();
+    let source = |n: usize| if n < 6 { 2 * n } else { 2 * (n - 6) + 1 };
+    let unpacked = layout.pack(given.rows(), source).unwrap().unpack();
+    for n in 0..12 {
+        let from = source(n);
+        assert_eq!(unpacked.blocks[n * 32..][..32], given.blocks[from * 32..][..32], "row {n}");
+        assert_eq!(unpacked.scales[n * 2..][..2], given.scales[from * 2..][..2], "row {n}");
+        assert_eq!(unpacked.bias[n], given.bias[from], "row {n}");
+    }
+}
+
+/// The layer of a gpt-oss checkpoint against loops over the checkpoint's own tensors.
+#[test]
+fn a_gpt_oss_checkpoint_runs() {
+    let golden = Manifest::load().expect("the golden manifest");
+    let dir = golden.path("data/checkpoints/gpt-oss-mxfp4");
+    let bytes = std::fs::read(dir.join("model.safetensors")).expect("a golden checkpoint");
+    let file = Container::parse(&bytes).expect("a container");
+    let tensor = |name: &str| file.tensor(&format!("model.layers.0.mlp.experts.{name}"));
+    let layer = Mxfp4Layer::from_checkpoint(tensor, 1).expect("a layer");
+    assert_eq!((layer.hidden_size(), layer.intermediate_size()), (128, 128));
+    let given = |name: &str, expert: usize, size_n: usize| {
+        let part = |end: &str| tensor(&format!("{name}_{end}")).unwrap();
+        let (blocks, scales) = (part("blocks").into_bytes(), part("scales").into_bytes());
+        let bias = part("bias");
+        let bias = bias.elements::<u16>();
+        Given {
+            shape: Shape::new(128, size_n),
+            blocks: blocks[expert * size_n * 64..][..size_n * 64].to_vec(),
+            scales: scales[expert * size_n * 4..][..size_n * 4].to_vec(),
+            bias: bias[expert * size_n..][..size_n].iter().map(|&b| bf16_to_f32(b)).collect(),
+        }
+    };
+    let rng = &mut Rng::new(11);
+    let tokens = 6;
+    let x = activations(tokens, 128, rng);
+    let ids: Vec<i32> = (0..tokens).map(|t| (t % 2) as i32).collect();
+    let weights: Vec<f32> = (0..tokens).map(|t| 0.25 + t as f32 / 8.0).collect();
+    let mut expected = Vec::new();
+    for t in 0..tokens {
+        let gate_up = given("gate_up_proj", t % 2, 256).expected(&x[t * 128..][..128]);
+        let inner: Vec<f32> = (0..128)
+            .map(|i| {
+                let (g, u) = (gate_up[2 * i].min(7.0), gate_up[2 * i + 1].clamp(-7.0, 7.0));
+                let half = Values::F32(vec![g, u]);
+                GatedActivation::SwigluOai.apply(&half, 1).unwrap().to_f32()[0]
+            })
+            .collect();
+        let down = given("down_proj", t % 2, 128).expected(&inner);
+        expected.extend(down.iter().map(|y| 0.0 + y * weights[t]));
+    }
+    let routed = Routed::from_rows(1, &ids, &weights).unwrap();
+    let mut y = Values::F32(vec![0.0; tokens * 128]);
+    let mut workspace = Workspace::default();
+    let out = y.view_mut(128).unwrap();
+    layer.forward_routed(rows_of("x", &x, 128).unwrap(), routed, &mut workspace, out).unwrap();
+    assert_eq!(y.bits(), bits(&expected));
+
+    let missing = |name: &str| match name {
+        "down_proj_bias" => Err(marlinspike::Error::missing(name, "a layer")),
+        _ => tensor(name),
+    };
+    let error = Mxfp4Layer::from_checkpoint(missing, 1).unwrap_err().to_string();
+    assert!(error.contains("down_proj_bias"), "{error}");
+    let other =
+        |name: &str| tensor(if name == "down_proj_scales" { "down_proj_blocks" } else { name });
+    let error = Mxfp4Layer::from_checkpoint(other, 1).unwrap_err().to_string();
+    assert!(error.contains("down_proj_blocks") && error.contains("[2, 128, 4]"), "{error}");
+    assert!(Mxfp4Layer::from_checkpoint(tensor, 3).is_err(), "three of two experts");
+}
