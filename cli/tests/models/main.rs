@@ -6,6 +6,7 @@ mod convert_folder;
 mod convert_hashes;
 mod convert_input_dtype;
 mod families;
+mod fp8_blocks;
 #[cfg(feature = "generate")]
 mod generate;
 mod inspect;

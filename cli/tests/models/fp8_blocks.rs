@@ -1,21 +1,16 @@
 //! Checkpoints of FP8 blocks of 128 x 128 through `inspect`, `convert` and `run`.
 //!
 //! Expected bytes are computed here, value by value, from the checkpoint's tensors.
-#![allow(missing_docs)]
-
-#[path = "../../model/tests/common/mod.rs"]
-mod common;
-mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use common::{Converted, Noise};
+use crate::common::{Converted, Noise};
+use crate::support::{run, stderr, stdout};
 use marlinspike::container::{Container, write_container};
 use marlinspike::num::tensor::{DType, Tensor};
 use serde_json::{Value, json};
-use support::{run, stderr, stdout};
 
 const EXPERTS: &str = "model.layers.1.mlp.experts";
 const LINEAR: &str = "model.layers.1.self_attn.kv_a_proj_with_mqa";
