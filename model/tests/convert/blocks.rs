@@ -11,10 +11,36 @@ use marlinspike_model::run::options::{Options, Source};
 use marlinspike_model::run::output::{Output, Outside, Run};
 use marlinspike_model::run::{list, run};
 
-fn golden() -> Vec<PathBuf> {
+/// Blocks with parts that `run` does not compute, and what it says.
+const REFUSED: &[(&str, &str)] = &[
+    ("deepseek_v4-hash-small", "a routing by token ids"),
+    ("ernie4_5_vl_moe-small", "groups of experts by the tokens' types"),
+    ("gemma4_text-small", "stages around the experts"),
+    ("inkling-small", "a factor on the logits"),
+    ("inkling2-small", "soft caps of gate and up"),
+    ("muse_spark-small", "stages around the experts"),
+    ("nemotron_h-latent-small", "stages around the experts"),
+    ("zaya-skip-small", "stages around the experts"),
+];
+/// The block whose output has a norm, which `run` leaves out with a note.
+const NORMED: &str = "axk1-small";
+
+fn name(path: &Path) -> &str {
+    path.file_stem().unwrap().to_str().unwrap()
+}
+
+fn all() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/data/routers");
     let mut files: Vec<PathBuf> = fs::read_dir(root).unwrap().map(|e| e.unwrap().path()).collect();
     files.sort();
+    files
+}
+
+/// The blocks that `run` computes to the end.
+fn golden() -> Vec<PathBuf> {
+    let mut files = all();
+    let skipped = |n: &str| n == NORMED || REFUSED.iter().any(|(refused, _)| *refused == n);
+    files.retain(|path| !skipped(name(path)));
     files
 }
 
@@ -78,7 +104,7 @@ fn sixteen_bit_blocks_give_transformers_outputs() {
     let files = golden();
     assert!(files.len() >= 11);
     for path in files {
-        let name = path.file_stem().unwrap().to_str().unwrap();
+        let name = name(&path);
         let bytes = fs::read(&path).unwrap();
         let file = Container::parse(&bytes).unwrap();
         let dir = temp.path().join(name);
@@ -99,10 +125,37 @@ fn sixteen_bit_blocks_give_transformers_outputs() {
 }
 
 #[test]
+fn blocks_with_further_parts_are_refused_by_name() {
+    let temp = tempfile::tempdir().unwrap();
+    for path in all() {
+        let name = name(&path);
+        let refused = REFUSED.iter().find(|(refused, _)| *refused == name);
+        if refused.is_none() && name != NORMED {
+            continue;
+        }
+        let bytes = fs::read(&path).unwrap();
+        let dir = temp.path().join(name);
+        write(&Container::parse(&bytes).unwrap(), &dir, |_, t| t);
+        match refused {
+            Some((_, what)) => {
+                let mut options = Options::default();
+                options.input = Source::File(dir.join("input.st"));
+                let text = run(&dir, &options).unwrap_err().to_string();
+                assert!(text.contains(what), "{name}: {text}");
+            }
+            None => {
+                let note = "y is the block's output before its norm";
+                assert!(checked(&dir).notes.iter().any(|n| n == note), "{name}");
+            }
+        }
+    }
+}
+
+#[test]
 fn each_tensor_of_the_block_is_read() {
     let temp = tempfile::tempdir().unwrap();
     for path in golden() {
-        let name = path.file_stem().unwrap().to_str().unwrap();
+        let name = name(&path);
         let bytes = fs::read(&path).unwrap();
         let file = Container::parse(&bytes).unwrap();
         let expected = widened(&file.tensor("out.y").unwrap());
