@@ -252,10 +252,11 @@ fn a_deepseek_v3_checkpoint_is_inspected_converted_and_run() {
             let found = json_of(&["inspect", "--json", out.to_str().unwrap()]);
             assert_eq!(found["converted"]["layout"], arguments[0]);
         }
-        // Marlin keeps activations in 16 bits.
+        // Marlin keeps activations in 16 bits, and scales in bf16, which holds powers of two.
         let out = temp.path().join(format!("{stored:?}-marlin"));
         let _ = convert(&model, &out, &["marlin"]);
-        assert_eq!(digest(&out, LINEAR, &[]), digest(&model, LINEAR, &["--activations", "none"]));
+        let pair = [digest(&out, LINEAR, &[]), digest(&model, LINEAR, &["--activations", "none"])];
+        assert_eq!(pair[0] == pair[1], stored == Stored::E8m0);
     }
 }
 

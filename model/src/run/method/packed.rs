@@ -163,7 +163,7 @@ pub fn load(
             let w2 = weights(&entries[1])?;
             let routing = MoeRouting::read(model, module, w13.len(), interleaved(&entries[0]))?;
             notes.extend(routing.notes.iter().cloned());
-            let size_k = entries[0].size("size_k")?;
+            let size_k = w13.first().map_or(0, |w| w.shape().size_k);
             let hidden = entries[0].unpadded("hidden_size")?.unwrap_or(size_k);
             surrounding = Surrounding::read(
                 model,
