@@ -115,7 +115,7 @@ fn expect_16_bits(quantizer: &Quantizer) -> Result<(), DeviceError> {
         Quantizer::None => Ok(()),
         other => Err(format!(
             "activations: found {other}, expected 16 bits, for which the device has kernels \
-             (--activations 16-bit)"
+             (--activations none)"
         )
         .into()),
     }
