@@ -7,7 +7,8 @@
 #                                   in MARLINSPIKE_NVRTC), and the golden cases (golden/ here or above,
 #                                   or MARLINSPIKE_GOLDEN)
 #
-# `run` prints one line for each law, with the number of compared cases and outputs, one line for each
+# `run` computes every layer of the golden checkpoints with `marlinspike run --backend cuda --check`, too.
+# It prints one line for each layer, one for each law, with the number of compared cases and outputs, one line for each
 # wrong kernel that a law rejected, and at the end "N laws held, N tests failed". The program `marlinspike`
 # is built, too: `FOLDER/marlinspike check --backend cuda` and `FOLDER/marlinspike bench gpu`, with
 # `FOLDER/gpu_peers` next to it.
@@ -50,8 +51,30 @@ run() {
     held=$((held + $(grep -c '^LAW ' "$log" || true)))
   done
   rm -f "$log"
+  if [ $# -eq 0 ]; then layers || failed=$((failed + $?)); fi
   echo "$held laws held, $failed tests failed"
   [ "$failed" -eq 0 ]
+}
+
+# Every layer of the golden checkpoints and models on the GPU: equal to the reference in every bit, or
+# refused with a reason. Returns the number of layers that differ.
+layers() {
+  local golden=${MARLINSPIKE_GOLDEN:-$here/../golden} model layer text status wrong=0
+  for model in "$golden"/data/checkpoints/*/ "$golden"/data/models/*/; do
+    while read -r layer; do
+      status=0
+      text=$("$here/marlinspike" run "$model" --layer "$layer" --backend cuda --check --repeat 3 2>&1) || status=$?
+      case $status in
+        0) echo "LAYER $(basename "$model") $layer: equal, $(grep ' ms with ' <<<"$text")" ;;
+        2) echo "LAYER $(basename "$model") $layer: $(head -1 <<<"$text")" ;;
+        *)
+          echo "FAILED: LAYER $(basename "$model") $layer: $text"
+          wrong=$((wrong + 1))
+          ;;
+      esac
+    done < <("$here/marlinspike" run "$model" --list)
+  done
+  return $wrong
 }
 
 case ${1:-} in

@@ -16,6 +16,7 @@
 #[cfg(not(all(feature = "bench", feature = "cuda", feature = "generate")))]
 mod absent;
 pub mod args;
+mod backend;
 #[cfg(feature = "bench")]
 pub mod bench;
 pub mod check;

@@ -129,22 +129,44 @@ pub(crate) fn permute_on_device(
 /// below their number; those of preparing and running a kernel.
 pub fn permute_cols(device: &Device, x: &[u16], perm: &[u32]) -> Result<Vec<u16>, AccelError> {
     let size_k = check::positive(&ROW, "perm", perm.len())?;
-    check::rows(&ROW, "x", x.len(), perm.len())?;
     if let Some(i) = perm.iter().position(|&k| k >= size_k) {
         let found = format!("{} at [{i}]", perm[i]);
         return Err(ROW.refuse("perm", found, format!("below {size_k}")));
     }
-    let elements = check::threads(&ROW, "x", x.len())?;
-    let (x, perm) = (device.upload(x)?, device.upload(perm)?);
+    check::rows(&ROW, "x", x.len(), perm.len())?;
     let mut out = device.zeroed::<u16>(x.len())?;
+    permute_cols_on_device(device, &device.upload(x)?, &device.upload(perm)?, &mut out)?;
+    device.download(&out)
+}
+
+/// [`permute_cols`] from buffer to buffer. `perm` must have entries below its length.
+///
+/// # Errors
+/// [`AccelError::Argument`] for buffers of unequal lengths, of other than whole rows, or of another
+/// device; those of preparing and launching a kernel.
+pub(crate) fn permute_cols_on_device(
+    device: &Device,
+    x: &Buffer<u16>,
+    perm: &Buffer<u32>,
+    out: &mut Buffer<u16>,
+) -> Result<(), AccelError> {
+    if out.len() != x.len() {
+        let expected = format!("{}, as of x", x.len());
+        return Err(ROW.refuse("out", format!("{} values", out.len()), expected));
+    }
+    let on_device = [x.is_on(device), perm.is_on(device), out.is_on(device)];
+    let parts = [("x", on_device[0]), ("perm", on_device[1]), ("out", on_device[2])];
+    check::same_device(&ROW, device, &parts)?;
+    let size_k = check::positive(&ROW, "perm", perm.len())?;
+    check::rows(&ROW, "x", x.len(), perm.len())?;
+    let elements = check::threads(&ROW, "x", x.len())?;
     // x and out have `elements` elements in rows of size_k; perm has size_k entries below size_k.
     let arguments = PermuteArguments {
-        x: (&x).into(),
-        perm: (&perm).into(),
-        out: (&mut out).into(),
+        x: x.into(),
+        perm: perm.into(),
+        out: out.into(),
         elements,
         size_k,
     };
-    KERNEL.launch(device, &[], Grid::one_thread_each(elements), arguments)?;
-    device.download(&out)
+    KERNEL.launch(device, &[], Grid::one_thread_each(elements), arguments)
 }

@@ -7,28 +7,13 @@ use marlinspike_accel::backend::{Count, NOT_ON_DEVICE};
 use serde_json::{Value, json};
 
 pub(super) use marlinspike_accel::backend::{BackendError, Counts, check};
-pub(super) use marlinspike_accel::{AccelError as DeviceError, Device};
+pub(super) use marlinspike_accel::AccelError as DeviceError;
+
+pub(super) use crate::backend::Device;
 
 use super::Checked;
 use crate::error::of_gpu;
 use crate::style::printable;
-
-/// Backends whose outputs replace the recorded ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Backend {
-    /// This project's CUDA kernels, on the first device.
-    Cuda,
-}
-
-/// Opens the backend's device.
-///
-/// # Errors
-/// Names the missing device, driver or library.
-pub(super) fn open(backend: Backend) -> Result<Device> {
-    match backend {
-        Backend::Cuda => Device::open().map_err(of_gpu),
-    }
-}
 
 /// Returns an error if a case needed a compiler that is not installed, since the case is not at
 /// fault.

@@ -26,6 +26,7 @@ use marlinspike::check::{CaseReport, OutputReport, Verdict};
 use marlinspike_report::{Entry, Head};
 use rayon::prelude::*;
 
+use crate::backend::{self, Backend};
 use crate::error::Explained;
 use crate::style::{ColorChoice, printable};
 use crate::{Outcome, output};
@@ -112,7 +113,7 @@ pub struct Args {
     /// convention. Outputs that no kernel computes are reported as not checked, each with the
     /// reason.
     #[arg(long, value_enum, value_name = "NAME")]
-    backend: Option<device::Backend>,
+    backend: Option<Backend>,
 
     /// Most multiply-adds that a case may need [default: 10^12]
     ///
@@ -221,7 +222,7 @@ impl Run {
 pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     let start = Instant::now();
     // A missing device is reported before any file is read.
-    let device = args.backend.map(device::open).transpose()?;
+    let device = args.backend.map(backend::open).transpose()?;
     let sources = if args.paths.is_empty() {
         input::golden().map_err(|e| {
             Explained::new(e, "name the case files or folders: `marlinspike check PATH...`")

@@ -1,5 +1,4 @@
-//! The backends of a build without the `cuda` feature: the command line accepts their names, and
-//! `open` returns an error.
+//! Judging a backend's outputs in a build without the `cuda` feature, where no device opens.
 //!
 //! The types mirror those of [`marlinspike_accel`](https://docs.rs/marlinspike-accel) but have no
 //! values, so the rest of `check` is the same in every build.
@@ -13,17 +12,8 @@ use marlinspike::check::{CaseReport, Declared};
 use serde_json::Value;
 
 use super::Checked;
-use crate::absent;
 
-/// Backends whose outputs replace the recorded ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Backend {
-    /// This project's CUDA kernels, on the first device (needs the `cuda` feature)
-    Cuda,
-}
-
-/// A device; the type has no values.
-pub(super) enum Device {}
+pub(super) use crate::backend::Device;
 
 /// An error of a device; the type has no values.
 pub(super) type DeviceError = Infallible;
@@ -50,16 +40,6 @@ pub(super) struct OnDevice {
 
 pub(super) fn check(device: &Device, _: &Case<'_>, _: &Declared) -> Result<OnDevice, BackendError> {
     match *device {}
-}
-
-/// Opens the backend's device.
-///
-/// # Errors
-/// Always: this build has no backend.
-pub(super) fn open(backend: Backend) -> Result<Device> {
-    match backend {
-        Backend::Cuda => Err(absent::feature("`--backend cuda`", "cuda")),
-    }
 }
 
 /// Without a device, no case needs a compiler.

@@ -1,5 +1,10 @@
 //! `marlinspike run`: runs one layer on given activations.
 
+#[cfg(feature = "cuda")]
+mod device;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_device.rs"]
+mod device;
 mod method;
 mod report;
 
@@ -12,14 +17,17 @@ use marlinspike::case::ActivationRounding;
 use marlinspike::container::write_container;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike_model::convert::target::int4;
+use marlinspike_model::run::device::Device;
 use marlinspike_model::run::error::RunError;
 use marlinspike_model::run::options::{Options, Source};
 use marlinspike_model::run::output::Output;
-use marlinspike_model::run::{list, run as run_layer};
+use marlinspike_model::run::{list, run_on};
 
+use crate::backend::{self, Backend};
 use crate::error::Explained;
 use crate::output::{print, write_whole};
 use crate::{Outcome, args, style::printable};
+use device::Gpu;
 use method::MethodArgs;
 
 const DETAILS: &str = "\
@@ -52,6 +60,10 @@ families). An unknown model_type is refused; --routing FILE then states the rule
 y includes the shared expert; the output file also has y_experts, the sum over the routed experts.
 On the int4 path y is the sum over the routed experts.
 
+--backend cuda computes the products, the activation and the sum over the experts with this project's
+CUDA kernels (feature `cuda`), and --check compares y with the canonical schedule of the reference,
+bit for bit. The shared expert is computed by the reference.
+
 Examples:
   marlinspike run ./packed                                first layer of experts, 16 seeded tokens
   marlinspike run ./packed --layer model.layers.3.mlp.experts --tokens 512 --check
@@ -59,6 +71,7 @@ Examples:
   marlinspike run ./packed --list                         list the layers
   marlinspike run ./Qwen3-30B-A3B-FP8 --arithmetic wgmma-promoted --check
   marlinspike run ./my-model --routing routing.json --check
+  marlinspike run ./Qwen3-30B-A3B-GPTQ-Int4 --backend cuda --check --repeat 10
   marlinspike run ./Mixtral-8x7B --tokens 4 --output y.safetensors --stages
 
 The digest is the SHA-256 of the output's little-endian bytes, row by row. Every kernel gives the
@@ -134,6 +147,9 @@ impl ActivationArgs {
 /// What the layer runs with, and how often.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ExecutionArgs {
+    /// Run on a device, by the canonical schedule. Activations have 16 bits, also of int4 layers.
+    #[arg(long, value_enum, value_name = "NAME", conflicts_with = "kernel")]
+    pub backend: Option<Backend>,
     /// Kernel: scalar, portable, or one for this CPU [default: the fastest].
     #[arg(long, value_name = "NAME")]
     pub kernel: Option<String>,
@@ -145,7 +161,7 @@ pub struct ExecutionArgs {
     pub repeat: NonZero<usize>,
 }
 
-/// Run one layer on the CPU.
+/// Run one layer.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_long_help = DETAILS)]
 pub struct Args {
@@ -195,7 +211,10 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         print(&lines.collect::<String>())?;
         return Ok(Outcome::Pass);
     }
-    let done = run_layer(&args.model, &options(args)).map_err(explain)?;
+    // A missing device is reported before any file is read.
+    let gpu = args.execution.backend.map(backend::open).transpose()?.map(Gpu);
+    let device = gpu.as_ref().map(|gpu| gpu as &dyn Device);
+    let done = run_on(&args.model, &options(args), device).map_err(explain)?;
     if let Some(path) = &args.output {
         let kept = |o: &&Output| args.method.stages || matches!(o.name, "y_experts" | "y");
         let outputs: Vec<&Output> = done.outputs.iter().filter(kept).collect();

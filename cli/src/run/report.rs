@@ -52,7 +52,11 @@ pub(super) fn json(run: &Run) -> String {
 pub(super) fn text(run: &Run) -> String {
     let y = run.y();
     let [tokens, size_n] = y.shape();
-    let threads = if run.timing.threads == 1 { "thread" } else { "threads" };
+    let threads = match run.timing.threads {
+        None => String::new(),
+        Some(1) => " on 1 thread".to_owned(),
+        Some(count) => format!(" on {count} threads"),
+    };
     let mut text =
         format!("{}: {}{}\n", printable(&run.module), printable(&summary(run)), source(run));
     if let Some(partial) = &run.partial {
@@ -75,12 +79,11 @@ pub(super) fn text(run: &Run) -> String {
         text.push_str(&format!("y_experts (routed experts only), sha256 {}\n", sum.digest()));
     }
     text.push_str(&format!(
-        "y [{tokens}, {size_n}] {}, sha256 {}\n{:.3} ms with {} on {} {threads}\n",
+        "y [{tokens}, {size_n}] {}, sha256 {}\n{:.3} ms with {}{threads}\n",
         y.ty,
         y.digest(),
         run.timing.seconds * 1e3,
         run.timing.kernel,
-        run.timing.threads,
     ));
     if let Some(line) = run.routing.as_ref().and_then(routing_line) {
         text.push_str(&format!("{}\n", printable(&line)));

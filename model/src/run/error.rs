@@ -2,6 +2,7 @@
 
 use marlinspike::Error;
 
+use super::device::DeviceError;
 use crate::convert::error::ConvertError;
 use crate::map::MapError;
 use crate::model::ModelError;
@@ -58,6 +59,20 @@ pub enum RunError {
         /// The names of this CPU's kernels.
         known: Vec<&'static str>,
     },
+    /// A device did not compute the layer.
+    #[error("{module}: {source}")]
+    Device {
+        /// The module.
+        module: String,
+        /// What the device refuses, or why it failed.
+        source: DeviceError,
+    },
+    /// A device runs the canonical schedule alone.
+    #[error("--arithmetic: found {found}, expected canonical, the schedule of the device's kernels")]
+    Arithmetic {
+        /// The wanted arithmetic.
+        found: &'static str,
+    },
     /// Threads cannot be started.
     #[error("worker threads: {reason}")]
     Threads {
@@ -67,6 +82,12 @@ pub enum RunError {
 }
 
 impl RunError {
+    /// A layer in a form that no device computes.
+    pub(super) fn no_kernel(module: &str, found: &str) -> Self {
+        let source = format!("found {found}, expected quantized weights of a checkpoint or of a folder converted for GPUs");
+        Self::Device { module: module.to_owned(), source: source.into() }
+    }
+
     pub(super) fn weight(module: &str) -> impl FnOnce(Error) -> Self + '_ {
         |source| Self::Weight { module: module.to_owned(), source: Box::new(source) }
     }

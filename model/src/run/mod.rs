@@ -6,6 +6,7 @@
 
 pub mod block;
 mod definition;
+pub mod device;
 pub mod error;
 pub mod input;
 pub mod layer;
@@ -21,11 +22,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use marlinspike::config::Scheme;
+use marlinspike::method::Arithmetic;
 use marlinspike::w4a8::{self, Kernel, Values};
 use rayon::ThreadPool;
 
 use crate::model::Model;
 use crate::model::layers::{Layers, Role};
+use device::Device;
 use error::RunError;
 use input::Inputs;
 use layer::{LoadOptions, Opened};
@@ -38,6 +41,28 @@ use output::{Check, Output, Run, Timing};
 /// # Errors
 /// [`RunError`] for a model, a layer or activations that cannot be used, each by name.
 pub fn run(model: &Path, options: &Options) -> Result<Run, RunError> {
+    run_on(model, options, None)
+}
+
+/// [`run`] on a device, by the canonical schedule; int4 layers run with 16-bit activations.
+///
+/// # Errors
+/// As [`run`]; [`RunError::Device`] for a layer that the device does not compute, and
+/// [`RunError::Arithmetic`] for options that ask for another schedule.
+pub fn run_on(
+    model: &Path,
+    options: &Options,
+    device: Option<&dyn Device>,
+) -> Result<Run, RunError> {
+    let canonical;
+    let options = match (device, options.arithmetic) {
+        (None, _) => options,
+        (Some(_), None | Some(Arithmetic::Canonical)) => {
+            canonical = Options { arithmetic: Some(Arithmetic::Canonical), ..options.clone() };
+            &canonical
+        }
+        (Some(_), Some(other)) => return Err(RunError::Arithmetic { found: other.name() }),
+    };
     let threads = options.threads.map_or_else(rayon::current_num_threads, NonZero::get);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|e| RunError::Threads { reason: e.to_string() })?;
@@ -53,17 +78,24 @@ pub fn run(model: &Path, options: &Options) -> Result<Run, RunError> {
             let module = layer::choose(&modules, wanted, is_moe)?;
             let loaded =
                 pool.install(|| packed::load(&model, (format, section), module, options.method))?;
-            return method::run(options, loaded, true, &pool);
+            return method::run(options, loaded, true, device, &pool);
         }
         let layers = Layers::group(&model)?;
         if let Some(module) = layers.plain_block(wanted) {
+            if device.is_some() {
+                return Err(RunError::no_kernel(module, "experts that are not quantized"));
+            }
             return block::plain::run(options, &model, module, &pool);
         }
         refuse_fused(&layers, wanted)?;
         if let Some(module) = method_layer(options, &opened, &layers)? {
             let load = || method::load::Loaded::new(&model, &layers, &module, options.method);
-            return method::run(options, pool.install(load)?, false, &pool);
+            return method::run(options, pool.install(load)?, false, device, &pool);
         }
+    }
+    if device.is_some() {
+        let module = wanted.unwrap_or("the first layer");
+        return Err(RunError::no_kernel(module, "a layer of the int4 path on CPUs"));
     }
     int4(&opened, options, kernel, &pool)
 }
@@ -108,7 +140,11 @@ fn int4(
         kind: loaded.layer.kind(),
         method: None,
         outputs: vec![y],
-        timing: Timing { kernel: name, threads: pool.current_num_threads(), seconds },
+        timing: Timing {
+            kernel: name.to_owned(),
+            threads: Some(pool.current_num_threads()),
+            seconds,
+        },
         check,
         logits: None,
         routing: loaded.layer.routing(&inputs, options.check)?,

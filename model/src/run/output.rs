@@ -6,6 +6,7 @@ use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::w4a8::Values;
 use marlinspike::{Error, Result};
+use rayon::ThreadPool;
 use sha2::{Digest as _, Sha256};
 
 use super::origin::Partial;
@@ -188,14 +189,22 @@ pub struct WrongLogit {
 }
 
 /// How fast a layer ran.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Timing {
-    /// The kernel.
-    pub kernel: &'static str,
-    /// Worker threads.
-    pub threads: usize,
+    /// The kernel, or the device.
+    pub kernel: String,
+    /// Worker threads; absent where a device computed the layer.
+    pub threads: Option<usize>,
     /// The shortest time of a run.
     pub seconds: f64,
+}
+
+impl Timing {
+    /// The reference on the threads of `pool`.
+    pub(crate) fn of_reference(pool: &ThreadPool, seconds: f64) -> Self {
+        let threads = Some(pool.current_num_threads());
+        Self { kernel: "the reference".into(), threads, seconds }
+    }
 }
 
 /// A layer that ran.

@@ -3,6 +3,7 @@
 
 mod blocks;
 mod corpus;
+mod device;
 mod families;
 mod faults;
 mod formats;

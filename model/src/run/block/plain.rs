@@ -254,7 +254,7 @@ pub(in crate::run) fn run(
             is_bounded: true,
         }),
         outputs,
-        timing: Timing { kernel: "the reference", threads: pool.current_num_threads(), seconds },
+        timing: Timing::of_reference(pool, seconds),
         check: check.transpose()?,
         logits,
         routing,

@@ -3,7 +3,7 @@
 use marlinspike::config::{ActivationScheme, Scheme};
 use marlinspike::formats::global_scale::W13Scale;
 use marlinspike::method::{MethodLayer, Product, Quantizer};
-use marlinspike::moe::layer::{Layer, Routed};
+use marlinspike::moe::layer::Routed;
 use marlinspike::num::array::FloatView2;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::prepare::fp8::largest_scale;
@@ -34,7 +34,7 @@ pub struct Loaded {
     pub format: String,
     /// Notes on its preparation.
     pub notes: Vec<String>,
-    pub(super) weights: LayerWeights,
+    pub(in crate::run) weights: LayerWeights,
     /// The block around experts.
     pub(super) surrounding: Surrounding,
 }
@@ -147,17 +147,7 @@ impl Loaded {
                     }
                 };
                 let layer = MethodLayer {
-                    layer: Layer {
-                        w13: &moe.w13,
-                        w2: &moe.w2,
-                        orders: [None; 2],
-                        num_experts: moe.w13.len(),
-                        expert_map: None,
-                        activation: moe.routing.activation,
-                        dtype: *dtype,
-                        input_dtype: None,
-                        router_weight_on_input: moe.routing.rule.apply_router_weight_on_input,
-                    },
+                    layer: moe.layer(*dtype),
                     quantizers: moe.quantizers.clone(),
                     w13_multipliers: moe.multipliers.as_deref(),
                 };
@@ -169,23 +159,38 @@ impl Loaded {
                     output("activated", inner, stages.activated.into_bits()),
                     output("down", hidden, stages.down.into_bits()),
                 ];
-                let sum = stages.y.into_bits();
-                if self.surrounding.tail.is_empty() {
-                    outputs.push(output("y", hidden, sum));
-                    return Ok(outputs);
-                }
-                let widen = |bits: &[u16]| -> Vec<f32> {
-                    bits.iter().map(|&b| dtype.to_f64(b.into()) as f32).collect()
-                };
-                let (x, y_experts) = (widen(&inputs.x.bits), widen(&sum));
-                let (shared, y) = self.surrounding.tail.apply(&x, &y_experts, *dtype, engine)?;
-                outputs.push(output("y_experts", hidden, sum));
-                let floats = |name, values: &[f32]| Output::floats(name, *dtype, hidden, values);
-                outputs.extend(shared.map(|values| floats("shared", &values)));
-                outputs.push(floats("y", &y));
+                outputs.extend(self.finish(inputs, stages.y.into_bits(), engine)?);
                 Ok(outputs)
             }
         }
+    }
+
+    /// The outputs from `sum` on, the sum over the routed experts `[M, H]`: `y`, or `y_experts`, the
+    /// shared expert's part and `y`.
+    ///
+    /// # Errors
+    /// As the products of `engine`.
+    pub(in crate::run) fn finish(
+        &self,
+        inputs: &Inputs<Halves>,
+        sum: Vec<u16>,
+        engine: Engine<'_>,
+    ) -> Result<Vec<Output>> {
+        let Halves { ty: dtype, bits: x } = &inputs.x;
+        let hidden = self.sizes().size_k;
+        if self.surrounding.tail.is_empty() {
+            return Ok(vec![Output::halves("y", *dtype, hidden, &sum)]);
+        }
+        let widen = |bits: &[u16]| -> Vec<f32> {
+            bits.iter().map(|&b| dtype.to_f64(b.into()) as f32).collect()
+        };
+        let (x, y_experts) = (widen(x), widen(&sum));
+        let (shared, y) = self.surrounding.tail.apply(&x, &y_experts, *dtype, engine)?;
+        let floats = |name, values: &[f32]| Output::floats(name, *dtype, hidden, values);
+        let mut outputs = vec![Output::halves("y_experts", *dtype, hidden, &sum)];
+        outputs.extend(shared.map(|values| floats("shared", &values)));
+        outputs.push(floats("y", &y));
+        Ok(outputs)
     }
 
     /// How activations enter the products.

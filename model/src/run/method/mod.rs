@@ -7,7 +7,7 @@ mod fp8;
 pub mod load;
 mod matrices;
 pub mod packed;
-mod parts;
+pub(super) mod parts;
 
 use std::time::Instant;
 
@@ -16,13 +16,14 @@ use rayon::ThreadPool;
 
 use super::block::dense;
 use super::block::tail::Engine;
+use super::device::{self, Device};
 use super::error::RunError;
 use super::input::{Halves, Inputs};
 use super::options::{Options, Source};
 use super::output::{Check, Method, Run, Timing};
 use load::Loaded;
 
-/// Runs a loaded layer. `packed`: it was in a kernel's form.
+/// Runs a loaded layer, on `device` if there is one. `packed`: it was in a kernel's form.
 ///
 /// # Errors
 /// For activations that cannot be used, each by name.
@@ -30,6 +31,7 @@ pub(super) fn run(
     options: &Options,
     loaded: Loaded,
     packed: bool,
+    device: Option<&dyn Device>,
     pool: &ThreadPool,
 ) -> Result<Run, RunError> {
     let sizes = loaded.sizes();
@@ -44,17 +46,27 @@ pub(super) fn run(
     let define = |p: &Product<'_>| p.define(arithmetic);
     let computed = Engine { dot: dense::compensated, multiply: &compute };
     let defined = Engine { dot: dense::exact, multiply: &define };
-    let mut seconds = f64::INFINITY;
-    let mut outputs = Vec::new();
-    for _ in 0..options.repeat.get() {
-        let begun = Instant::now();
-        outputs = pool.install(|| loaded.forward(&inputs, computed))?;
-        seconds = seconds.min(begun.elapsed().as_secs_f64());
-    }
+    let (outputs, timing) = match device {
+        Some(device) => {
+            let (outputs, seconds) = device::forward(device, &loaded, &inputs, options, pool)?;
+            (outputs, Timing { kernel: device.name(), threads: None, seconds })
+        }
+        None => {
+            let (mut outputs, mut seconds) = (Vec::new(), f64::INFINITY);
+            for _ in 0..options.repeat.get() {
+                let begun = Instant::now();
+                outputs = pool.install(|| loaded.forward(&inputs, computed))?;
+                seconds = seconds.min(begun.elapsed().as_secs_f64());
+            }
+            (outputs, Timing::of_reference(pool, seconds))
+        }
+    };
     let check = match options.check {
         false => None,
         true => {
-            let expected = pool.install(|| loaded.forward(&inputs, defined))?;
+            let mut expected = pool.install(|| loaded.forward(&inputs, defined))?;
+            // A device does not return the stages before the sum.
+            expected.retain(|e| outputs.iter().any(|o| o.name == e.name));
             Some(Check::of_stages(&outputs, &expected))
         }
     };
@@ -63,7 +75,7 @@ pub(super) fn run(
         packed,
         kind: loaded.kind(),
         outputs,
-        timing: Timing { kernel: "the reference", threads: pool.current_num_threads(), seconds },
+        timing,
         check,
         logits,
         routing: loaded.routing(&inputs, options.check)?,

@@ -69,9 +69,12 @@ impl<const C: usize> Cursor<C> {
     /// Prefetches a cache line of each block.
     #[inline]
     #[target_feature(enable = "avx512f")]
+    // The intrinsic is unsafe in Rust 1.89 and safe in later versions.
+    #[allow(unused_unsafe)]
     fn fetch(&self, further: usize) {
         for at in self.weights.as_flattened() {
-            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(self.ahead + further).cast());
+            // SAFETY: A prefetch reads nothing that the program sees; any address is allowed.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(self.ahead + further).cast()) };
         }
     }
 }

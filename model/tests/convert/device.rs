@@ -1,0 +1,141 @@
+//! `run_on`: a device's outputs are compared with the canonical schedule, and what no device computes
+//! is refused by name.
+
+use std::cell::Cell;
+use std::path::Path;
+
+use marlinspike::method::{Arithmetic, MethodLayer, Product, Quantizer};
+use marlinspike::moe::layer::{Layer, Routed};
+use marlinspike::num::array::FloatView2;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::weight::Weight;
+use marlinspike_model::run::device::{Computed, Device, DeviceError};
+use marlinspike_model::run::options::Options;
+use marlinspike_model::run::output::Run;
+use marlinspike_model::run::{run, run_on};
+
+use crate::common::runs::golden;
+use crate::common::{Format, write_model};
+
+/// The definition, product by product, as a device. `flip`: the value of y whose lowest bit is wrong.
+struct Defined {
+    flip: Option<usize>,
+    calls: std::sync::Mutex<Cell<usize>>,
+}
+
+impl Defined {
+    fn new(flip: Option<usize>) -> Self {
+        Self { flip, calls: std::sync::Mutex::new(Cell::new(0)) }
+    }
+
+    fn computed(&self, mut y: Vec<u16>, repeat: usize) -> Computed {
+        let calls = self.calls.lock().unwrap();
+        calls.set(calls.get() + repeat);
+        if let Some(at) = self.flip {
+            y[at] ^= 1;
+        }
+        Computed { y, seconds: 1e-3 }
+    }
+}
+
+impl Device for Defined {
+    fn name(&self) -> String {
+        "a device".into()
+    }
+
+    fn linear(
+        &self,
+        weight: &Weight<'_>,
+        dtype: ScalarType,
+        x: &[u16],
+        repeat: usize,
+    ) -> Result<Computed, DeviceError> {
+        let size_k = weight.shape().size_k;
+        let expert_of = vec![Some(0); x.len() / size_k];
+        let x = FloatView2::from_rows("x", dtype, size_k, x)?;
+        let product = Product {
+            rows: &Quantizer::None.quantize(x, &expert_of)?,
+            expert_of: &expert_of,
+            weights: std::slice::from_ref(weight),
+            halves: None,
+            router_weights: None,
+            dtype,
+        };
+        Ok(self.computed(product.define(Arithmetic::Canonical)?.into_bits(), repeat))
+    }
+
+    fn experts(
+        &self,
+        layer: &Layer<'_>,
+        routed: Routed<'_>,
+        x: &[u16],
+        repeat: usize,
+    ) -> Result<Computed, DeviceError> {
+        let quantizers = [Quantizer::None, Quantizer::None];
+        let method = MethodLayer { layer: layer.clone(), quantizers, w13_multipliers: None };
+        let x = FloatView2::from_rows("x", layer.dtype, layer.hidden_size(), x)?;
+        let stages = method.forward(x, routed, |_, p| p.define(Arithmetic::Canonical))?;
+        Ok(self.computed(stages.y.into_bits(), repeat))
+    }
+}
+
+fn options(layer: Option<&str>) -> Options {
+    let mut options = Options::default();
+    options.layer = layer.map(str::to_owned);
+    options.check = true;
+    options
+}
+
+fn mismatches(run: &Run) -> usize {
+    run.check.unwrap().mismatches
+}
+
+#[test]
+fn a_right_device_passes_and_one_wrong_bit_fails() {
+    let temp = tempfile::tempdir().unwrap();
+    for format in [Format::Gptq4, Format::CtActOrder, Format::Fp8Channel, Format::Mxfp4] {
+        let model = temp.path().join(format!("{format:?}"));
+        write_model(format, &model);
+        for layer in [None, Some("model.layers.0.self_attn.q_proj")] {
+            let mut options = options(layer);
+            options.method.activations =
+                marlinspike_model::run::options::Activations::SixteenBit;
+            let right = Defined::new(None);
+            let found = run_on(&model, &options, Some(&right)).unwrap();
+            assert_eq!(mismatches(&found), 0, "{format:?} {layer:?}");
+            assert_eq!((found.timing.kernel.as_str(), found.timing.threads), ("a device", None));
+            assert_eq!(right.calls.lock().unwrap().get(), 1);
+            // The same digest as the reference's, by the schedule that the device has.
+            options.arithmetic = Some(Arithmetic::Canonical);
+            let reference = run(&model, &options).unwrap();
+            assert_eq!(found.y().digest(), reference.y().digest(), "{format:?} {layer:?}");
+            let wrong = run_on(&model, &options, Some(&Defined::new(Some(7)))).unwrap();
+            assert_eq!(mismatches(&wrong), 1, "{format:?} {layer:?}");
+        }
+    }
+}
+
+#[test]
+fn a_shared_expert_is_added_to_the_devices_sum() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/data/models/gpt-oss-tiny");
+    let right = run_on(&model, &options(None), Some(&Defined::new(None))).unwrap();
+    assert_eq!(mismatches(&right), 0);
+}
+
+#[test]
+fn what_no_device_computes_is_refused_by_name() {
+    let reason = |model: &Path, options: &Options| {
+        run_on(model, options, Some(&Defined::new(None))).unwrap_err().to_string()
+    };
+    let text = reason(&golden("checkpoints").join("ct-fp8-moe"), &options(None));
+    assert!(text.contains("experts: activations: found fp8"), "{text}");
+    assert!(text.contains("expected 16 bits"), "{text}");
+
+    let mut exact = options(None);
+    exact.arithmetic = Some(Arithmetic::Exact);
+    let text = reason(&golden("checkpoints").join("gptq-actorder"), &exact);
+    assert_eq!(
+        text,
+        "--arithmetic: found exact, expected canonical, the schedule of the device's kernels"
+    );
+}
