@@ -3,12 +3,12 @@
 mod mxfp4;
 mod stack;
 
-use marlinspike::moe::activation::{Activation, Definition};
+use marlinspike::moe::activation::{Activation, Columns, Definition};
 use marlinspike::moe::router::Routing;
 use marlinspike::ndarray::{ArrayView2, ArrayViewMut2};
 use marlinspike::num::dims::Shape;
 use marlinspike::w4a8::LinearWorkspace;
-use marlinspike::w4a8::moe::Workspace;
+use marlinspike::w4a8::moe::{GatedActivation, Workspace};
 use marlinspike_model::model::routing::MoeRouting;
 use rayon::prelude::*;
 
@@ -152,23 +152,29 @@ impl<'f> Experts<'f> {
             weights.mark(format!("{block}.{name}"));
         }
         let refused =
-            |expected| Err(GenerateError::config("model_type", routing.summary(), expected));
+            |expected: &str| Err(GenerateError::config("model_type", routing.summary(), expected));
         if routing.rule.apply_router_weight_on_input {
             return refused("weights on the output");
         }
         let is_silu = routing.activation == Definition::new(Activation::Silu);
-        let stack: Box<dyn ExpertStack + 'f> = if Mxfp4Experts::is_stored(weights, &module) {
+        let stack: Box<dyn ExpertStack + 'f> = if weights.has_blocks(&module) {
             let sizes = (num_experts, hidden, config.intermediate_size);
             Box::new(Mxfp4Experts::load(weights, &module, sizes, routing.activation)?)
-        } else if !is_silu {
-            return refused("SiLU, or MXFP4 experts");
         } else if let Some(layer) = weights.experts(&module)? {
-            let found = [layer.config().num_experts, layer.hidden_size()];
+            let found = [layer.num_experts(), layer.hidden_size()];
             if found != [num_experts, hidden] {
                 let expected = format!("{num_experts} experts of hidden size {hidden}");
                 return Err(marlinspike::Error::shape(module, &found, expected).into());
             }
+            // Packing made halves of alternating columns.
+            let stated = Definition { columns: Columns::Halves, ..routing.activation };
+            if GatedActivation::of_family(stated)? != layer.activation() {
+                let expected = format!("{:?}, as the packed experts have it", layer.activation());
+                return refused(&expected);
+            }
             Box::new(layer)
+        } else if !is_silu {
+            return refused("SiLU, or MXFP4 experts");
         } else {
             Box::new(MlpExperts::load(weights, config, &module, num_experts)?)
         };

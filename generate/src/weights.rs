@@ -10,10 +10,10 @@ use marlinspike::moe::families::{Renormalize, RoutingRule};
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::bf16_to_f32;
 use marlinspike::num::tensor::{DType, Tensor};
-use marlinspike::w4a8::moe::{Mode, MoeLayer};
+use marlinspike::w4a8::moe::{ExpertLayer, ExpertOptions, Mode};
 use marlinspike::w4a8::packed::Factors;
 use marlinspike::w4a8::stored::{self, Description};
-use marlinspike::w4a8::{self, fastest};
+use marlinspike::w4a8::{self, experts, fastest};
 use marlinspike_model::convert::settings::Format;
 use marlinspike_model::convert::target::int4;
 use marlinspike_model::model::{Model, values};
@@ -26,6 +26,10 @@ use crate::ops::norm::RmsNorm;
 
 /// How activations round, as KleidiAI's current kernels do.
 const ROUNDING: ActivationRounding = ActivationRounding::HalfAway;
+
+/// How packed experts run.
+const EXPERTS: ExpertOptions<'static> =
+    ExpertOptions { rounding: ROUNDING, mode: Mode::Extended, kernel: None };
 
 /// Ends of the names of tensors that only configure a quantizer or repeat a constant.
 const HARMLESS: &[&str] = &[".rotary_emb.inv_freq", ".k_scale", ".v_scale", ".q_scale"];
@@ -98,7 +102,7 @@ impl<'m, 'f> Weights<'m, 'f> {
     /// Bytes that loading allocates for packed layers.
     pub(crate) fn packed_bytes(&self) -> u64 {
         match &self.packed {
-            Packed::Checkpoint(packer) => packer.bytes(),
+            Packed::Checkpoint(packer) => packer.bytes(|module| !self.has_blocks(module)),
             _ => 0,
         }
     }
@@ -121,6 +125,11 @@ impl<'m, 'f> Weights<'m, 'f> {
     /// Whether the folder has a tensor.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.model.entry(name).is_some()
+    }
+
+    /// Whether the experts of `module` are stored in blocks, which run as they are.
+    pub(crate) fn has_blocks(&self, module: &str) -> bool {
+        self.has(&format!("{module}.gate_up_proj_blocks"))
     }
 
     /// A tensor.
@@ -243,13 +252,13 @@ impl<'m, 'f> Weights<'m, 'f> {
     }
 
     /// The quantized experts of `module`; `None` if they are not quantized.
-    pub(crate) fn experts(&self, module: &str) -> Result<Option<MoeLayer<'f>>> {
+    pub(crate) fn experts(&self, module: &str) -> Result<Option<Box<dyn ExpertLayer + 'f>>> {
         let layer = match &self.packed {
             Packed::Files(files, modules) => {
                 let Some(&i) = modules.get(module) else { return Ok(None) };
                 self.mark(format!("{module}.w13_packed"));
                 self.mark(format!("{module}.w2_packed"));
-                MoeLayer::load(&files[i], module, ROUNDING, Mode::Extended)?
+                experts::load(&files[i], module, EXPERTS)?
             }
             Packed::Checkpoint(packer) => {
                 let named = |r: &str| r.split(' ').next() == Some(module);
@@ -259,13 +268,13 @@ impl<'m, 'f> Weights<'m, 'f> {
                     return Err(packer.refusal(refused).into());
                 }
                 match packer.description(module) {
-                    Ok(Description::Moe(_)) => packer.experts(module, ROUNDING, fastest())?,
+                    Ok(Description::Moe(_)) => packer.experts(module, EXPERTS)?,
                     _ => return Ok(None),
                 }
             }
             Packed::None => return Ok(None),
         };
-        if layer.config().expert_map.is_some() {
+        if layer.expert_map().is_some() {
             return Err(GenerateError::Rank { module: module.to_owned() });
         }
         Ok(Some(layer))

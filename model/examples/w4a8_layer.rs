@@ -13,7 +13,6 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use marlinspike::case::ActivationRounding;
 use marlinspike::num::scalar::ScalarType;
-use marlinspike::w4a8;
 use marlinspike_model::run::input::Inputs;
 use marlinspike_model::run::layer::{LoadOptions, Opened};
 use sha2::{Digest as _, Sha256};
@@ -28,12 +27,10 @@ fn main() -> Result<()> {
     // A packed layer borrows the mapped file: opening it reads a header, and nothing else.
     let opened = Opened::open(&path, None)?;
     let pool = rayon::ThreadPoolBuilder::new().build()?;
-    let kernel = w4a8::fastest();
-    let kernel_name = kernel.name();
     let rounding = ActivationRounding::HalfAway;
     let begun = Instant::now();
     let loaded =
-        opened.load(LoadOptions { layer: name.as_deref(), rounding, kernel, pool: &pool })?;
+        opened.load(LoadOptions { layer: name.as_deref(), rounding, kernel: None, pool: &pool })?;
     println!("{}: loaded in {:.2?}", loaded.module, begun.elapsed());
 
     let inputs = Inputs::seeded(1, tokens, ScalarType::FLOAT32, loaded.layer.sizes())?;
@@ -41,7 +38,7 @@ fn main() -> Result<()> {
     let begun = Instant::now();
     pool.install(|| loaded.layer.runner(&inputs)(&mut y))?;
     let bits = y.bits();
-    let size_n = loaded.layer.size_n();
+    let (size_n, kernel_name) = (loaded.layer.size_n(), loaded.layer.kernel_name());
     println!("y [{}, {size_n}] by {kernel_name} in {:.2?}", bits.len() / size_n, begun.elapsed());
 
     let equal = pool.install(|| loaded.layer.definition(&inputs))?.bits() == bits;

@@ -12,14 +12,15 @@ use std::sync::LazyLock;
 use marlinspike::Error;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
 use marlinspike::container::Container;
+use marlinspike::layouts::CPU_INT4;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::select::Capability;
 use marlinspike::vectors::Rng;
+use marlinspike::w4a8::Values;
 use marlinspike::w4a8::moe::{Mode, MoeLayer};
 use marlinspike::w4a8::packed::{PackedStack, RhsLayout};
 use marlinspike::w4a8::stored::{MoeDescription, OperatorRouting, StoredRouting};
-use marlinspike::w4a8::{Values, fastest};
 
 use crate::convert::error::ConvertError;
 use crate::convert::io::Disk;
@@ -42,6 +43,7 @@ const EXPERTS: usize = 4;
 /// A small layer with arbitrary codes and finite scales.
 fn small_layer() -> marlinspike::Result<Layer<'static>> {
     let described = MoeDescription {
+        format: &CPU_INT4,
         hidden_size: SIZE_K,
         intermediate_size: 32,
         num_experts: EXPERTS,
@@ -205,8 +207,7 @@ fn runs(folder: &Path) -> Result<(), RunError> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
     let pool = pool.map_err(|e| RunError::Threads { reason: e.to_string() })?;
     let rounding = ActivationRounding::HalfAway;
-    let loaded =
-        opened.load(LoadOptions { layer: None, rounding, kernel: fastest(), pool: &pool })?;
+    let loaded = opened.load(LoadOptions { layer: None, rounding, kernel: None, pool: &pool })?;
     let inputs: Inputs<Values> = Inputs::seeded(1, 2, ScalarType::FLOAT32, loaded.layer.sizes())?;
     let mut y = loaded.layer.output(&inputs)?;
     pool.install(|| loaded.layer.runner(&inputs)(&mut y))?;

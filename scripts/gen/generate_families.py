@@ -248,6 +248,13 @@ class Plain(base.Plain):
         super().__init__(config, None, values, eight_bits)
         self.frequencies, self.attention_factor, self.score_factor = yarn(config)
 
+    def grouped(self, x):
+        """Each group of 32 of x as the 8-bit codes next to MXFP4 weights represent it."""
+        groups = x.reshape(*x.shape[:-1], -1, 32)
+        top = np.abs(groups).max(-1, keepdims=True)
+        top = np.where(top == 0, 1.0, top)
+        return (np.rint(groups * (127 / top)) * (top / 127)).reshape(x.shape)
+
     def linear(self, x, key):
         # The up-projection of latents is used as floats.
         if self.eight_bits and is_packed(self.config, key) and "kv_b_proj" not in key:
@@ -347,10 +354,11 @@ class Plain(base.Plain):
         if "sliding_window" not in self.config:
             return self.mlp(x, f"{prefix}experts.{e}.")
         v, limit = self.values, self.config["swiglu_limit"]
-        both = x @ v[prefix + "experts.gate_up_proj"][e].T + v[prefix + "experts.gate_up_proj_bias"][e]
+        grouped = self.grouped if self.eight_bits else lambda x: x
+        both = grouped(x) @ v[prefix + "experts.gate_up_proj"][e].T + v[prefix + "experts.gate_up_proj_bias"][e]
         g, u = np.minimum(both[:, ::2], limit), np.clip(both[:, 1::2], -limit, limit)
         inner = (u + 1) * (g / (1 + np.exp(-1.702 * g)))
-        return inner @ v[prefix + "experts.down_proj"][e].T + v[prefix + "experts.down_proj_bias"][e]
+        return grouped(inner) @ v[prefix + "experts.down_proj"][e].T + v[prefix + "experts.down_proj_bias"][e]
 
     def block(self, x, prefix, layer):
         if layer < self.config.get("first_k_dense_replace", 0):
@@ -468,7 +476,7 @@ def build(name):
           f"greedy {margins}; 8 bits change logits by {np.abs(eight - logits).max():.3f}; new {tokens[len(ids):]}")
     expected = GOLDEN / "data/expected" / f"{name}.safetensors"
     about = (f"logits: numpy {np.__version__} in float64 on the dequantized weights, equal to transformers {transformers.__version__} (torch "
-             f"{torch.__version__}, float64) within {difference:.1e} of the largest; logits_int8: with 8-bit activations of int4 weights; "
+             f"{torch.__version__}, float64) within {difference:.1e} of the largest; logits_int8: with 8-bit activations of int4 weights and of MXFP4 weights; "
              "new_tokens: greedy, as logits_int8")
     write_sorted(expected, {
         "input_ids": torch.tensor(ids, dtype=torch.int32),

@@ -120,7 +120,7 @@ const METHOD_TESTS: [(&str, [Test; 7]); 12] = [
             DEFINED,
             BOUNDED,
             DEFINED,
-            None,
+            Some(("reference/tests/w4a8/mxfp4.rs", "every_kernel_gives_the_bits_of_the_formulas")),
             Some((FLOATS, "mxfp4")),
         ],
     ),

@@ -149,7 +149,7 @@ fn w4a8_layers_are_for_the_cpu() {
     }
     let text = text(&model, &[]);
     let head = text.lines().find(|l| l.trim_start().starts_with("layer ")).unwrap();
-    let columns = ["Marlin", "CPU int4", "FlashInfer", "DeepGEMM", "CUDA here"];
+    let columns = ["Marlin", "CPU 4-bit", "FlashInfer", "DeepGEMM", "CUDA here"];
     let at = columns.map(|c| head.find(c).unwrap_or_else(|| panic!("{c}: {head}")));
     assert!(at.is_sorted(), "{head}");
     let row = text.lines().find(|l| l.contains(".experts.w13 ")).unwrap();
@@ -191,7 +191,7 @@ fn a_converted_folder_is_described_and_not_refused() {
     let temp = tempfile::tempdir().unwrap();
     for (name, to, layout) in [
         ("ct-pack-moe", "marlin", "Marlin"),
-        ("ct-int-w4a8-moe", "kleidiai", "CPU int4"),
+        ("ct-int-w4a8-moe", "kleidiai", "CPU 4-bit"),
         ("ct-nvfp4-moe", "flashinfer", "FlashInfer"),
     ] {
         let out = temp.path().join(name);

@@ -1,4 +1,5 @@
-//! gpt-oss's experts: MXFP4 weights times f32 activations.
+//! gpt-oss's experts as checkpoints store them: MXFP4 weights times f32 activations. A converted
+//! folder's experts quantize activations to int8 instead.
 //!
 //! A weight is e2m1 times a power of two for each 32 values along K, which f32 holds exactly. A
 //! product is therefore [`Dense`](crate::ops::dense::Dense)'s on the expanded weights, to the bit.
@@ -71,11 +72,6 @@ pub(super) struct Mxfp4Experts<'f> {
 }
 
 impl<'f> Mxfp4Experts<'f> {
-    /// Whether `module` is stored this way.
-    pub(super) fn is_stored(weights: &Weights<'_, 'f>, module: &str) -> bool {
-        weights.has(&format!("{module}.gate_up_proj_blocks"))
-    }
-
     pub(super) fn load(
         weights: &Weights<'_, 'f>,
         module: &str,

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use marlinspike::moe::layer::Routed;
-use marlinspike::w4a8::moe::MoeLayer;
+use marlinspike::w4a8::moe::ExpertLayer;
 
 use super::{Mlp, PROJECTIONS, Workspaces, rows, rows_mut};
 use crate::config::Config;
@@ -24,7 +24,8 @@ pub(super) trait ExpertStack: Debug + Send + Sync {
     ) -> Result<()>;
 }
 
-impl ExpertStack for MoeLayer<'_> {
+/// Packed experts, by the int4 path's kernels or those of another format.
+impl ExpertStack for Box<dyn ExpertLayer + '_> {
     fn forward(
         &self,
         x: &[f32],
@@ -33,7 +34,8 @@ impl ExpertStack for MoeLayer<'_> {
         w: &mut Workspaces,
     ) -> Result<()> {
         let hidden = self.hidden_size();
-        Ok(self.forward_routed(rows(x, hidden), routed, &mut w.experts, rows_mut(out, hidden))?)
+        let (x, out) = (rows(x, hidden), rows_mut(out, hidden));
+        Ok(self.as_ref().forward_routed(x.into(), routed, &mut w.experts, out.into())?)
     }
 }
 

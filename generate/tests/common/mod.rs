@@ -18,9 +18,11 @@ use tempfile::TempDir;
 pub const NAMES: [&str; 5] =
     ["qwen3-moe-tiny", "mixtral-tiny", "deepseek-v3-tiny", "deepseek-v2-tiny", "gpt-oss-tiny"];
 
-/// The models whose layers `convert` packs for the int4 path; their 4-bit weights meet 8-bit
-/// activations. gpt-oss's MXFP4 weights meet f32 activations.
+/// The models whose checkpoint and converted folder meet 8-bit activations.
 pub const CONVERTED: [&str; 2] = ["qwen3-moe-tiny", "mixtral-tiny"];
+
+/// MXFP4 weights meet f32 activations in the checkpoint and 8-bit activations in a converted folder.
+pub const CONVERTED_MXFP4: &str = "gpt-oss-tiny";
 
 /// The golden model of this name.
 pub fn golden(name: &str) -> PathBuf {

@@ -1,10 +1,20 @@
 //! A sequence's logits have the same bits for any number of threads, any batch and any cut.
 
+use std::path::PathBuf;
+
 use crate::common::*;
 use marlinspike_generate::{Cache, Decoder, Input, LogitsOf};
 
 fn pool(threads: usize) -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()
+}
+
+/// Every model as it is stored, with float weights, and MXFP4's converted folder.
+fn folders() -> Vec<(&'static str, PathBuf)> {
+    let stored = NAMES.map(|name| (name, golden(name)));
+    let floats = NAMES.map(|name| (name, float_model(name).keep()));
+    let packed = converted(CONVERTED_MXFP4).keep().join("packed");
+    stored.into_iter().chain(floats).chain([(CONVERTED_MXFP4, packed)]).collect()
 }
 
 /// Prompts of different lengths, the golden one first.
@@ -35,30 +45,30 @@ fn together(decoder: &Decoder<'_>, prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
 
 #[test]
 fn threads_and_batches_change_no_bit() {
-    for name in NAMES {
+    for (name, folder) in folders() {
         let prompts = prompts(name);
-        for folder in [golden(name), float_model(name).keep()] {
-            with_decoder(&folder, |decoder| {
-                let alone: Vec<_> = prompts
-                    .iter()
-                    .flat_map(|p| pool(1).install(|| together(decoder, std::slice::from_ref(p))))
-                    .collect();
-                for threads in 1..=3 {
-                    for batch in 1..=4 {
-                        let made = pool(threads).install(|| together(decoder, &prompts[..batch]));
-                        assert!(made == alone[..batch], "{name}: {threads} threads, batch {batch}");
-                    }
+        with_decoder(&folder, |decoder| {
+            let alone: Vec<_> = prompts
+                .iter()
+                .flat_map(|p| pool(1).install(|| together(decoder, std::slice::from_ref(p))))
+                .collect();
+            for threads in 1..=3 {
+                for batch in 1..=4 {
+                    let made = pool(threads).install(|| together(decoder, &prompts[..batch]));
+                    assert!(made == alone[..batch], "{name}: {threads} threads, batch {batch}");
                 }
-            });
-        }
+            }
+        });
     }
 }
 
 #[test]
 fn every_cut_of_the_prompt_gives_the_same_bits() {
-    for name in NAMES {
+    let packed = converted(CONVERTED_MXFP4).keep().join("packed");
+    let all = NAMES.map(|name| (name, golden(name)));
+    for (name, folder) in all.into_iter().chain([(CONVERTED_MXFP4, packed)]) {
         let ids = Expected::read(name).input_ids;
-        with_decoder(&golden(name), |decoder| {
+        with_decoder(&folder, |decoder| {
             let whole = bits(&logits(decoder, &ids));
             // Every subset of the places between two tokens.
             for cuts in 0..1u32 << (ids.len() - 1) {

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use marlinspike::w4a8::packed::PackedRhs;
 use marlinspike::weight::{Table, TableData};
 
 use super::names::TensorKind;
@@ -78,8 +77,6 @@ pub enum Bytes {
     B32(Vec<u32>),
     /// From floats.
     F32(Vec<f32>),
-    /// Packed blocks of columns.
-    Blocks(PackedRhs<'static>),
 }
 
 impl Bytes {
@@ -90,7 +87,6 @@ impl Bytes {
             Self::B16(v) => bytemuck::cast_slice(v),
             Self::B32(v) => bytemuck::cast_slice(v),
             Self::F32(v) => bytemuck::cast_slice(v),
-            Self::Blocks(packed) => packed.bytes(),
         }
     }
 

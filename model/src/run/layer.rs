@@ -1,19 +1,22 @@
 //! Finding a layer in a model, and running it.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use marlinspike::case::ActivationRounding;
 use marlinspike::container::Container;
 use marlinspike::moe::layer::Routed;
 use marlinspike::num::array::rows_of;
-use marlinspike::w4a8::moe::{Mode, MoeLayer, Workspace};
+use marlinspike::w4a8::moe::{ExpertLayer, ExpertOptions, Mode};
 use marlinspike::w4a8::packed::PackedRhs;
 use marlinspike::w4a8::stored::{self, Description};
-use marlinspike::w4a8::{Kernel, Linear, LinearWorkspace, Values};
+use marlinspike::w4a8::{Linear, LinearWorkspace, Values, experts};
 use marlinspike::{Error, Result};
 
 use super::error::RunError;
+use super::has_method;
 use super::input::{Inputs, Routing, Sizes};
+use super::kernel::{check_kernel, linear_kernel};
 use super::origin::{self, Partial};
 use super::output::LayerKind;
 use super::pack::Packer;
@@ -42,8 +45,8 @@ pub struct LoadOptions<'o> {
     pub layer: Option<&'o str>,
     /// How activations are rounded.
     pub rounding: ActivationRounding,
-    /// The kernel.
-    pub kernel: Box<dyn Kernel>,
+    /// A kernel by name, or the fastest.
+    pub kernel: Option<&'o str>,
     /// Threads for packing an unpacked layer.
     pub pool: &'o rayon::ThreadPool,
 }
@@ -52,7 +55,7 @@ pub struct LoadOptions<'o> {
 #[derive(Debug)]
 pub enum Layer<'f> {
     /// Experts.
-    Moe(Box<MoeLayer<'f>>),
+    Moe(Box<dyn ExpertLayer + 'f>),
     /// One matrix.
     Linear(LinearLayer<'f>),
 }
@@ -178,7 +181,11 @@ impl Opened {
             (Self::Folder(files), true) => {
                 let model = Model::new(files)?;
                 let plan = ConversionPlan::new(&model, &Layers::group(&model)?, &settings())?;
-                plan.descriptions.into_keys().collect()
+                // Those run by their checkpoint's method.
+                let others = plan.stacks.iter().filter(|s| has_method(&s.scheme));
+                let others: BTreeSet<&str> = others.map(|s| s.module.as_str()).collect();
+                let names = plan.descriptions.into_keys();
+                names.filter(|name| !others.contains(name.as_str())).collect()
             }
             _ => containers.iter().flat_map(stored::modules).map(str::to_owned).collect(),
         };
@@ -225,13 +232,15 @@ fn packed<'f>(
         Description::Linear(_) => None,
     };
     let partial = origin::partial(file, section, &module, moe);
-    let arithmetic = origin::arithmetic(origin::quantizes(section, &module));
-    let layer = match described {
-        Description::Moe(_) => {
-            let layer = MoeLayer::load(file, &module, rounding, Mode::Extended)?;
-            Layer::Moe(Box::new(layer.with_kernel(kernel)))
+    let arithmetic = origin::arithmetic(&described, origin::quantizes(section, &module));
+    let layer = match &described {
+        Description::Moe(moe) => {
+            check_kernel(moe.format, kernel)?;
+            let options = ExpertOptions { rounding, mode: Mode::Extended, kernel };
+            Layer::Moe(experts::load(file, &module, options)?)
         }
         Description::Linear(_) => {
+            let kernel = linear_kernel(kernel)?;
             let layer = Linear::load(file, &module, rounding)?.with_kernel(kernel);
             Layer::Linear(LinearLayer { layer, rounding })
         }
@@ -256,18 +265,20 @@ fn checkpoint<'f>(files: &ModelFiles, options: LoadOptions<'_>) -> Result<Loaded
     let is_moe = |m: &str| matches!(packer.description(m), Ok(Description::Moe(_)));
     let module = choose(&modules, wanted, is_moe)?.to_owned();
     let layer = match packer.description(&module)? {
-        Description::Moe(_) => {
-            let layer = pool.install(|| packer.experts(&module, rounding, kernel))?;
-            Layer::Moe(Box::new(layer))
+        Description::Moe(moe) => {
+            check_kernel(moe.format, kernel)?;
+            let options = ExpertOptions { rounding, mode: Mode::Extended, kernel };
+            Layer::Moe(pool.install(|| packer.experts(&module, options))?)
         }
         Description::Linear(_) => {
+            let kernel = linear_kernel(kernel)?;
             let layer = pool.install(|| packer.linear(&module, rounding, kernel))?;
             Layer::Linear(LinearLayer { layer, rounding })
         }
     };
     let notes = match &layer {
         Layer::Moe(moe) => {
-            let experts = moe.config().num_experts;
+            let experts = moe.num_experts();
             let mut notes = MoeRouting::read(&model, &module, experts, false)?.notes;
             notes.extend(shared_experts_left_out(&model, &module));
             notes
@@ -276,17 +287,25 @@ fn checkpoint<'f>(files: &ModelFiles, options: LoadOptions<'_>) -> Result<Loaded
     };
     let target = packer.settings().format.target();
     let quantizes = packer.stacks(&module).any(|s| target.quantizes_activations(s));
-    let arithmetic = origin::arithmetic(Some(quantizes));
+    let arithmetic = origin::arithmetic(packer.description(&module)?, Some(quantizes));
     Ok(Loaded { module, packed: false, layer, partial: None, arithmetic, notes })
 }
 
 impl Layer<'_> {
+    /// The kernel's name.
+    pub fn kernel_name(&self) -> &'static str {
+        match self {
+            Self::Moe(moe) => moe.kernel_name(),
+            Self::Linear(linear) => linear.layer.kernel_name(),
+        }
+    }
+
     /// Kind and sizes.
     pub fn kind(&self) -> LayerKind {
         match self {
             Self::Moe(moe) => LayerKind::Moe {
-                num_experts: moe.config().num_experts,
-                top_k: moe.config().router.top_k(),
+                num_experts: moe.num_experts(),
+                top_k: moe.router().top_k(),
                 hidden_size: moe.hidden_size(),
                 intermediate_size: moe.intermediate_size(),
             },
@@ -313,7 +332,7 @@ impl Layer<'_> {
     /// The sizes that its activations must match.
     pub fn sizes(&self) -> Sizes {
         let num_experts = match self {
-            Self::Moe(moe) => Some(moe.config().num_experts),
+            Self::Moe(moe) => Some(moe.num_experts()),
             Self::Linear(_) => None,
         };
         Sizes { size_k: self.size_k(), num_experts, has_router: false }
@@ -344,12 +363,12 @@ impl Layer<'_> {
                 })
             }
             Self::Moe(moe) => {
-                let mut workspace = Workspace::for_tokens(moe, inputs.x.len() / self.size_k());
+                let mut workspace = moe.workspace(inputs.x.len() / self.size_k());
                 Box::new(move |y| {
                     let (x, y) = (inputs.x.view(k)?, y.view_mut(n)?);
                     match &inputs.routing {
                         Routing::Logits(logits) => {
-                            let experts = moe.config().num_experts;
+                            let experts = moe.num_experts();
                             let logits = rows_of("router_logits", logits, experts)?;
                             moe.forward(x, logits, &mut workspace, y)
                         }

@@ -9,6 +9,7 @@ mod definition;
 pub mod device;
 pub mod error;
 pub mod input;
+mod kernel;
 pub mod layer;
 pub mod method;
 pub mod options;
@@ -23,7 +24,7 @@ use std::time::Instant;
 
 use marlinspike::config::Scheme;
 use marlinspike::method::Arithmetic;
-use marlinspike::w4a8::{self, Kernel, Values};
+use marlinspike::w4a8::Values;
 use rayon::ThreadPool;
 
 use crate::model::Model;
@@ -66,7 +67,7 @@ pub fn run_on(
     let threads = options.threads.map_or_else(rayon::current_num_threads, NonZero::get);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|e| RunError::Threads { reason: e.to_string() })?;
-    let kernel = kernel(options.kernel.as_deref())?;
+    kernel::check_any(options.kernel.as_deref())?;
     let opened = Opened::open(model, options.routing.as_deref())?;
     let wanted = options.layer.as_deref();
     if let Some(files) = opened.original()? {
@@ -97,18 +98,13 @@ pub fn run_on(
         let module = wanted.unwrap_or("the first layer");
         return Err(RunError::no_kernel(module, "a layer of the int4 path on CPUs"));
     }
-    int4(&opened, options, kernel, &pool)
+    int4(&opened, options, &pool)
 }
 
 /// Runs a layer on the int4 path.
-fn int4(
-    opened: &Opened,
-    options: &Options,
-    kernel: Box<dyn Kernel>,
-    pool: &ThreadPool,
-) -> Result<Run, RunError> {
-    let name = kernel.name();
+fn int4(opened: &Opened, options: &Options, pool: &ThreadPool) -> Result<Run, RunError> {
     let (layer, rounding) = (options.layer.as_deref(), options.rounding);
+    let kernel = options.kernel.as_deref();
     let loaded = opened.load(LoadOptions { layer, rounding, kernel, pool })?;
     let sizes = loaded.layer.sizes();
     let inputs: Inputs<Values> = match &options.input {
@@ -141,7 +137,7 @@ fn int4(
         method: None,
         outputs: vec![y],
         timing: Timing {
-            kernel: name.to_owned(),
+            kernel: loaded.layer.kernel_name().to_owned(),
             threads: Some(pool.current_num_threads()),
             seconds,
         },
@@ -210,17 +206,4 @@ fn method_layer(
         None => known.clone().find(|s| s.role == Role::W13).or_else(|| known.next()),
     };
     Ok(found.map(|s| s.module.clone()))
-}
-
-/// The kernel of this name, or the fastest.
-fn kernel(name: Option<&str>) -> Result<Box<dyn Kernel>, RunError> {
-    let Some(name) = name else { return Ok(w4a8::fastest()) };
-    let mut all = w4a8::kernels();
-    match all.iter().position(|k| k.name() == name) {
-        Some(i) => Ok(all.swap_remove(i)),
-        None => {
-            let known = all.iter().map(|k| k.name()).collect();
-            Err(RunError::Kernel { found: name.to_owned(), known })
-        }
-    }
 }

@@ -4,7 +4,8 @@
 use std::path::Path;
 
 use marlinspike::container::Container;
-use marlinspike::w4a8::stored::MoeDescription;
+use marlinspike::layouts::CPU_INT4;
+use marlinspike::w4a8::stored::{Description, MoeDescription};
 use serde_json::Value;
 
 use crate::convert::parallel::Style;
@@ -92,14 +93,18 @@ pub fn partial(
 }
 
 /// How the int4 path computes, and whether the checkpoint's method computes differently.
-pub fn arithmetic(quantizes: Option<bool>) -> String {
-    let path = "int8 activations, quantized per token";
+pub fn arithmetic(described: &Description, quantizes: Option<bool>) -> String {
+    let format = match described {
+        Description::Moe(moe) => moe.format,
+        Description::Linear(_) => &CPU_INT4,
+    };
+    let path = format!("int8 activations, {}", format.activations);
     match quantizes {
         Some(true) => format!(
             "{path}; the checkpoint's method (W4A16) keeps activations in 16 bits \
              (--arithmetic exact on the checkpoint runs that)"
         ),
-        Some(false) => path.to_owned(),
+        Some(false) => path,
         None => format!("{path}, whatever the checkpoint's method does"),
     }
 }

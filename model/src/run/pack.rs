@@ -1,10 +1,10 @@
 //! Layers of an original checkpoint for the int4 path, packed into memory.
 
 use marlinspike::case::ActivationRounding;
-use marlinspike::w4a8::moe::{Mode, MoeLayer};
-use marlinspike::w4a8::packed::{PackedRhs, PackedStack, RhsLayout};
-use marlinspike::w4a8::stored::{Description, MoeDescription};
-use marlinspike::w4a8::{Kernel, Linear};
+use marlinspike::w4a8::moe::{ExpertLayer, ExpertOptions};
+use marlinspike::w4a8::packed::PackedRhs;
+use marlinspike::w4a8::stored::Description;
+use marlinspike::w4a8::{Kernel, Linear, experts};
 use marlinspike::{Error, Result};
 
 use super::error::RunError;
@@ -47,10 +47,10 @@ impl<'m, 'f> Packer<'m, 'f> {
         self.layers.owned.contains(tensor)
     }
 
-    /// Bytes of all packed layers together.
-    pub fn bytes(&self) -> u64 {
-        let outputs = self.plan.stacks.iter().flat_map(|s| &s.outputs);
-        outputs.filter_map(|o| o.spec.byte_len()).sum()
+    /// Bytes of the packed layers that `wanted` names.
+    pub fn bytes(&self, wanted: impl Fn(&str) -> bool) -> u64 {
+        let stacks = self.plan.stacks.iter().filter(|s| wanted(&s.module));
+        stacks.flat_map(|s| &s.outputs).filter_map(|o| o.spec.byte_len()).sum()
     }
 
     /// The layers that cannot be packed, with the reasons.
@@ -97,34 +97,31 @@ impl<'m, 'f> Packer<'m, 'f> {
             return Err(Error::missing(module, "a linear layer"));
         };
         let layout = described.layout;
-        let weight = PackedRhs::new(layout, self.stack(module, Role::Dense, layout)?)?;
+        let weight = PackedRhs::new(layout, self.stack(module, Role::Dense, layout.packed_len())?)?;
         Ok(Linear::new(weight, rounding).with_kernel(kernel))
     }
 
     /// Packs experts on rayon's current pool.
     ///
     /// # Errors
-    /// As [`Packer::linear`].
+    /// As [`Packer::linear`] and [`experts::layer`].
     pub fn experts(
         &self,
         module: &str,
-        rounding: ActivationRounding,
-        kernel: Box<dyn Kernel>,
-    ) -> Result<MoeLayer<'static>> {
+        options: ExpertOptions<'_>,
+    ) -> Result<Box<dyn ExpertLayer + 'static>> {
         let Description::Moe(described) = self.description(module)? else {
             return Err(Error::missing(module, "a layer of experts"));
         };
-        let described: MoeDescription = described.clone();
-        let (w13, w2) = (described.w13_layout()?, described.w2_layout()?);
-        let w13 = PackedStack::new("w13", w13, self.stack(module, Role::W13, w13)?)?;
-        let w2 = PackedStack::new("w2", w2, self.stack(module, Role::W2, w2)?)?;
-        let layer = MoeLayer::described(described, w13, w2, rounding, Mode::Extended)?;
-        Ok(layer.with_kernel(kernel))
+        let [w13, w2] = described.sizes()?;
+        let w13 = self.stack(module, Role::W13, w13.packed_len)?;
+        let w2 = self.stack(module, Role::W2, w2.packed_len)?;
+        experts::layer(described.clone(), [w13.into(), w2.into()], options)
     }
 
-    fn stack(&self, module: &str, role: Role, layout: RhsLayout) -> Result<Vec<u8>> {
+    fn stack(&self, module: &str, role: Role, packed_len: usize) -> Result<Vec<u8>> {
         let found = self.stacks(module).find(|s| s.role == role);
         let stack = found.ok_or_else(|| Error::missing(module, "the plan of its layer"))?;
-        packed_stack(self.model, stack, &self.settings, layout.packed_len())
+        packed_stack(self.model, stack, &self.settings, packed_len)
     }
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use crate::common::runs::{EXECUTION, golden, run, run_with, settings};
 use crate::common::{Converted, EXPERTS, Format, HIDDEN, INTER, files, write_model};
 use marlinspike::container::Container;
+use marlinspike::layouts::CPU_INT4;
 use marlinspike::layouts::kleidi::{Columns, NR, RhsLayout};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::tensor::{DType, Tensor};
@@ -389,6 +390,7 @@ fn packed_weights_are_hardly_more_than_codes_and_scales() {
     {
         for group_size in [-1, 32, 64, 128].map(|g| GroupSize::from_config(g).unwrap()) {
             let layer = MoeDescription {
+                format: &CPU_INT4,
                 hidden_size,
                 intermediate_size,
                 num_experts: 8,

@@ -9,6 +9,7 @@ mod faults;
 mod formats;
 mod index;
 mod kleidi;
+mod mxfp4;
 mod runs;
 mod scale_groups;
 

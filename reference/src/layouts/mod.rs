@@ -5,6 +5,7 @@
 //! its bytes equal those of upstream's operators; no product is needed to test it.
 
 pub mod block_scale;
+pub mod cpu;
 pub mod deepgemm;
 pub mod flashinfer;
 pub mod kleidi;
@@ -17,6 +18,7 @@ use std::fmt;
 
 use serde::Serialize;
 
+use cpu::CpuFormat;
 use positions::Named;
 
 /// The layouts by name, for viewers: [`positions::positions`] lists the values of one.
@@ -28,6 +30,15 @@ pub const ALL: &[&[Named]] = &[
     kleidi::positions::ALL,
     mxfp4::positions::ALL,
 ];
+
+/// Int4 codes for CPU kernels.
+pub static CPU_INT4: CpuFormat = kleidi::FORMAT;
+
+/// e2m1 codes with a power of two for each 32 k, for CPU kernels.
+pub static CPU_E2M1: CpuFormat = mxfp4::FORMAT;
+
+/// Every format of the CPU kernels.
+pub static CPU_FORMATS: [&CpuFormat; 2] = [&CPU_INT4, &CPU_E2M1];
 
 /// Bits `[bit, bit + width)` of element `element` of a packed tensor (row-major).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

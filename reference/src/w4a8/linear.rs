@@ -49,6 +49,11 @@ impl<'a> Linear<'a> {
         &self.weight
     }
 
+    /// The kernel's name.
+    pub fn kernel_name(&self) -> &'static str {
+        self.kernel.name()
+    }
+
     /// `out` `[M, N]` of `x` `[M, K]`, on rayon's current pool.
     ///
     /// # Errors

@@ -27,6 +27,7 @@
 //! KleidiAI's packing routine.
 
 mod buffer;
+pub mod experts;
 pub mod limits;
 mod linear;
 mod matrices;
@@ -214,6 +215,9 @@ pub(crate) fn run_panels<'a>(
         }
     }
 }
+
+/// What runs the experts of each format.
+static ENGINES: [moe::Engine; 2] = [moe::ENGINE, mxfp4::ENGINE];
 
 /// Every kernel that this CPU supports, slowest first.
 pub fn kernels() -> Vec<Box<dyn Kernel>> {

@@ -8,7 +8,8 @@
 //! `packed_len` is [`RhsLayout::packed_len`]; in w13 the gate's columns come before those of up. The
 //! description is a JSON object in the file's `__metadata__`: a [`LinearDescription`] or a
 //! [`MoeDescription`]. It states every size, and the tensors must agree with it. Loading neither
-//! reads nor copies packed bytes, and assumes no alignment.
+//! reads nor copies packed bytes, and assumes no alignment. Experts in another format than int4 name
+//! it under `weights` (version 3); `packed_len` is then [`CpuSizes::packed_len`].
 
 use std::borrow::Cow;
 
@@ -20,11 +21,13 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use super::RhsLayout;
 
 use crate::container::Container;
+use crate::layouts::CPU_INT4;
+use crate::layouts::cpu::{CpuFormat, CpuSizes};
 use crate::moe::ScoringFunc;
 use crate::moe::activation::Activation;
 use crate::num::dims::{GroupSize, Shape};
 use crate::{Error, Result};
-pub use load::{experts, linear};
+pub use load::{expert_bytes, experts, linear};
 pub use routing::{OperatorRouting, StoredRouting};
 
 /// Prefix of the descriptions' keys in `__metadata__`.
@@ -36,6 +39,10 @@ pub const VERSION: u32 = 1;
 /// Version of experts' descriptions with a family's routing rule. [`VERSION`] is still written and
 /// read where the rule is upstream's.
 pub const FAMILY_VERSION: u32 = 2;
+
+/// Version of experts' descriptions that name a format other than int4 under `weights`. The rest is as
+/// in [`FAMILY_VERSION`].
+pub const FORMAT_VERSION: u32 = 3;
 
 /// Largest number of experts of a layer; real layers have a few hundred.
 const MAX_EXPERTS: usize = 1 << 16;
@@ -66,6 +73,8 @@ pub struct LinearDescription {
 /// A file's description of one rank's experts of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeDescription {
+    /// The format of the matrices.
+    pub format: &'static CpuFormat,
     /// H.
     pub hidden_size: usize,
     /// I of this rank.
@@ -184,7 +193,7 @@ fn head(file: &Container<'_>, module: &str) -> Result<Head> {
         let expected = format!("a JSON object with `version` and `layer` ({e})");
         Error::value(place(module, ""), &[], short(text), expected)
     })?;
-    let newest = if head.layer == "moe" { FAMILY_VERSION } else { VERSION };
+    let newest = if head.layer == "moe" { FORMAT_VERSION } else { VERSION };
     if !(VERSION..=newest).contains(&head.version) {
         let expected = format!("{VERSION} to {newest}");
         return Err(Error::value(place(module, "version"), &[], head.version, expected));
@@ -274,25 +283,43 @@ impl LinearDescription {
 }
 
 impl MoeDescription {
-    /// Layout of each expert's gate and up, `[H, 2I]`.
+    /// `[K, N]` of each expert's w13, `[H, 2I]`, and w2, `[I, H]`.
     ///
     /// # Errors
-    /// As [`RhsLayout::new`]; [`Error::Size`] if 2I overflows.
-    pub fn w13_layout(&self) -> Result<RhsLayout> {
+    /// [`Error::Size`] if 2I overflows.
+    pub fn shapes(&self) -> Result<[Shape; 2]> {
         let double = self.intermediate_size.checked_mul(2);
         let size_n = double.ok_or_else(|| {
             Error::size("intermediate_size", self.intermediate_size, "a number that can be doubled")
         })?;
-        RhsLayout::new(Shape::new(self.hidden_size, size_n), self.group_size, self.nr)
+        let w2 = Shape::new(self.intermediate_size, self.hidden_size);
+        Ok([Shape::new(self.hidden_size, size_n), w2])
     }
 
-    /// Layout of each expert's down, `[I, H]`.
+    /// Sizes of each expert's packed w13 and w2.
+    ///
+    /// # Errors
+    /// As [`MoeDescription::shapes`]; [`Error::Size`] for sizes that the format does not have.
+    pub fn sizes(&self) -> Result<[CpuSizes; 2]> {
+        let [w13, w2] = self.shapes()?;
+        let of = |shape| (self.format.sizes)(shape, self.group_size, self.nr);
+        Ok([of(w13)?, of(w2)?])
+    }
+
+    /// Int4: layout of each expert's gate and up, `[H, 2I]`.
+    ///
+    /// # Errors
+    /// As [`RhsLayout::new`]; [`Error::Size`] if 2I overflows.
+    pub fn w13_layout(&self) -> Result<RhsLayout> {
+        RhsLayout::new(self.shapes()?[0], self.group_size, self.nr)
+    }
+
+    /// Int4: layout of each expert's down, `[I, H]`.
     ///
     /// # Errors
     /// As [`RhsLayout::new`].
     pub fn w2_layout(&self) -> Result<RhsLayout> {
-        let shape = Shape::new(self.intermediate_size, self.hidden_size);
-        RhsLayout::new(shape, self.group_size, self.nr)
+        RhsLayout::new(self.shapes()?[1], self.group_size, self.nr)
     }
 
     /// Number of local experts.
@@ -306,8 +333,9 @@ impl MoeDescription {
     /// The description as JSON.
     pub fn to_json(&self) -> serde_json::Value {
         let routing = match &self.routing {
-            StoredRouting::Operator(routing) => routing,
-            StoredRouting::Family(routing) => return routing::to_json(self, routing),
+            StoredRouting::Operator(routing) if *self.format == CPU_INT4 => routing,
+            StoredRouting::Operator(o) => return routing::to_json(self, &o.rule(), <_>::default()),
+            StoredRouting::Family(f) => return routing::to_json(self, f.rule(), f.tensors()),
         };
         serde_json::json!(MoeKeys {
             version: VERSION,
@@ -331,12 +359,13 @@ impl MoeDescription {
     /// # Errors
     /// [`Error::Missing`] if there is none; [`Error::Value`] and [`Error::Size`] naming the key.
     pub fn read(file: &Container<'_>, module: &str) -> Result<Self> {
-        if head(file, module)?.version == FAMILY_VERSION {
+        if head(file, module)?.version >= FAMILY_VERSION {
             return routing::read_family(file, module)?.checked(module);
         }
         let keys: MoeKeys = read(file, module, "moe")?;
         let num_experts = count(module, "num_experts", keys.num_experts, MAX_EXPERTS)?;
         let found = Self {
+            format: &CPU_INT4,
             hidden_size: keys.hidden_size,
             intermediate_size: keys.intermediate_size,
             num_experts,
@@ -361,8 +390,7 @@ impl MoeDescription {
 
     /// The description, if its sizes and its expert map are valid.
     fn checked(self, module: &str) -> Result<Self> {
-        described(module, self.w13_layout())?;
-        described(module, self.w2_layout())?;
+        described(module, self.sizes())?;
         count(module, "hidden_size", self.hidden_size, MAX_SIZE)?;
         count(module, "intermediate_size", self.intermediate_size, MAX_SIZE)?;
         self.check_map(module)?;

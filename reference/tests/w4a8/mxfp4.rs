@@ -1,19 +1,27 @@
 //! MXFP4 weights with int8 activations: every kernel of this CPU around the edges of blocks, and the
 //! engine for any division of work, compared with loops over the formulas.
 
-use marlinspike::container::Container;
+use marlinspike::case::ActivationRounding;
+use marlinspike::container::{Container, write_container};
+use marlinspike::formats::mxfp4::Mxfp4Tensors;
+use marlinspike::layouts::CPU_E2M1;
 use marlinspike::layouts::mxfp4::{Mxfp4Layout, Mxfp4Part, Mxfp4Rows, Mxfp4Stack, PackedMxfp4};
 use marlinspike::moe::ScoringFunc;
 use marlinspike::moe::activation::Activation;
+use marlinspike::moe::families::{Renormalize, RoutingRule};
 use marlinspike::moe::layer::Routed;
 use marlinspike::moe::router::Router;
 use marlinspike::num::array::rows_of;
-use marlinspike::num::dims::Shape;
+use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::vectors::Rng;
-use marlinspike::w4a8::moe::{GatedActivation, Workspace};
+use marlinspike::w4a8::experts::{kernel_names, load};
+use marlinspike::w4a8::moe::{ExpertOptions, GatedActivation, Mode, Workspace};
 use marlinspike::w4a8::mxfp4::{Linear, Mxfp4Config, Mxfp4Layer, kernels, quantize_groups, scalar};
-use marlinspike::w4a8::{LinearWorkspace, Values};
+use marlinspike::w4a8::stored::{self, MoeDescription, OperatorRouting, StoredRouting};
+use marlinspike::w4a8::{FamilyRouting, LinearWorkspace, Values};
+use marlinspike::weight::Weight;
 use marlinspike_golden::Manifest;
 
 /// e2m1 by code.
@@ -383,4 +391,201 @@ fn a_gpt_oss_checkpoint_runs() {
     let error = Mxfp4Layer::from_checkpoint(other, 1).unwrap_err().to_string();
     assert!(error.contains("down_proj_blocks") && error.contains("[2, 128, 4]"), "{error}");
     assert!(Mxfp4Layer::from_checkpoint(tensor, 3).is_err(), "three of two experts");
+}
+
+/// The hub's weight of the same columns.
+fn hub(given: &Given) -> Weight<'static> {
+    let Shape { size_k, size_n } = given.shape;
+    let tensor = |name: &str, shape: Vec<usize>, bytes: &[u8]| {
+        Tensor::new(name, DType::U8, shape, bytes.to_vec()).unwrap()
+    };
+    let bias: Vec<f32> = given.bias.clone();
+    let tensors = Mxfp4Tensors {
+        weight: tensor("w.weight_packed", vec![size_n, size_k / 2], &given.blocks),
+        weight_scale: tensor("w.weight_scale", vec![size_n, size_k / 32], &given.scales),
+        bias: Some(Tensor::from_vec("w.bias", DType::F32, vec![size_n], bias).unwrap()),
+    };
+    tensors.unpack("w").unwrap()
+}
+
+#[test]
+fn packing_the_hubs_weight_gives_the_bytes_of_the_rows() {
+    let rng = &mut Rng::new(21);
+    for (size_k, size_n) in [(32, 1), (96, 16), (64, 37), (160, 48)] {
+        let given = Given::new(size_k, size_n, rng);
+        let layout = Mxfp4Layout::new(given.shape).unwrap();
+        let weight = hub(&given);
+        let packed = layout.pack_weight(&weight).unwrap();
+        assert_eq!(packed, given.packed(), "{size_k} x {size_n}");
+        let plain = Weight { bias: None, ..weight.clone() };
+        let zeros = vec![0.0; size_n];
+        let rows = Mxfp4Rows { bias: Some(&zeros), ..given.rows() };
+        assert_eq!(layout.pack_weight(&plain).unwrap(), layout.pack(rows, |n| n).unwrap());
+        assert_eq!((CPU_E2M1.pack)(&weight, 16).unwrap(), packed.bytes());
+        let sizes = (CPU_E2M1.sizes)(given.shape, GroupSize::Of(32), 16).unwrap();
+        assert_eq!((sizes.packed_len, sizes.groups), (packed.bytes().len(), size_k / 32));
+    }
+    let given = Given::new(64, 5, rng);
+    let (weight, layout) = (hub(&given), Mxfp4Layout::new(given.shape).unwrap());
+    let refused = |weight: &Weight<'_>| layout.pack_weight(weight).unwrap_err().to_string();
+    let nan = weight.scales.map(weight.scales.ty(), |_| 0xff);
+    assert!(refused(&Weight { scales: nan, ..weight.clone() }).contains("NaN"));
+    let other = Weight { ty: ScalarType::UINT4B8, ..weight.clone() };
+    assert!(refused(&other).contains("uint4b8 codes"));
+    let global = Weight { global_scale: Some(2.0), ..weight.clone() };
+    assert!(refused(&global).contains("global scale"));
+    let narrow = Mxfp4Layout::new(Shape::new(64, 4)).unwrap();
+    assert!(narrow.pack_weight(&weight).unwrap_err().to_string().contains("[64, 5]"));
+    for (group, nr, word) in [(GroupSize::Of(64), 16, "group_size"), (GroupSize::Of(32), 8, "nr")] {
+        let error = (CPU_E2M1.sizes)(given.shape, group, nr).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+    }
+}
+
+/// A file with experts, and their description.
+fn stored_experts(limit: f32, rng: &mut Rng) -> (MoeDescription, Vec<Given>, Vec<Given>) {
+    let (experts, h, i) = (3, 64, 32);
+    let w13 = (0..experts).map(|_| Given::new(h, 2 * i, rng)).collect();
+    let w2 = (0..experts).map(|_| Given::new(i, h, rng)).collect();
+    let rule = RoutingRule {
+        activation: Activation::SwigluOai,
+        swiglu_limit: Some(limit),
+        ..RoutingRule::softmax(2, Renormalize::SUM)
+    };
+    let family = FamilyRouting::new(rule, experts, None, None).unwrap();
+    let described = MoeDescription {
+        format: &CPU_E2M1,
+        hidden_size: h,
+        intermediate_size: i,
+        num_experts: experts,
+        expert_map: None,
+        group_size: GroupSize::Of(32),
+        nr: 16,
+        routing: StoredRouting::Family(Box::new(family)),
+    };
+    (described, w13, w2)
+}
+
+/// The bytes of a packed file.
+fn file(description: &serde_json::Value, w13: &[Given], w2: &[Given]) -> Vec<u8> {
+    let tensor = |which: &str, all: &[Given]| {
+        let bytes: Vec<u8> = all.iter().flat_map(|g| g.packed().bytes().to_vec()).collect();
+        let shape = vec![all.len(), bytes.len() / all.len()];
+        Tensor::new(format!("m.experts.{which}_packed"), DType::U8, shape, bytes).unwrap()
+    };
+    let metadata = [("marlinspike.w4a8.m.experts".to_owned(), description.to_string())];
+    let tensors = [tensor("w13", w13), tensor("w2", w2)];
+    write_container(&tensors, &metadata.into(), Vec::new()).unwrap()
+}
+
+const OPTIONS: ExpertOptions<'static> =
+    ExpertOptions { rounding: ActivationRounding::HalfAway, mode: Mode::Extended, kernel: None };
+
+#[test]
+fn a_stored_layer_is_its_products() {
+    let rng = &mut Rng::new(22);
+    // Small, so that it matters.
+    let limit = 2.5;
+    let (described, w13, w2) = stored_experts(limit, rng);
+    let bytes = file(&described.to_json(), &w13, &w2);
+    let container = Container::parse(&bytes).unwrap();
+    assert_eq!(MoeDescription::read(&container, "m.experts").unwrap(), described);
+    let (tokens, x) = (9, activations(9, 64, rng));
+    let logits: Vec<f32> = (0..tokens * 3).map(|_| rng.below(977) as f32 / 99.0).collect();
+    // Softmax over the two best of three.
+    let mut expected = Vec::new();
+    for (x, logits) in x.chunks_exact(64).zip(logits.chunks_exact(3)) {
+        let worst = (0..3).min_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+        let mut y = vec![0f64; 64];
+        let exp = |e: usize| f64::from(logits[e]).exp();
+        let sum: f64 = (0..3).filter(|&e| e != worst).map(exp).sum();
+        for e in (0..3).filter(|&e| e != worst) {
+            let gate_up = w13[e].expected(x);
+            let (gate, up) = gate_up.split_at(32);
+            let activated: Vec<f32> = gate
+                .iter()
+                .zip(up)
+                .map(|(&g, &u)| {
+                    let g = f64::from(g.min(limit));
+                    let u = f64::from(u.clamp(-limit, limit));
+                    (g / (1.0 + (-1.702 * g).exp()) * (u + 1.0)) as f32
+                })
+                .collect();
+            let down = w2[e].expected(&activated);
+            y.iter_mut().zip(down).for_each(|(y, d)| *y += exp(e) / sum * f64::from(d));
+        }
+        expected.extend(y);
+    }
+    let view = rows_of("router_logits", &logits, 3).unwrap();
+    let rows = rows_of("x", &x, 64).unwrap();
+    for name in kernel_names(&CPU_E2M1) {
+        let options = ExpertOptions { kernel: Some(name), ..OPTIONS };
+        let layer = load(&container, "m.experts", options).unwrap();
+        assert_eq!(layer.kernel_name(), name);
+        let mut y = vec![0f32; tokens * 64];
+        let out = marlinspike::num::array::rows_mut("y", &mut y, 64).unwrap();
+        let mut workspace = layer.workspace(tokens);
+        layer.forward(rows.into(), view, &mut workspace, out.into()).unwrap();
+        let routing = layer.router().route(view).unwrap();
+        let definition = layer.definition(&Values::F32(x.clone()), routing.routed().unwrap());
+        assert_eq!(bits(&y), definition.unwrap().bits(), "{name}");
+        // A code of the activated rows that f64 rounds the other way changes a result by less than
+        // 1/127 of a group; everything else is f32's rounding.
+        let size = expected.iter().fold(0f64, |a, y| a.max(y.abs()));
+        for (i, (y, e)) in y.iter().zip(&expected).enumerate() {
+            assert!((f64::from(*y) - e).abs() < 0.01 * size, "{name} {i}: {y}, expected {e}");
+        }
+        let close =
+            y.iter().zip(&expected).filter(|(y, e)| (f64::from(**y) - **e).abs() < 1e-5 * size);
+        assert!(close.count() * 10 > y.len() * 9, "{name}: most have no such code");
+    }
+    let unknown = ExpertOptions { kernel: Some("mmx"), ..OPTIONS };
+    let error = load(&container, "m.experts", unknown).unwrap_err().to_string();
+    assert!(error.contains("mmx") && error.contains("scalar"), "{error}");
+    // The int4 layer does not take these bytes.
+    let error = stored::experts(&container, "m.experts").unwrap_err().to_string();
+    assert!(error.contains("mxfp4_int8") && error.contains("int4"), "{error}");
+}
+
+#[test]
+fn a_wrong_description_is_named() {
+    let rng = &mut Rng::new(23);
+    let (described, w13, w2) = stored_experts(7.0, rng);
+    let good = described.to_json();
+    let changes: [(&str, serde_json::Value, &str); 8] = [
+        ("weights", "mxfp5".into(), "one of int4, mxfp4_int8"),
+        ("weights", serde_json::Value::Null, "weights"),
+        ("version", 2.into(), "weights"),
+        ("version", 4.into(), "1 to 3"),
+        ("nr", 8.into(), "nr"),
+        ("group_size", 64.into(), "group_size"),
+        ("hidden_size", 96.into(), "w13_packed"),
+        ("intermediate_size", 48.into(), "size_k"),
+    ];
+    for (key, value, word) in changes {
+        let mut wrong = good.clone();
+        wrong[key] = value.clone();
+        let bytes = file(&wrong, &w13, &w2);
+        let error = load(&Container::parse(&bytes).unwrap(), "m.experts", OPTIONS).unwrap_err();
+        assert!(error.to_string().contains(word), "{key} {value}: {error}");
+    }
+    let mut rule = good.clone();
+    rule["routing"]["apply_router_weight_on_input"] = true.into();
+    let bytes = file(&rule, &w13, &w2);
+    let error = load(&Container::parse(&bytes).unwrap(), "m.experts", OPTIONS).unwrap_err();
+    assert!(error.to_string().contains("on the input"), "{error}");
+    // Upstream's settings become a family's rule.
+    let operator = MoeDescription {
+        routing: StoredRouting::Operator(OperatorRouting {
+            top_k: 2,
+            scoring_func: ScoringFunc::Softmax,
+            renormalize: true,
+            activation: Activation::Silu,
+            router_weight_on_input: false,
+        }),
+        ..described
+    };
+    let bytes = file(&operator.to_json(), &w13, &w2);
+    let layer = load(&Container::parse(&bytes).unwrap(), "m.experts", OPTIONS).unwrap();
+    assert_eq!(layer.activation(), GatedActivation::Silu);
 }

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use marlinspike::Error;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
 use marlinspike::container::{Container, ContainerError, write_container};
+use marlinspike::layouts::CPU_INT4;
 use marlinspike::layouts::kleidi::{Columns, PackedRhs, RhsLayout};
 use marlinspike::moe::families::RoutingRule;
 use marlinspike::moe::router::Router;
@@ -163,6 +164,7 @@ fn a_description_comes_back() {
     let mut model = Model::new();
     for map in [None, Some(vec![0, -1, 2, 1])] {
         let moe = MoeDescription {
+            format: &CPU_INT4,
             hidden_size: 64,
             intermediate_size: 96,
             num_experts: 4,
@@ -336,6 +338,7 @@ fn a_familys_rule_comes_back_with_every_bit_of_its_tensors() {
         let scale: Vec<f32> = (0..4).map(|_| any()).collect();
         let routing = FamilyRouting::new(rule.clone(), 4, Some(bias.clone()), Some(scale.clone()));
         let moe = MoeDescription {
+            format: &CPU_INT4,
             hidden_size: 64,
             intermediate_size: 96,
             num_experts: 4,

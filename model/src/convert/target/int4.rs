@@ -2,7 +2,8 @@
 //!
 //! It takes 4-bit codes without zero points in uniform groups: compressed-tensors with dynamic
 //! 8-bit activations, compressed-tensors with 16-bit activations (which the path quantizes), and
-//! GPTQ, also with a `g_idx` that states uniform groups.
+//! GPTQ, also with a `g_idx` that states uniform groups. Experts of e2m1 codes with a power of two
+//! for each 32 k are packed in their own format ([`CPU_E2M1`]).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,11 +12,15 @@ use marlinspike::Result;
 use marlinspike::config::{Scheme, ZeroPoints};
 use marlinspike::container::TensorSpec;
 use marlinspike::layers::ExpertMap;
+use marlinspike::layouts::cpu::{CpuFormat, CpuSizes};
+use marlinspike::layouts::{CPU_E2M1, CPU_INT4};
 use marlinspike::moe::ScoringFunc;
 use marlinspike::moe::activation::{Activation, Columns, Definition};
 use marlinspike::moe::families::Renormalize;
 use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::DType;
+use marlinspike::prepare::gate_up::{GateUp, reorder};
 use marlinspike::w4a8::FamilyRouting;
 use marlinspike::w4a8::moe::GatedActivation;
 use marlinspike::w4a8::packed::{RhsLayout, operator_scales};
@@ -45,16 +50,17 @@ const COLUMNS: usize = 64;
 pub const FORMAT: Format = Format::new(&Descriptor {
     name: "kleidiai",
     title: "the int4 path of KleidiAI",
-    about: "KleidiAI's blocks of int4 columns, for CPUs: activations are quantized to int8 \
-            at run time",
-    column: "CPU int4",
+    about: "blocks of 4-bit columns for CPUs, int4 as KleidiAI's: activations are quantized to \
+            int8 at run time",
+    column: "CPU 4-bit",
     tensors: "\
   --to kleidiai        dense rhs_packed; experts w13_packed, w2_packed (bytes; scales, sums and
                        biases inside)",
     takes: "\
 --to kleidiai takes 4-bit weights without zero points and without act-order: compressed-tensors
-W4A8 (int-quantized or pack-quantized) and W4A16, and GPTQ. Each file describes its layers in its
-metadata, so `marlinspike run` needs only the file.",
+W4A8 (int-quantized or pack-quantized) and W4A16, and GPTQ. Experts may also be e2m1 with a power of
+two for each 32 values, as gpt-oss and compressed-tensors store them. Each file describes its layers
+in its metadata, so `marlinspike run` needs only the file.",
     examples: &["model out --to kleidiai"],
     model_dtype: false,
     choice: Some(Choice {
@@ -79,9 +85,43 @@ impl Int4 {
         Self { nr: BLOCK_COLUMNS[chosen] }
     }
 
-    fn layout(&self, plan: &StackPlan) -> Result<RhsLayout> {
-        RhsLayout::new(plan.slice.shape, plan.groups.size, self.nr)
+    /// The format of weights of `scheme`, and the columns of its blocks.
+    fn format(&self, scheme: &Scheme) -> (&'static CpuFormat, usize) {
+        match scheme {
+            Scheme::Block { .. } => (&CPU_E2M1, CPU_E2M1.nr[0]),
+            _ => (&CPU_INT4, self.nr),
+        }
     }
+
+    fn sizes(&self, plan: &StackPlan) -> Result<CpuSizes> {
+        let (format, nr) = self.format(&plan.scheme);
+        (format.sizes)(plan.slice.shape, plan.groups.size, nr)
+    }
+
+    /// Packs the columns of a job.
+    fn packed(&self, plan: &StackPlan, mut weight: Weight<'_>) -> Result<Vec<u8>> {
+        let (format, nr) = self.format(&plan.scheme);
+        if *format == CPU_INT4 {
+            let grouped = plan.role != Role::Dense && plan.groups.size != GroupSize::Channel;
+            weight.scales = operator_scales(&weight, grouped)?;
+            let own = RhsLayout::new(weight.shape(), plan.groups.size, nr)?;
+            return Ok(own.pack_weight(&weight)?.into_bytes());
+        }
+        // The ranks' rows are added: only the first one's have the bias.
+        if plan.role == Role::W2 && plan.slice.k.start > 0 {
+            weight.bias = None;
+        }
+        match alternates(&plan.scheme, plan.role) {
+            true => (format.pack)(&reorder(&weight, GateUp::Interleaved, GateUp::Halves)?, nr),
+            false => (format.pack)(&weight, nr),
+        }
+    }
+}
+
+/// Whether gate and up alternate in the columns of the file's w13.
+fn alternates(scheme: &Scheme, role: Role) -> bool {
+    let stacked = matches!(scheme, Scheme::Block { container, .. } if container.stacks_experts());
+    stacked && role == Role::W13
 }
 
 /// The entry of a stack's module in the files' metadata.
@@ -95,8 +135,8 @@ impl Target for Int4 {
         vec![("nr", json!(self.nr))]
     }
 
-    fn layer(&self, _plan: &StackPlan, _settings: &Settings) -> Vec<(&'static str, Value)> {
-        vec![("nr", json!(self.nr))]
+    fn layer(&self, plan: &StackPlan, _settings: &Settings) -> Vec<(&'static str, Value)> {
+        vec![("nr", json!(self.format(&plan.scheme).1))]
     }
 
     fn stack<'s>(&self, model: &Model<'_>, stack: &'s Stack) -> Result<Cow<'s, Stack>, ModelError> {
@@ -106,25 +146,32 @@ impl Target for Int4 {
     fn plan(&self, stack: &Stack, info: StackInfo, context: Context<'_>) -> Planned {
         let Context { kv_heads, settings, .. } = context;
         let cut = StackPlan::cut(stack, info, kv_heads, settings);
-        let reasons = reasons(&stack.scheme);
+        let reasons = reasons(&stack.scheme, stack.role);
         let mut plan = match cut {
             Err(reason) => return Err(vec![reason]),
             Ok(_) if !reasons.is_empty() => return Err(reasons),
             Ok(plan) => plan,
         };
-        let layout = self.layout(&plan).map_err(|e| vec![e.to_string()])?;
-        plan.groups.count = layout.groups();
+        let sizes = self.sizes(&plan).map_err(|e| vec![e.to_string()])?;
+        let alternates = alternates(&plan.scheme, plan.role);
+        if let Some(n) = plan.slice.n.iter().find(|n| alternates && n.len() % 2 != 0) {
+            return Err(vec![format!("columns {n:?} do not end with a pair of gate and up")]);
+        }
+        plan.groups.count = sizes.groups;
         let (name, mut shape) = match plan.role {
             Role::Dense => ("rhs_packed", Vec::new()),
             Role::W13 => ("w13_packed", vec![plan.experts.len()]),
             Role::W2 => ("w2_packed", vec![plan.experts.len()]),
         };
-        shape.push(layout.packed_len());
+        shape.push(sizes.packed_len);
         let name = format!("{}.{name}", plan.module);
         let spec = TensorSpec { name, dtype: DType::U8, shape };
         plan.outputs.push(Output { kind: TensorKind::Weight, spec });
         // A column's sums go over all of its k; whole blocks are one run of bytes.
-        plan.jobs = Jobs::Columns { unit: self.nr, wanted: COLUMNS };
+        plan.jobs = match alternates {
+            true => Jobs::Experts,
+            false => Jobs::Columns { unit: self.format(&plan.scheme).1, wanted: COLUMNS },
+        };
         Ok(plan)
     }
 
@@ -139,8 +186,9 @@ impl Target for Int4 {
         for i in 0..planned.len() {
             let stack = &layers.stacks[i];
             let Ok(plan) = &planned[i] else { continue };
-            let Ok(layout) = self.layout(plan) else { continue };
             if stack.role == Role::Dense {
+                let layout = RhsLayout::new(plan.slice.shape, plan.groups.size, self.nr);
+                let Ok(layout) = layout else { continue };
                 let linear = LinearDescription { layout, group_size: plan.groups.size };
                 all.insert(stack.module.clone(), described(stack, Description::Linear(linear)));
                 continue;
@@ -153,7 +201,7 @@ impl Target for Int4 {
             });
             let sibling = other.and_then(|j| planned[j].as_ref().ok());
             let map = maps.get(&stack.module).and_then(|m| m.map.clone());
-            match experts(context.model, stack, (plan, sibling), self.nr, map) {
+            match experts(context.model, stack, (plan, sibling), self.format(&plan.scheme), map) {
                 Ok(moe) => {
                     all.insert(stack.module.clone(), described(stack, Description::Moe(moe)));
                 }
@@ -173,23 +221,19 @@ impl Target for Int4 {
     }
 
     fn quantizes_activations(&self, plan: &StackPlan) -> bool {
-        matches!(plan.scheme, Scheme::Wna16(_))
+        matches!(plan.scheme, Scheme::Wna16(_) | Scheme::Block { .. })
     }
 
     fn constants(&self, _plan: &StackPlan, _context: Context<'_>) -> Result<Constants> {
         Ok(Constants::default())
     }
 
-    fn pack(&self, job: &Job<'_>, mut weight: Weight<'_>) -> Result<Vec<Piece>> {
+    fn pack(&self, job: &Job<'_>, weight: Weight<'_>) -> Result<Vec<Piece>> {
         let Job { plan, expert, part, .. } = *job;
-        let layout = self.layout(plan)?;
-        let grouped = plan.role != Role::Dense && plan.groups.size != GroupSize::Channel;
-        weight.scales = operator_scales(&weight, grouped)?;
-        let own = RhsLayout::new(weight.shape(), plan.groups.size, self.nr)?;
-        let packed = own.pack_weight(&weight)?;
-        let before = expert * layout.packed_len();
-        let at = before + part.columns.start / self.nr * layout.block_bytes();
-        Ok(vec![Piece::whole(TensorKind::Weight, at as u64, Bytes::Blocks(packed))])
+        let (sizes, nr) = (self.sizes(plan)?, self.format(&plan.scheme).1);
+        let at = expert * sizes.packed_len + part.columns.start / nr * sizes.block_bytes;
+        let packed = Bytes::B8(self.packed(plan, weight)?);
+        Ok(vec![Piece::whole(TensorKind::Weight, at as u64, packed)])
     }
 
     fn runs_packed(&self) -> bool {
@@ -223,9 +267,15 @@ fn unordered<'s>(model: &Model<'_>, stack: &'s Stack) -> Result<Cow<'s, Stack>, 
 }
 
 /// The reasons why the path does not take weights of `scheme`.
-fn reasons(scheme: &Scheme) -> Vec<String> {
+fn reasons(scheme: &Scheme, role: Role) -> Vec<String> {
     let w = match scheme {
         Scheme::W4A8Int8 { .. } => return Vec::new(),
+        Scheme::Block { format, .. }
+            if format.element == CPU_E2M1.element && format.scale == ScalarType::FLOAT8_E8M0FNU =>
+        {
+            let found = format!("found a linear layer of {}, expected experts", scheme.label());
+            return if role == Role::Dense { vec![found] } else { Vec::new() };
+        }
         Scheme::W4A8Fp8 { .. } => {
             return vec!["activations: found float8_e4m3fn, expected int8".to_owned()];
         }
@@ -250,7 +300,7 @@ fn experts(
     model: &Model<'_>,
     stack: &Stack,
     (plan, sibling): (&StackPlan, Option<&StackPlan>),
-    nr: usize,
+    (format, nr): (&'static CpuFormat, usize),
     expert_map: Option<Vec<i32>>,
 ) -> Result<MoeDescription, String> {
     let (Role::W13, Some(w2)) = (stack.role, sibling) else {
@@ -266,8 +316,17 @@ fn experts(
     }
     let num_experts = stack.experts.len();
     let interleaved = stack.experts[0].iter().any(|matrix| matrix.index.is_some());
-    let routing = routing(model, &stack.module, num_experts, interleaved)?;
+    let reordered = alternates(&plan.scheme, Role::W13);
+    let routing = routing(model, &stack.module, num_experts, (interleaved, reordered))?;
+    let on_input = match &routing {
+        StoredRouting::Operator(o) => o.router_weight_on_input,
+        StoredRouting::Family(f) => f.rule().apply_router_weight_on_input,
+    };
+    if on_input && *format != CPU_INT4 {
+        return Err("router weights: found them on the input, expected them on the output".into());
+    }
     Ok(MoeDescription {
+        format,
         hidden_size: w13.size_k,
         intermediate_size: down.size_k,
         num_experts,
@@ -279,16 +338,17 @@ fn experts(
 }
 
 /// The layer's routing: upstream's settings where they suffice, so that older readers take the file,
-/// else the family's rule with its tensors.
+/// else the family's rule with its tensors. `interleaved`: gate and up alternate in the file;
+/// `reordered`: in the packed weights they do not.
 fn routing(
     model: &Model<'_>,
     module: &str,
     num_experts: usize,
-    interleaved: bool,
+    (interleaved, reordered): (bool, bool),
 ) -> Result<StoredRouting, String> {
     let found =
         MoeRouting::read(model, module, num_experts, interleaved).map_err(|e| e.to_string())?;
-    if found.activation.columns == Columns::Interleaved {
+    if found.activation.columns == Columns::Interleaved && !reordered {
         let name = found.rule.activation;
         return Err(format!(
             "activation {name}: found gate and up in alternating columns, expected halves"

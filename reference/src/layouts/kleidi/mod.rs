@@ -33,7 +33,29 @@ pub use rhs::{PackedRhs, RhsLayout, RhsPart, RhsPlace};
 pub use stack::PackedStack;
 pub use weight::operator_scales;
 
+use super::cpu::{CpuFormat, CpuSizes};
+use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
+
+/// The descriptor for files, conversion and kernels.
+pub(super) const FORMAT: CpuFormat = CpuFormat {
+    name: "int4",
+    element: ScalarType::UINT4B8,
+    activations: "quantized per token",
+    nr: &[NR[1], NR[0]],
+    sizes: |shape, group_size, nr| {
+        let layout = RhsLayout::new(shape, group_size, nr)?;
+        Ok(CpuSizes {
+            groups: layout.groups(),
+            block_bytes: layout.block_bytes(),
+            packed_len: layout.packed_len(),
+        })
+    },
+    pack: |weight, nr| {
+        let layout = RhsLayout::new(weight.shape(), weight.groups.group_size(), nr)?;
+        Ok(layout.pack_weight(weight)?.into_bytes())
+    },
+};
 
 /// Number of consecutive k of one row that are adjacent: kr / sr with kr = 16 and sr = 2.
 pub const PIECE: usize = 8;

@@ -317,6 +317,11 @@ impl<'a> PackedRhs<'a> {
         &self.bytes
     }
 
+    /// All bytes, owned.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes.into_owned()
+    }
+
     /// The first value, in storage order, in which `found` differs; `None` if every bit is equal.
     ///
     /// # Errors

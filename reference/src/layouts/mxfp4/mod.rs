@@ -7,11 +7,14 @@
 
 pub(super) mod positions;
 mod stack;
+mod weight;
 
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::num::dims::Shape;
+use super::cpu::{CpuFormat, CpuSizes};
+use crate::num::dims::{GroupSize, Shape};
+use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
 
 pub use stack::Mxfp4Stack;
@@ -24,6 +27,30 @@ pub const NR: usize = 16;
 pub const CODE_BYTES: usize = GROUP / 2 * NR;
 /// Bytes of a group in a block: codes, then scales.
 pub const GROUP_BYTES: usize = CODE_BYTES + NR;
+/// The descriptor for files, conversion and kernels.
+pub(super) const FORMAT: CpuFormat = CpuFormat {
+    name: "mxfp4_int8",
+    element: ScalarType::FLOAT4_E2M1F,
+    activations: "quantized per group of 32",
+    nr: &[NR],
+    sizes: |shape, group_size, nr| {
+        CpuFormat::check_nr(nr, &[NR])?;
+        if group_size != GroupSize::Of(GROUP) {
+            return Err(Error::size("group_size", group_size, GROUP));
+        }
+        let layout = Mxfp4Layout::new(shape)?;
+        Ok(CpuSizes {
+            groups: layout.groups(),
+            block_bytes: layout.block_bytes(),
+            packed_len: layout.packed_len(),
+        })
+    },
+    pack: |weight, nr| {
+        CpuFormat::check_nr(nr, &[NR])?;
+        Ok(Mxfp4Layout::new(weight.shape())?.pack_weight(weight)?.into_bytes())
+    },
+};
+
 /// k of a column that are adjacent.
 const PIECE: usize = 4;
 

@@ -1,13 +1,32 @@
 //! A layer from a packed file.
 
-use super::{Mode, MoeConfig, MoeLayer};
+use super::{Engine, ExpertLayer, Mode, MoeConfig, MoeLayer, named_kernel};
 use crate::Result;
 use crate::container::Container;
+use crate::layouts::CPU_INT4;
 use crate::moe::router::Router;
 use crate::w4a8::LayerRouter;
+use crate::w4a8::kernels;
 use crate::w4a8::packed::PackedStack;
 use crate::w4a8::quantize::ActivationRounding;
 use crate::w4a8::stored::{self, MoeDescription, StoredRouting};
+
+/// Int4 experts.
+pub(in crate::w4a8) const ENGINE: Engine = Engine {
+    format: &CPU_INT4,
+    kernels: || kernels().iter().map(|kernel| kernel.name()).collect(),
+    load: |described, [w13, w2], options| {
+        let kernel = named_kernel(kernels(), options.kernel, |kernel| kernel.name())?;
+        let w13 = PackedStack::new("w13_packed", described.w13_layout()?, w13)?;
+        let w2 = PackedStack::new("w2_packed", described.w2_layout()?, w2)?;
+        let layer = MoeLayer::described(described, w13, w2, options.rounding, options.mode)?;
+        let layer: Box<dyn ExpertLayer + '_> = match kernel {
+            Some(kernel) => Box::new(layer.with_kernel(kernel)),
+            None => Box::new(layer),
+        };
+        Ok(layer)
+    },
+};
 
 impl<'a> MoeLayer<'a> {
     /// The experts of `module` (`model.layers.0.mlp.experts`) in a packed file, run by the fastest

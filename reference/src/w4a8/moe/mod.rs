@@ -15,6 +15,7 @@
 mod activation;
 mod buckets;
 mod engine;
+mod experts;
 mod layer;
 mod load;
 mod parts;
@@ -24,11 +25,14 @@ mod steps;
 mod workspace;
 
 pub use activation::GatedActivation;
+pub use experts::{ExpertLayer, ExpertOptions};
 pub use layer::{MoeConfig, MoeLayer};
 pub use refusal::{Mode, Refusal, Settings};
 pub use workspace::Workspace;
 
+pub(super) use experts::{Engine, named_kernel};
 pub(super) use layer::gated;
+pub(super) use load::ENGINE;
 pub(super) use parts::Parts;
 
 use rayon::prelude::*;

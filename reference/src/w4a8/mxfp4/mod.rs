@@ -18,8 +18,10 @@
 //!
 //! A row's result depends only on that row and the weights, so batches may be split anywhere.
 
+mod definition;
 mod kernel;
 mod linear;
+mod load;
 mod moe;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -30,6 +32,7 @@ pub mod x86;
 pub use super::quantize::{QuantizedGroups, quantize_groups};
 pub use kernel::{Kernel, Mxfp4Run};
 pub use linear::Linear;
+pub(super) use load::ENGINE;
 pub use moe::{Mxfp4Config, Mxfp4Layer};
 
 /// What kernels add to a doubled weight so that it is not negative.

@@ -135,6 +135,15 @@ impl<'a> Mxfp4Layer<'a> {
         &self.config
     }
 
+    /// The activation between the products.
+    pub fn kind(&self) -> GatedActivation {
+        self.kind
+    }
+
+    pub(super) fn kernel(&self) -> &dyn Kernel {
+        self.kernel.as_ref()
+    }
+
     /// A workspace for calls of up to `max_tokens` tokens of either type.
     pub fn workspace(&self, max_tokens: usize) -> Workspace {
         let top_k = self.config.router.top_k();

@@ -3,12 +3,14 @@
 use std::borrow::Cow;
 
 use super::{LinearDescription, MoeDescription};
-use crate::Result;
 use crate::container::Container;
+use crate::layouts::CPU_INT4;
+use crate::layouts::cpu::CpuSizes;
 use crate::num::tensor::DType;
 use crate::w4a8::Linear;
 use crate::w4a8::packed::{PackedRhs, PackedStack, RhsLayout};
 use crate::w4a8::quantize::ActivationRounding;
+use crate::{Error, Result};
 
 /// The packed bytes of a tensor, which must have this shape.
 fn packed<'a>(file: &Container<'a>, name: &str, shape: &[usize]) -> Result<Cow<'a, [u8]>> {
@@ -17,30 +19,51 @@ fn packed<'a>(file: &Container<'a>, name: &str, shape: &[usize]) -> Result<Cow<'
     Ok(tensor.into_bytes())
 }
 
-/// The experts of `module`: description, w13 and w2, borrowed from the file's bytes.
+/// The experts of `module` in any format: description, and the bytes of w13 and w2, borrowed from the
+/// file's.
 ///
 /// # Errors
-/// As [`MoeDescription::read`]; [`ContainerError`](crate::container::ContainerError), [`Error::Dtype`](crate::Error::Dtype) and [`Error::Shape`](crate::Error::Shape) naming
+/// As [`MoeDescription::read`]; [`ContainerError`](crate::container::ContainerError), [`Error::Dtype`] and [`Error::Shape`] naming
 /// the tensor that is missing or does not match the description.
+pub fn expert_bytes<'a>(
+    file: &Container<'a>,
+    module: &str,
+) -> Result<(MoeDescription, [Cow<'a, [u8]>; 2])> {
+    let described = MoeDescription::read(file, module)?;
+    let bytes = |which: &str, sizes: CpuSizes| {
+        let name = format!("{module}.{which}_packed");
+        packed(file, &name, &[described.local_num_experts(), sizes.packed_len])
+    };
+    let [w13, w2] = described.sizes()?;
+    let bytes = [bytes("w13", w13)?, bytes("w2", w2)?];
+    Ok((described, bytes))
+}
+
+/// The int4 experts of `module`: description, w13 and w2, borrowed from the file's bytes.
+///
+/// # Errors
+/// As [`expert_bytes`]; [`Error::Unsupported`] for another format.
 pub fn experts<'a>(
     file: &Container<'a>,
     module: &str,
 ) -> Result<(MoeDescription, PackedStack<'a>, PackedStack<'a>)> {
-    let described = MoeDescription::read(file, module)?;
-    let stack = |which: &str, layout: RhsLayout| {
-        let name = format!("{module}.{which}_packed");
-        let shape = [described.local_num_experts(), layout.packed_len()];
-        PackedStack::new(&name, layout, packed(file, &name, &shape)?)
+    let (described, [w13, w2]) = expert_bytes(file, module)?;
+    if *described.format != CPU_INT4 {
+        let what = format!("{module}: {} experts", described.format.name);
+        return Err(Error::unsupported(what, "expected int4"));
+    }
+    let stack = |which: &str, layout: RhsLayout, bytes| {
+        PackedStack::new(&format!("{module}.{which}_packed"), layout, bytes)
     };
-    let w13 = stack("w13", described.w13_layout()?)?;
-    let w2 = stack("w2", described.w2_layout()?)?;
+    let w13 = stack("w13", described.w13_layout()?, w13)?;
+    let w2 = stack("w2", described.w2_layout()?, w2)?;
     Ok((described, w13, w2))
 }
 
 /// The weight of the linear layer `module`, borrowed from the file's bytes.
 ///
 /// # Errors
-/// As [`LinearDescription::read`]; [`ContainerError`](crate::container::ContainerError), [`Error::Dtype`](crate::Error::Dtype) and [`Error::Shape`](crate::Error::Shape)
+/// As [`LinearDescription::read`]; [`ContainerError`](crate::container::ContainerError), [`Error::Dtype`] and [`Error::Shape`]
 /// naming the tensor that is missing or does not match the description.
 pub fn linear<'a>(file: &Container<'a>, module: &str) -> Result<PackedRhs<'a>> {
     let layout = LinearDescription::read(file, module)?.layout;

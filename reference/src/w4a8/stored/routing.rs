@@ -7,12 +7,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    FAMILY_VERSION, MAX_EXPERTS, MoeDescription, count, described, group_size, place, read,
+    FAMILY_VERSION, FORMAT_VERSION, MAX_EXPERTS, MoeDescription, count, described, group_size,
+    place, read, short,
 };
 use crate::container::Container;
+use crate::layouts::cpu::CpuFormat;
+use crate::layouts::{CPU_FORMATS, CPU_INT4};
 use crate::moe::ScoringFunc;
 use crate::moe::activation::Activation;
-use crate::moe::families::RoutingRule;
+use crate::moe::families::{Renormalize, RouterTensors, RoutingRule, Score};
 use crate::w4a8::FamilyRouting;
 use crate::{Error, Result};
 
@@ -51,6 +54,8 @@ struct FamilyKeys {
     num_experts: usize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     expert_map: Option<Vec<i32>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    weights: Option<String>,
     group_size: i64,
     nr: usize,
     routing: Value,
@@ -61,24 +66,29 @@ struct FamilyKeys {
 }
 
 /// The description as JSON. An f32 becomes the f64 of the same value, so its digits give it back.
-pub(super) fn to_json(moe: &MoeDescription, routing: &FamilyRouting) -> Value {
-    let tensors = routing.tensors();
+pub(super) fn to_json(
+    moe: &MoeDescription,
+    rule: &RoutingRule,
+    tensors: RouterTensors<'_>,
+) -> Value {
+    let is_int4 = *moe.format == CPU_INT4;
     serde_json::json!(FamilyKeys {
-        version: FAMILY_VERSION,
+        version: if is_int4 { FAMILY_VERSION } else { FORMAT_VERSION },
         layer: "moe".to_owned(),
         hidden_size: moe.hidden_size,
         intermediate_size: moe.intermediate_size,
         num_experts: moe.num_experts,
         expert_map: moe.expert_map.clone(),
+        weights: (!is_int4).then(|| moe.format.name.to_owned()),
         group_size: moe.group_size.to_config(),
         nr: moe.nr,
-        routing: routing.rule().to_json(),
+        routing: rule.to_json(),
         correction_bias: tensors.correction_bias.map(<[f32]>::to_vec),
         expert_scale: tensors.expert_scale.map(<[f32]>::to_vec),
     })
 }
 
-/// The description of the experts of `module`, [`FAMILY_VERSION`]; its sizes are not checked.
+/// The description of the experts of `module`, [`FAMILY_VERSION`] and later; its sizes are not checked.
 pub(super) fn read_family(file: &Container<'_>, module: &str) -> Result<MoeDescription> {
     let keys: FamilyKeys = read(file, module, "moe")?;
     let num_experts = count(module, "num_experts", keys.num_experts, MAX_EXPERTS)?;
@@ -91,9 +101,11 @@ pub(super) fn read_family(file: &Container<'_>, module: &str) -> Result<MoeDescr
             return Err(Error::shape(place(module, key), &[len], format!("[{num_experts}]")));
         }
     }
+    let format = format(module, keys.version, keys.weights.as_deref())?;
     let FamilyKeys { correction_bias, expert_scale, .. } = keys;
     let routing = FamilyRouting::new(rule, num_experts, correction_bias, expert_scale);
     Ok(MoeDescription {
+        format,
         hidden_size: keys.hidden_size,
         intermediate_size: keys.intermediate_size,
         num_experts,
@@ -102,4 +114,39 @@ pub(super) fn read_family(file: &Container<'_>, module: &str) -> Result<MoeDescr
         nr: keys.nr,
         routing: StoredRouting::Family(Box::new(described(module, routing)?)),
     })
+}
+
+/// The format that a description of this version names.
+fn format(module: &str, version: u32, weights: Option<&str>) -> Result<&'static CpuFormat> {
+    let place = || place(module, "weights");
+    match weights {
+        None if version < FORMAT_VERSION => Ok(&CPU_INT4),
+        None => Err(Error::missing(place(), format!("version {FORMAT_VERSION}"))),
+        Some(found) if version < FORMAT_VERSION => {
+            let expected = format!("no such key before version {FORMAT_VERSION}");
+            Err(Error::value(place(), &[], short(found), expected))
+        }
+        Some(found) => CpuFormat::from_name(found).ok_or_else(|| {
+            let known: Vec<_> = CPU_FORMATS.iter().map(|format| format.name).collect();
+            let expected = format!("one of {}", known.join(", "));
+            Error::value(place(), &[], short(found), expected)
+        }),
+    }
+}
+
+impl OperatorRouting {
+    /// The same routing as a family's rule.
+    pub(super) fn rule(&self) -> RoutingRule {
+        let renormalize = if self.renormalize { Renormalize::SUM } else { Renormalize::Never };
+        let scoring_func = match self.scoring_func {
+            ScoringFunc::Sigmoid => Score::Sigmoid,
+            _ => Score::Softmax,
+        };
+        RoutingRule {
+            scoring_func,
+            activation: self.activation,
+            apply_router_weight_on_input: self.router_weight_on_input,
+            ..RoutingRule::softmax(self.top_k, renormalize)
+        }
+    }
 }
