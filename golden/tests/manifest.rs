@@ -82,7 +82,9 @@ fn every_operation_has_cases() {
         BTreeSet::from([
             "convert_to_nvfp4_moe_kernel_format",
             "cutlass_scaled_mm",
+            "cutlass_scaled_mm_azp",
             "dyn_quant_linear",
+            "dynamic_scaled_int8_quant",
             "int4_fp8_preprocess",
             "linear",
             "moe",
@@ -91,6 +93,7 @@ fn every_operation_has_cases() {
             "per_token_group_fp8_quant",
             "process_fp8_weight_tensor_strategy_moe",
             "router",
+            "static_scaled_int8_quant",
             "swizzle_blockscale",
         ])
     );

@@ -23,14 +23,14 @@ CASES = Path(__file__).resolve().parents[2] / "golden/data/cases"
 PROVENANCE = f"numpy {np.__version__} with ml_dtypes {ml_dtypes.__version__}, scripts/gen/fp8_blocks.py"
 E4M3, BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16
 NAMES = {np.dtype(BF16): "BF16", np.dtype(np.float16): "F16", np.dtype(np.float32): "F32",
-         np.dtype(E4M3): "F8_E4M3", np.dtype(np.int32): "I32"}
+         np.dtype(E4M3): "F8_E4M3", np.dtype(np.int32): "I32", np.dtype(np.int8): "I8"}
 F32 = np.float32
 
 
-def write(op, name, config, tensors):
+def write(op, name, config, tensors, provenance=PROVENANCE):
     header = {"__metadata__": dict(sorted({
         "format": "marlinspike-case", "version": "1", "op": op, "name": name,
-        "config": json.dumps(config), "provenance": PROVENANCE}.items()))}
+        "config": json.dumps(config), "provenance": provenance}.items()))}
     body = b""
     for key in sorted(tensors):
         tensor, dtype = tensors[key]
@@ -211,6 +211,7 @@ def requantized():
     path.write_text(json.dumps(record, separators=(",", ":")) + "\n")
 
 
-quantizers()
-products()
-requantized()
+if __name__ == "__main__":
+    quantizers()
+    products()
+    requantized()

@@ -14,6 +14,10 @@ pub enum ArithmeticArg {
     Exact,
     /// The canonical schedule, which the CUDA kernels follow bit for bit.
     Canonical,
+    /// int8 by int8: int32 sums, then f32 steps as in CUTLASS's epilogue.
+    Cutlass,
+    /// MXFP8 by MXFP8: Blackwell's block-scaled instruction, as reported by MMA-Sim.
+    Tcgen05,
     /// Hopper's wgmma with e4m3 (F = 13), one chain over all of k.
     Wgmma,
     /// wgmma, promoted to f32 every 128 k.
@@ -22,10 +26,13 @@ pub enum ArithmeticArg {
 
 impl ArithmeticArg {
     fn arithmetic(self) -> Arithmetic {
-        let [exact, canonical, wgmma, promoted] = Arithmetic::NAMED.map(|(_, a)| a);
+        let [exact, canonical, cutlass, tcgen05, wgmma, promoted] =
+            Arithmetic::NAMED.map(|(_, a)| a);
         match self {
             Self::Exact => exact,
             Self::Canonical => canonical,
+            Self::Cutlass => cutlass,
+            Self::Tcgen05 => tcgen05,
             Self::Wgmma => wgmma,
             Self::WgmmaPromoted => promoted,
         }

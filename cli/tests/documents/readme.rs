@@ -9,6 +9,8 @@ const COLUMNS: [&str; 7] =
 const MODELS: &str = "reference/tests/config/checkpoint_models.rs";
 const METHOD: &str = "reference/tests/methods/method.rs";
 const METHODS: &str = "cli/tests/models/methods.rs";
+const INT8: &str = "cli/tests/models/int8.rs";
+const INTEGERS: &str = "reference/tests/methods/int8.rs";
 const BLOCKS: &str = "reference/tests/fp8_bound/blocks.rs";
 const LAYOUTS: &str = "reference/tests/layouts/fp8_blocks.rs";
 /// On a GPU.
@@ -22,10 +24,11 @@ const BOUNDED: Test = Some((METHOD, "scheduled_products_are_within_their_bounds"
 const FORMATS: Test =
     Some(("model/tests/convert/formats.rs", "every_format_and_rank_unpacks_to_the_original"));
 const FLASHINFER: Test = Some((METHODS, "experts_convert_to_flashinfers_forms"));
+const INT4_FP8: Test = Some((INT8, "int4_weights_with_fp8_activations"));
 const MICROSCALED: Test = Some((MODELS, "microscaled_models"));
 
 /// Each method with the tests of its cells, in the order of the columns.
-const METHOD_TESTS: [(&str, [Test; 7]); 12] = [
+const METHOD_TESTS: [(&str, [Test; 7]); 14] = [
     (
         "W4A16, W8A16 integers",
         [
@@ -111,7 +114,20 @@ const METHOD_TESTS: [(&str, [Test; 7]); 12] = [
         "MXFP8 weight-only",
         [MICROSCALED, FORMATS, DEFINED, BOUNDED, DEFINED, None, Some((FLOATS, "mxfp8"))],
     ),
-    ("W8A8-MXFP8", [MICROSCALED, None, DEFINED, None, None, None, None]),
+    ("W8A8-MXFP8", [MICROSCALED, None, DEFINED, BOUNDED, DEFINED, None, None]),
+    (
+        "W8A8-int8",
+        [
+            Some((INT8, "int8_linear_layers")),
+            None,
+            Some((INT8, "int8_experts")),
+            Some((INTEGERS, "damaged_outputs_fail")),
+            Some((INTEGERS, "recorded_cases_pass")),
+            None,
+            None,
+        ],
+    ),
+    ("W4A8-FP8", [INT4_FP8, None, INT4_FP8, BOUNDED, INT4_FP8, None, None]),
     (
         "MXFP4 weight-only",
         [

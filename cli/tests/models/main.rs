@@ -10,6 +10,7 @@ mod fp8_blocks;
 #[cfg(feature = "generate")]
 mod generate;
 mod inspect;
+mod int8;
 mod methods;
 mod run;
 

@@ -149,7 +149,7 @@ fn every_method_runs_and_its_definition_agrees() {
         made(Format::Fp8Block, "auto", &["exact", "wgmma-promoted"]),
         made(Format::Fp8Block, "none", marlin),
         made(Format::Mxfp8, "auto", marlin),
-        made(Format::Mxfp8, "mxfp8", &["exact"]),
+        made(Format::Mxfp8, "mxfp8", &["exact", "tcgen05"]),
         made(Format::Mxfp4, "auto", marlin),
         made(Format::Nvfp4, "auto", marlin),
         made(Format::Mxint4, "auto", marlin),

@@ -10,16 +10,19 @@ use std::ops::Range;
 
 use marlinspike::config::{FloatContainer, ScaleStrategy, Scheme};
 use marlinspike::formats::blocks::BlockTensors;
+use marlinspike::formats::compressed_tensors;
 use marlinspike::formats::fp8::{Fp8Scales, Fp8Tensors};
 use marlinspike::formats::global_scale::{
     GlobalStorage, Shards, W13Scale, W13Scales, w13_global_scales,
 };
+use marlinspike::formats::int8::Int8Tensors;
 use marlinspike::formats::integers::{IntStorage, IntTensors};
 use marlinspike::num::array::rows_mut;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::{ScalarType, e8m0_to_f32};
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::prepare::requantize::{Fp8Type, Requantize, merge_shards};
+use marlinspike::prepare::w4a8_fp8;
 use marlinspike::weight::{Groups, Weight};
 use marlinspike::{Error, Result};
 
@@ -202,6 +205,21 @@ pub fn load<'m>(
             let storage = IntStorage { bits: 4, group_size, symmetric: true, act_order: false };
             let tensors = IntTensors { weight, scales: scale, zeros: None, g_idx: None, bias };
             (checkpoint_format.unpack)(tensors, name, &storage)?
+        }
+        Scheme::W4A8Fp8 { group_size } => {
+            let group_size = *group_size;
+            let storage = IntStorage { bits: 4, group_size, symmetric: true, act_order: false };
+            let tensors = IntTensors { weight, scales: scale, zeros: None, g_idx: None, bias };
+            w4a8_fp8::to_e4m3(&(compressed_tensors::PACKED.unpack)(tensors, name, &storage)?)?
+        }
+        Scheme::W8A8Int8 { strategy, .. } => {
+            let scales = match strategy {
+                ScaleStrategy::Tensor => {
+                    Fp8Scales::Tensor { widths: n.iter().map(Range::len).collect() }
+                }
+                _ => Fp8Scales::Channel,
+            };
+            Int8Tensors(Fp8Tensors { weight, weight_scale: scale, bias }).unpack(name, &scales)?
         }
         other => return Err(Error::unsupported(other.label(), "no kernel format takes it")),
     };

@@ -1,6 +1,7 @@
 //! The tensors of a matrix of each scheme, and the dimensions along which K and N run.
 
-use marlinspike::config::{ScaleStrategy, Scheme};
+use marlinspike::config::{ActivationScheme, ScaleStrategy, Scheme};
+use marlinspike::formats::compressed_tensors;
 use marlinspike::formats::integers::{IntFormat, Packing};
 use marlinspike::num::dims::{GroupSize, Shape};
 
@@ -22,6 +23,8 @@ pub enum Part {
     Global,
     /// Scale of static activations (block formats: the activations' global scale).
     InputScale,
+    /// Zero point of static activations.
+    InputZero,
     /// Bias.
     Bias,
 }
@@ -145,8 +148,20 @@ pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
             list
         }
         Scheme::W4A8Int8 { checkpoint_format, .. } => integers(checkpoint_format, pack, groups),
-        Scheme::W8A8Int8 { .. } => {
-            vec![part(Part::Weight, &["weight"], axis(1, 1), axis(0, 1))]
+        Scheme::W4A8Fp8 { .. } => integers(&compressed_tensors::PACKED, pack, groups),
+        Scheme::W8A8Int8 { strategy, activations, input_symmetric } => {
+            let n = if *strategy == ScaleStrategy::Tensor { None } else { axis(0, 1) };
+            let mut list = vec![
+                part(Part::Weight, &["weight"], axis(1, 1), axis(0, 1)),
+                part(Part::Scale, &["weight_scale"], None, n),
+            ];
+            if *activations == ActivationScheme::StaticTensor {
+                list.push(part(Part::InputScale, &["input_scale"], None, None));
+                if !input_symmetric {
+                    list.push(part(Part::InputZero, &["input_zero_point"], None, None));
+                }
+            }
+            list
         }
         _ => vec![part(Part::Weight, &["weight_packed", "weight"], axis(1, pack), axis(0, 1))],
     };

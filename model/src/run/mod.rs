@@ -188,7 +188,8 @@ pub fn list(model: &Path, routing: Option<&Path>) -> Result<Vec<String>, RunErro
 
 /// Whether layers of this scheme run by a method, and not on the int4 path.
 fn has_method(scheme: &Scheme) -> bool {
-    matches!(scheme, Scheme::Fp8(_) | Scheme::Block { .. })
+    use Scheme::{Block, Fp8, W4A8Fp8, W8A8Int8};
+    matches!(scheme, Fp8(_) | Block { .. } | W8A8Int8 { .. } | W4A8Fp8 { .. })
 }
 
 /// The layer to run by its method; `None` if the int4 path takes or refuses it.

@@ -47,6 +47,8 @@ pub enum Scheme {
         strategy: ScaleStrategy,
         /// Activation quantization.
         activations: ActivationScheme,
+        /// Whether activations have no zero points.
+        input_symmetric: bool,
     },
 }
 

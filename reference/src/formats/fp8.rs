@@ -55,14 +55,25 @@ impl Fp8Tensors<'_> {
     /// [`Error::Shape`], [`Error::Dtype`]; [`Error::Value`] for scales that are not finite;
     /// [`Error::Size`] if K does not fill whole words or blocks, or the widths do not sum to N.
     pub fn unpack(self, name: &str, scheme: &Fp8Scales) -> Result<Weight<'static>> {
-        self.weight.expect_dtype(&[DType::F8E4M3])?;
+        self.unpack_as(ScalarType::FLOAT8_E4M3FN, name, scheme)
+    }
+
+    /// [`Self::unpack`] of codes of another 8-bit type `ty`.
+    pub(super) fn unpack_as(
+        self,
+        ty: ScalarType,
+        name: &str,
+        scheme: &Fp8Scales,
+    ) -> Result<Weight<'static>> {
+        let stored = if ty == ScalarType::INT8 { DType::I8 } else { DType::F8E4M3 };
+        self.weight.expect_dtype(&[stored])?;
         let [size_n, size_k] = sizes(&self.weight)?;
         let shape = Shape::new(size_k, size_n);
         shape.k().packed(8)?;
         let (scales, group_size) = expand(name, &self.weight_scale, scheme, shape)?;
         let weight = Weight {
             name: name.to_owned(),
-            ty: ScalarType::FLOAT8_E4M3FN,
+            ty,
             bias: bias_table(self.bias.as_ref(), size_n)?,
             codes: codes_from_columns(8, shape, &words(self.weight.into_bytes()))?,
             scales,

@@ -10,6 +10,7 @@
 //! | [`awq`] | `qweight` `[K, N/pack]` int32 | `scales` `[G, N]` | `qzeros` `[G, N/pack]` |
 //! | [`compressed_tensors`] | `weight_packed` `[N, K/pack]` int32, or `weight` `[N, K]` int8 | `weight_scale` `[N, G]` | `weight_zero_point`, `weight_shape`, `weight_g_idx` |
 //! | [`fp8`] | `weight` `[N, K]` e4m3fn | `weight_scale`, `weight_scale_inv` | |
+//! | [`int8`] | `weight` `[N, K]` int8 | `weight_scale` | `input_scale`, `input_zero_point` |
 //! | [`mxfp8`] | `weight` `[N, K]` e4m3fn | `weight_scale` `[N, K/32]` e8m0 | |
 //! | [`mxfp4`] | `weight` `[N, K/2]` uint8 | `weight_scale` `[N, K/32]` e8m0 | `blocks`, `scales` of gpt-oss |
 //! | [`nvfp4`] | `weight` `[N, K/2]` uint8 | `weight_scale` `[N, K/16]` e4m3fn | a global scale |
@@ -20,6 +21,7 @@ pub mod compressed_tensors;
 pub mod fp8;
 pub mod global_scale;
 pub mod gptq;
+pub mod int8;
 pub mod integers;
 pub mod mistake;
 pub mod mxfp4;

@@ -8,7 +8,8 @@ use crate::moe::{half_type, to_slots};
 use crate::num::array::{FloatView2, rows_of};
 use crate::num::scalar::ScalarType;
 use crate::quantize::{
-    Fp8GroupRule, clear_broken, per_group_fp8, per_group_fp8_with, per_tensor_fp8, per_token_fp8,
+    Fp8GroupRule, Int8Quantizer, clear_broken, per_group_fp8, per_group_fp8_with, per_tensor_fp8,
+    per_token_fp8,
 };
 use crate::{Error, Result};
 
@@ -37,6 +38,8 @@ pub enum Quantizer {
         /// Whether scales are rounded up to powers of two.
         ue8m0: bool,
     },
+    /// int8, with one scale for each row or for all of them, and zero points or none.
+    Int8(Int8Quantizer),
     /// A block format ([`BlockFormat::quantize`]).
     Block {
         /// Which.
@@ -52,6 +55,7 @@ impl Quantizer {
     pub fn code_type(&self, dtype: ScalarType) -> ScalarType {
         match self {
             Self::None => dtype,
+            Self::Int8(_) => ScalarType::INT8,
             Self::Block { format, .. } => format.element,
             _ => E4M3,
         }
@@ -66,6 +70,10 @@ impl Quantizer {
             Self::Fp8Tensor(None) => "fp8 dynamic per tensor",
             Self::Fp8Group(_) | Self::Fp8GroupBy { ue8m0: false, .. } => "fp8 dynamic per group",
             Self::Fp8GroupBy { .. } => "fp8 dynamic per group, UE8M0 scales",
+            Self::Int8(Int8Quantizer::Token | Int8Quantizer::Expert) => "int8 dynamic per token",
+            Self::Int8(Int8Quantizer::TokenAzp) => "int8 dynamic per token, zero points",
+            Self::Int8(Int8Quantizer::Tensor(_)) => "int8 static per tensor",
+            Self::Int8(Int8Quantizer::TensorAzp(..)) => "int8 static per tensor, zero point",
             Self::Block { format, .. } => format.name,
         }
     }
@@ -96,14 +104,16 @@ impl Quantizer {
         let ty = self.code_type(dtype);
         if *self == Self::None {
             let codes = x.bits_of("activations", dtype)?.iter().map(|&b| b.into()).collect();
-            return Ok(Activations { ty, size_k, codes, scales: Scales::None, globals: None });
+            let scales = Scales::None;
+            return Ok(Activations { ty, size_k, codes, scales, zeros: None, globals: None });
         }
         let mut values = x.widened().into_owned();
         let broken = match self {
-            Self::Fp8Tensor(Some(_)) => Vec::new(),
+            Self::Fp8Tensor(Some(_))
+            | Self::Int8(Int8Quantizer::Tensor(_) | Int8Quantizer::TensorAzp(..)) => Vec::new(),
             _ => clear_broken(&mut values, size_k),
         };
-        let mut globals = None;
+        let (mut zeros, mut globals) = (None, None);
         let rows = || rows_of("activations", &values, size_k);
         let (codes, mut scales): (Vec<u8>, _) = match self {
             Self::None => (Vec::new(), Scales::None),
@@ -124,6 +134,12 @@ impl Quantizer {
                 let (codes, values) =
                     per_group_fp8_with(rows()?, *size, *rule, *ue8m0)?.into_vecs();
                 (cast_vec(codes), Scales::Group { size: *size, values })
+            }
+            Self::Int8(quantizer) => {
+                let quantized = quantizer.quantize(rows()?)?;
+                zeros = quantized.zeros;
+                let codes = quantized.codes.into_raw_vec_and_offset().0;
+                (cast_vec(codes), Scales::Row(quantized.scales))
             }
             Self::Block { format, multipliers } => {
                 let (codes, scales) = if format.has_global_scale() {
@@ -147,7 +163,7 @@ impl Quantizer {
             }
         }
         let codes = codes.into_iter().map(u32::from).collect();
-        Ok(Activations { ty, size_k, codes, scales, globals })
+        Ok(Activations { ty, size_k, codes, scales, zeros, globals })
     }
 }
 
@@ -210,6 +226,8 @@ pub struct Activations {
     pub codes: Vec<u32>,
     /// Scales of the codes.
     pub scales: Scales,
+    /// `[M]`: what is subtracted from the codes of a row of int8.
+    pub zeros: Option<Vec<i32>>,
     /// `[M]`: NVFP4's multiplier of each row's sum.
     pub globals: Option<Vec<f32>>,
 }
@@ -233,6 +251,7 @@ impl Activations {
                     Scales::Group { size: *size, values: each(values, self.size_k / size) }
                 }
             },
+            zeros: self.zeros.as_ref().map(|zeros| to_slots(zeros, 1, top_k)),
             globals: self.globals.as_ref().map(|g| each(g, 1)),
             ..*self
         }
@@ -252,10 +271,16 @@ impl Activations {
         }
     }
 
-    /// The exact value at (`m`, `k`) without the row's global multiplier: a code of at most 11 bits
-    /// times a scale of 24.
+    /// The zero point of row `m`; 0 without zero points.
+    pub fn zero(&self, m: usize) -> i32 {
+        self.zeros.as_ref().map_or(0, |zeros| zeros[m])
+    }
+
+    /// The exact value at (`m`, `k`) without the row's global multiplier: a code, less the row's zero
+    /// point, times a scale of 24 bits.
     pub fn value(&self, m: usize, k: usize) -> f64 {
-        self.ty.to_f64(self.codes[m * self.size_k + k]) * f64::from(self.scale(m, k))
+        let code = self.ty.to_f64(self.codes[m * self.size_k + k]) - f64::from(self.zero(m));
+        code * f64::from(self.scale(m, k))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Computes one output at a time, literally by its definition: without blocks, vectors or ranges.
 
 use super::activations::Scales;
+use super::block_scaled;
 use super::product::{Arithmetic, Product, half_bits};
 use super::scheduled::{Plan, plan};
 use crate::moe::narrow;
@@ -20,6 +21,10 @@ pub(super) enum Order {
     Scheduled(Box<Schedule>, Vec<u32>),
     /// Group by group.
     Groups,
+    /// Integers, then f32.
+    Integers,
+    /// Fused sums with block scales.
+    BlockScaled,
 }
 
 impl Order {
@@ -34,6 +39,8 @@ impl Order {
         let weight = &product.weights[e];
         Ok(match plan(product, weight, arithmetic)? {
             Plan::Groups => Self::Groups,
+            Plan::Integers => Self::Integers,
+            Plan::BlockScaled => Self::BlockScaled,
             Plan::Schedule(schedule) => {
                 let order = match (schedule.rows, &weight.groups) {
                     (Rows::ByGroup, Groups::Indexed { g_idx, .. }) => act_order::sort(g_idx).perm,
@@ -53,6 +60,8 @@ impl Order {
             Self::Exact => Ok(exact(product, at)),
             Self::Scheduled(schedule, order) => scheduled(product, schedule, order, at),
             Self::Groups => groups(product, at),
+            Self::Integers => Ok(integers(product, at)),
+            Self::BlockScaled => Ok(block_scaled::define(product, at)),
         }
     }
 }
@@ -147,6 +156,21 @@ fn scheduled(
         };
     }
     Ok(narrow(product.dtype, value))
+}
+
+/// The sum without overflow, of which a kernel has the low 32 bits.
+fn integers(product: &Product<'_>, [m, e, n]: [usize; 3]) -> u16 {
+    let (rows, weight) = (product.rows, &product.weights[e]);
+    let sum: i128 = (0..rows.size_k)
+        .map(|k| {
+            let code = i128::from(rows.row(m)[k] as u8 as i8) - i128::from(rows.zero(m));
+            code * i128::from(weight.codes.get(k, n) as i8)
+        })
+        .sum();
+    let bias = weight.bias.as_ref().map_or(0.0, |b| b.value(0, n) as f32);
+    let scaled = sum as i32 as f32 * weight.scales.value(0, n) as f32;
+    let value = scaled.mul_add(rows.scale(m, 0), bias);
+    narrow(product.dtype, product.router_weights.map_or(value, |r| value * r[m]))
 }
 
 fn groups(product: &Product<'_>, [m, e, n]: [usize; 3]) -> Result<u16> {

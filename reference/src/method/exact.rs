@@ -14,7 +14,8 @@ use crate::products::{self, Request, Rows, Rule, WeightColumns, Wide};
 use crate::weight::{Groups, Weight};
 
 /// Most k of a segment: a product of two e4m3 values is a multiple of 2^-18 and below 2^18, so 2^15
-/// of them fill 51 bits.
+/// of them fill 51 bits. int8 codes less a zero point of a row are below 2^21 (a row of 16-bit floats
+/// with two values has zero points below 2^20); a row with larger ones has the scale 0.
 const MOST: usize = 1 << 15;
 
 /// The outputs; rows without an expert are zero.
@@ -68,7 +69,10 @@ fn segments(product: &Product<'_>, e: usize, mine: &[usize], segment: usize) -> 
         (0..1 << ty.storage_bits()).map(|code| ty.to_f64(code)).collect()
     };
     let (of_rows, of_columns) = (decode(rows.ty), decode(weight.ty));
-    let row = |&m: &usize| rows.row(m).iter().map(|&c| of_rows[c as usize]).collect();
+    let row = |&m: &usize| {
+        let zero = f64::from(rows.zero(m));
+        rows.row(m).iter().map(|&c| of_rows[c as usize] - zero).collect()
+    };
     let x: Vec<Vec<f64>> = mine.par_iter().map(row).collect();
     let column = |n: usize| -> Vec<u16> {
         let codes = (0..size_k).map(|k| of_columns[usize::from(weight.codes.get(k, n))]);

@@ -30,6 +30,15 @@ pub enum Arithmetic {
     /// kernels follow bit for bit: 16-bit activations, or e4m3 activations with a scale for each
     /// row.
     Canonical,
+    /// Upstream's int8 kernels ([`Int8Epilogue::Cutlass`](crate::products::Int8Epilogue)): the sum of
+    /// codes less zero points is an int32, exact modulo 2^32, and is converted to f32; the column's
+    /// scale, one fused multiply-add with the row's scale and the bias, and the router weight follow
+    /// in f32, rounded once at the end.
+    Cutlass,
+    /// MXFP8 on Blackwell's `kind::mxf8f6f4.block_scale`: fused sums of 32 products with F = 25, whose
+    /// exponents include those of the scales, k ascending, the accumulator in f32; bias and router
+    /// weight follow in f32, rounded once at the end. Reported by MMA-Sim, not measured here.
+    Tcgen05,
     /// Hopper's `wgmma` with e4m3, F = 13, k ascending in instructions of 32. Sums are multiplied
     /// by the row's scale, then by the column's, as upstream's Triton kernel does
     /// ([`Schedule::w8a8_fp8`](crate::products::schedule::Schedule::w8a8_fp8)); bias and router
@@ -41,9 +50,11 @@ pub enum Arithmetic {
 
 impl Arithmetic {
     /// Every arithmetic with its name on the command line.
-    pub const NAMED: [(&'static str, Self); 4] = [
+    pub const NAMED: [(&'static str, Self); 6] = [
         ("exact", Self::Exact),
         ("canonical", Self::Canonical),
+        ("cutlass", Self::Cutlass),
+        ("tcgen05", Self::Tcgen05),
         ("wgmma", Self::Wgmma(Promotion::Never)),
         ("wgmma-promoted", Self::Wgmma(Promotion::Every128)),
     ];

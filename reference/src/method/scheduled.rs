@@ -3,7 +3,8 @@
 use rayon::prelude::*;
 
 use super::activations::{Activations, Scales};
-use super::product::{Arithmetic, Product, Promotion};
+use super::block_scaled;
+use super::product::{Arithmetic, Product, Promotion, half_bits};
 use crate::moe::narrow;
 use crate::num::dims::GroupSize;
 use crate::num::scalar::ScalarType;
@@ -11,11 +12,12 @@ use crate::products::schedule::{
     Extras, FP8_PROMOTION, FP8_UNIT, Fp8BlockKernel, Fp8Kernel, Schedule, Stack,
 };
 use crate::products::tensor_core::{LANES, Panel, Row};
-use crate::products::{self, Bounded, Class, Judge, Recipe};
+use crate::products::{self, Bounded, Class, Int8Epilogue, Int8Product, Judge, Recipe};
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
 
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
+const INT8: ScalarType = ScalarType::INT8;
 
 /// The plan of a product.
 pub(super) enum Plan {
@@ -23,6 +25,10 @@ pub(super) enum Plan {
     Schedule(Box<Schedule>),
     /// Scales of both operands for each group of [`FP8_PROMOTION`] k, on [`FP8_UNIT`].
     Groups,
+    /// Sums of int8 codes, and the epilogue of [`Int8Epilogue::Cutlass`].
+    Integers,
+    /// MXFP8 operands on a block-scaled instruction.
+    BlockScaled,
 }
 
 /// Returns an error if gate and up have other global scales than their matrix, since a schedule
@@ -56,6 +62,22 @@ pub(super) fn plan(
     expect_own_scales(product)?;
     let (rows, dtype) = (product.rows, product.dtype);
     match (arithmetic, &rows.scales) {
+        (Arithmetic::Cutlass, Scales::Row(_))
+            if (rows.ty, weight.ty) == (INT8, INT8) && weight.scales.rows() == 1 =>
+        {
+            Ok(Plan::Integers)
+        }
+        (Arithmetic::Tcgen05, _) if block_scaled::takes(product, weight) => Ok(Plan::BlockScaled),
+        (Arithmetic::Tcgen05, _) => {
+            let (rows, weights) = (rows.ty, weight.ty);
+            refuse(format!("found {rows} by {weights}, expected MXFP8 by MXFP8"))
+        }
+        (Arithmetic::Cutlass, _) => {
+            refuse(format!("found {} by {}, expected {INT8} by {INT8}", rows.ty, weight.ty))
+        }
+        (Arithmetic::Canonical, _) if rows.ty == INT8 => {
+            refuse("int8 activations have the arithmetics exact and cutlass".to_owned())
+        }
         (Arithmetic::Canonical, Scales::None | Scales::Row(_)) => {
             Ok(Plan::Schedule(Box::new(Schedule::canonical(weight, dtype, rows.ty)?)))
         }
@@ -91,6 +113,19 @@ pub(super) fn compute(product: &Product<'_>, arithmetic: Arithmetic) -> Result<V
     let weights = product.weights;
     match plan(product, &weights[0], arithmetic)? {
         Plan::Schedule(schedule) => execute(product, &schedule),
+        Plan::BlockScaled => {
+            for weight in weights {
+                plan(product, weight, arithmetic)?;
+            }
+            block_scaled::compute(product)
+        }
+        Plan::Integers => {
+            let outputs = |part: &Int8Product<'_>, sums: &[i32]| -> Vec<u16> {
+                let bits = part.outputs(sums, Int8Epilogue::Cutlass);
+                bits.into_iter().map(|b| half_bits(product.dtype, b)).collect()
+            };
+            integers(product, arithmetic, 0, outputs)
+        }
         Plan::Groups => {
             // Every expert must have the same kind of plan as the first one.
             for weight in weights {
@@ -124,12 +159,55 @@ pub(super) fn execute(product: &Product<'_>, schedule: &Schedule) -> Result<Vec<
     Ok(bits.into_iter().map(|b| b as u16).collect())
 }
 
+/// What `make` makes of the int32 sums of each expert's rows, `[M, N]`; `none` in rows of no expert.
+fn integers<T: Copy>(
+    product: &Product<'_>,
+    arithmetic: Arithmetic,
+    none: T,
+    make: impl Fn(&Int8Product<'_>, &[i32]) -> Vec<T>,
+) -> Result<Vec<T>> {
+    let (rows, size_n) = (product.rows, product.size_n());
+    let mut out = vec![none; product.expert_of.len() * size_n];
+    for (e, weight) in product.weights.iter().enumerate() {
+        plan(product, weight, arithmetic)?;
+        let mine: Vec<usize> =
+            (0..product.expert_of.len()).filter(|&m| product.expert_of[m] == Some(e)).collect();
+        let a: Vec<i8> = mine.iter().flat_map(|&m| rows.row(m)).map(|&c| c as u8 as i8).collect();
+        let a_scales: Vec<f32> = mine.iter().map(|&m| rows.scale(m, 0)).collect();
+        let router: Option<Vec<f32>> =
+            product.router_weights.map(|r| mine.iter().map(|&m| r[m]).collect());
+        let part = Int8Product {
+            a: &a,
+            a_scales: &a_scales,
+            weight,
+            router_weights: router.as_deref(),
+            dtype: product.dtype,
+        };
+        let mut sums = part.sums()?;
+        if rows.zeros.is_some() {
+            let of_columns = Int8Product::column_sums(weight);
+            for (sums, &m) in sums.chunks_exact_mut(size_n).zip(&mine) {
+                for (sum, column) in sums.iter_mut().zip(&of_columns) {
+                    *sum = sum.wrapping_sub(rows.zero(m).wrapping_mul(*column));
+                }
+            }
+        }
+        for (&m, row) in mine.iter().zip(make(&part, &sums).chunks_exact(size_n)) {
+            out[m * size_n..][..size_n].copy_from_slice(row);
+        }
+    }
+    Ok(out)
+}
+
 /// Bounds for every kernel that uses the unit of `arithmetic` in any order.
 ///
 /// # Errors
 /// As [`plan`].
 pub(super) fn bounds(product: &Product<'_>, arithmetic: Arithmetic) -> Result<Vec<Bounded>> {
     let (rows, size_n) = (product.rows, product.size_n());
+    if arithmetic == Arithmetic::Cutlass {
+        return integers(product, arithmetic, Bounded::ZERO, |part, sums| part.bounds(sums));
+    }
     let mut out = vec![Bounded::ZERO; product.expert_of.len() * size_n];
     for (e, weight) in product.weights.iter().enumerate() {
         let plan = plan(product, weight, arithmetic)?;
@@ -148,16 +226,26 @@ pub(super) fn bounds(product: &Product<'_>, arithmetic: Arithmetic) -> Result<Ve
             Scales::Row(values) => Some(of_rows(values, 1)),
             Scales::Group { size, values } => Some(of_rows(values, rows.size_k / size)),
         };
-        let (recipe, unit) = match &plan {
+        let (recipe, class) = match &plan {
             Plan::Schedule(schedule) => {
-                (Recipe::of_schedule(schedule, product.dtype), schedule.unit.find()?)
+                let class = Class::of_unit(schedule.unit.find()?);
+                (Recipe::of_schedule(schedule, product.dtype), class)
             }
-            Plan::Groups => {
+            // The arithmetic of integers has its own bounds.
+            Plan::Integers | Plan::Groups => {
                 if let Some(scales) = scales.take() {
                     decoded = decoded.scaled(FP8_PROMOTION, &scales)?;
                 }
                 let blocks = Schedule::w8a8_fp8_blocks(Fp8BlockKernel::DeepGemm, product.dtype)?;
-                (Recipe::of_schedule(&blocks, product.dtype), blocks.unit.find()?)
+                let class = Class::of_unit(blocks.unit.find()?);
+                (Recipe::of_schedule(&blocks, product.dtype), class)
+            }
+            Plan::BlockScaled => {
+                if let Some(scales) = scales.take() {
+                    decoded = decoded.scaled(block_scaled::BLOCK, &scales)?;
+                }
+                let blocks = Schedule::w8a8_fp8_blocks(Fp8BlockKernel::DeepGemm, product.dtype)?;
+                (Recipe::of_schedule(&blocks, product.dtype), Class::fp8_block_scaled())
             }
         };
         let router = product.router_weights.map(|values| of_rows(values, 1));
@@ -165,7 +253,7 @@ pub(super) fn bounds(product: &Product<'_>, arithmetic: Arithmetic) -> Result<Ve
             weight,
             order: None,
             recipe: &recipe,
-            class: &Class::of_unit(unit),
+            class: &class,
             extras: products::Extras {
                 activation_scales: scales.as_deref(),
                 router_weights: router.as_deref(),

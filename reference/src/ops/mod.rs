@@ -5,6 +5,7 @@
 //! kit iterate over it, so a new operation is one file and one row of the table.
 
 mod align;
+mod bounded;
 pub(crate) mod case;
 mod computation;
 pub(crate) mod draw;
@@ -29,7 +30,9 @@ pub(crate) mod router;
 mod routing;
 mod scaled_fp4_mm;
 mod scaled_fp4_quant;
+mod scaled_int8_quant;
 mod scaled_mm;
+mod scaled_mm_azp;
 pub(crate) mod schema;
 mod swizzle_blockscale;
 mod tensors;
@@ -55,7 +58,9 @@ pub(crate) mod configs {
     pub use super::router::{GroupedTopk, RouterConfig};
     pub use super::scaled_fp4_mm::Fp4MmConfig;
     pub use super::scaled_fp4_quant::{Fp4QuantConfig, Reciprocal};
+    pub use super::scaled_int8_quant::{DynamicInt8Config, Int8QuantConfig, StaticInt8Config};
     pub use super::scaled_mm::Fp8MmConfig;
+    pub use super::scaled_mm_azp::{Azp, Int8MmConfig};
     pub use super::swizzle_blockscale::SwizzleConfig;
     pub use super::trtllm_mxint4::MxInt4Config;
     pub use super::{CaseConfig, Op};
@@ -163,6 +168,12 @@ macro_rules! operations {
                 ScaledFp4Mm "cutlass_scaled_fp4_mm" scaled_fp4_mm::Fp4MmConfig,
                 /// A product of FP8 activations and weights.
                 ScaledMm "cutlass_scaled_mm" scaled_mm::Fp8MmConfig,
+                /// A product of int8 activations and weights.
+                ScaledMmAzp "cutlass_scaled_mm_azp" scaled_mm_azp::Int8MmConfig,
+                /// Activations to int8 under a given scale.
+                StaticInt8Quant "static_scaled_int8_quant" scaled_int8_quant::StaticInt8Config,
+                /// Activations to int8, with a scale for each row.
+                DynamicInt8Quant "dynamic_scaled_int8_quant" scaled_int8_quant::DynamicInt8Config,
                 /// A layer of FP8 activations and weights.
                 Fp8Moe "fused_experts_fp8_w8a8" fp8_moe::Fp8LayerConfig,
             }

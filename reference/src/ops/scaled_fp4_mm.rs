@@ -3,17 +3,15 @@
 
 use serde_json::{Value, json};
 
-use crate::judge::compare::{Elements, Mismatch, Rows, elements};
-use crate::judge::mistake::{Comparison, search};
-use crate::judge::pattern::Values;
-use crate::judge::power::{Accepted, Power, rejects_sample};
-use crate::judge::product::{REMEDY, measure};
-use crate::judge::{Declared, Diagnosis, OutputReport, Verdict, plain};
+use crate::judge::compare::{Elements, Rows, elements};
+use crate::judge::power::{Accepted, rejects_sample};
+use crate::judge::{Declared, OutputReport};
 use crate::layouts::Layout as _;
 use crate::layouts::block_scale::{BlockScaleLayout, ScaleTile};
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
+use crate::ops::bounded::{self, BoundedProduct, every_bit};
 use crate::ops::case::Case;
 use crate::ops::computation::{
     Computation, Defined, Expected, Form, Mistake, bitwise, codes, ids, known,
@@ -270,15 +268,24 @@ impl Fp4Mm {
         };
         Ok(first.bits()? == found[..c.size_n] && self.bits()? == found)
     }
+}
+
+impl BoundedProduct for Fp4Mm {
+    const CLASS: &'static str = "block-scaled-any-order";
+
+    fn dtype(&self) -> ScalarType {
+        self.config.dtype
+    }
+
+    fn size_n(&self) -> usize {
+        self.config.size_n
+    }
 
     fn bounds(&self) -> Result<Vec<Bounded>> {
         let unit = self.unit()?;
         self.shards(|product| product.bounds(&product.class(unit)?))
     }
-}
 
-impl Fp4Mm {
-    /// Whether the output without the first half of k would be rejected, tested on the first rows.
     fn rejects_half_k(&self, accepted: &[Accepted]) -> Result<Option<bool>> {
         let c = &self.config;
         let rows = c.size_m.min(SAMPLE_ROWS);
@@ -291,18 +298,6 @@ impl Fp4Mm {
         let made = made.iter().map(Accepted::from);
         Ok(rejects_sample(c.dtype, made.zip(accepted.iter().copied())))
     }
-}
-
-/// The report on outputs that equal the instructions in ascending order.
-fn every_bit(elements: usize) -> OutputReport {
-    let mut report = OutputReport::unchecked("y", elements, "");
-    report.verdict = Verdict::Pass;
-    report.equal_bits = Some(1.0);
-    report.power = Some(Power::every_bit());
-    report.max_ulp = Some(0.0);
-    let text = "every bit as a known schedule gives it: block-scaled instructions, k ascending";
-    report.note = Some(text.to_owned());
-    report
 }
 
 /// Scales `[groups, N]` that were stored row by row but are read as interleaved.
@@ -390,45 +385,10 @@ fn judge(case: &Case<'_>, mm: &Fp4Mm) -> Result<Vec<OutputReport>> {
         }
         return Ok(reports);
     }
-    let ty = mm.config.dtype;
     let bits = elements(found);
     if mm.is_in_order(&bits)? {
-        return Ok(vec![every_bit(bits.len())]);
+        let how = "a known schedule gives it: block-scaled instructions, k ascending";
+        return Ok(vec![every_bit(bits.len(), how)]);
     }
-    let bounded = mm.bounds()?;
-    let values: Vec<f64> = bits.iter().map(|&b| ty.to_f64(b)).collect();
-    let (mut report, wrong) =
-        measure(("y", ty), "block-scaled-any-order", &bounded, &values, &bits);
-    let accepted: Vec<Accepted> = bounded.iter().map(Accepted::from).collect();
-    let mut power = Power::of(&accepted, mm.config.size_n, ty);
-    power.rejects.half_k_missing = mm.rejects_half_k(&accepted)?;
-    report.settle(power, REMEDY);
-    if let Some(&first) = wrong.first() {
-        let n = mm.config.size_n;
-        let at = vec![first / n, first % n];
-        let (right, wrong_bits) = (bounded[first].rounded, bits[first]);
-        report.first_mismatch =
-            Some(Mismatch::element(at, 16, None, Some(first % n), right, wrong_bits));
-        let expected: Vec<u32> = bounded.iter().map(|b| b.rounded).collect();
-        let (found, wrong) = (&bits, &wrong);
-        let pattern = Values { ty, cols: n, found, expected: &expected, wrong };
-        report.diagnosis = diagnose(mm, &bounded, &values, wrong).or_else(|| pattern.explain());
-    }
-    Ok(vec![report])
-}
-
-/// The mistake whose bounds contain all elements, including the right ones.
-fn diagnose(mm: &Fp4Mm, right: &[Bounded], found: &[f64], wrong: &[usize]) -> Option<Diagnosis> {
-    let of = |i: &usize| (found[*i], right[*i].exact);
-    let wrong_values: Vec<(f64, f64)> = wrong.iter().map(of).collect();
-    if let Some((id, text)) = plain::floats(&wrong_values, found.iter().all(|x| *x == 0.0)) {
-        return Some(Diagnosis::explains(id, text));
-    }
-    let mistakes = Fp4Mm::mistakes();
-    search(mistakes.iter(), |mistake| {
-        let bounded = (mistake.make)(mm.clone())?.bounds().ok()?;
-        let predicted = bounded.iter().copied().enumerate();
-        let all = Comparison::of_bounds(right, predicted, found, wrong, mm.config.dtype);
-        Some(Comparison { total: found.len(), ..all })
-    })
+    Ok(vec![bounded::judge(mm, found)?])
 }

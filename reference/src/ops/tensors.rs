@@ -11,6 +11,8 @@ pub(in crate::ops) const U8: &[DType] = &[DType::U8];
 
 pub(in crate::ops) const F32: &[DType] = &[DType::F32];
 
+pub(in crate::ops) const I8: &[DType] = &[DType::I8];
+
 pub(in crate::ops) const I32: &[DType] = &[DType::I32];
 
 /// Exactly this size.

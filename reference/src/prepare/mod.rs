@@ -7,6 +7,7 @@
 //! | e4m3fn to e4m3fnuz | [`fnuz`] |
 //! | all steps of W8A8-FP8 experts | [`fp8`] |
 //! | gate and up interleaved or in halves | [`gate_up`] |
+//! | int4 with e4m3 activations: e4m3 codes | [`w4a8_fp8`] |
 //! | sizes rounded up for a kernel, padded with zeros | [`pad`] |
 //! | gpt-oss: a rank's part, its order and its padding | [`gpt_oss`] |
 
@@ -16,3 +17,4 @@ pub mod gate_up;
 pub mod gpt_oss;
 pub mod pad;
 pub mod requantize;
+pub mod w4a8_fp8;

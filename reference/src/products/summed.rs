@@ -101,6 +101,26 @@ impl Summed {
     }
 }
 
+/// The exact result of `chain` for an integer sum, and the bounds of kernels that convert the sum to f32
+/// to nearest even and follow the chain.
+pub(super) fn of_integer(sum: i32, chain: &Chain, ty: ScalarType) -> Bounded {
+    let mut wide = Wide::new();
+    wide.add(sum.into());
+    let wide = chain.exact(&wide);
+    let (value, narrow) = (wide.to_f64(), f64::from(sum as f32));
+    let ends = chain.interval(narrow, narrow);
+    let half = |x: f64| unit(ty, x) / 2.0;
+    Bounded {
+        exact: value,
+        rounded: wide.round(ty),
+        centre: value,
+        lo: ends.lo,
+        hi: ends.hi,
+        below: (value - ends.before.0).max(0.0) + half(ends.before.0),
+        above: (ends.before.1 - value).max(0.0) + half(ends.before.1),
+    }
+}
+
 /// Whether [`Wide::to_f64`], which looks at 64 bits, gives `value` of value + rest: not so close to the
 /// middle of two f64 that the bits below decide.
 fn is_clear(value: f64, rest: f64) -> bool {

@@ -22,6 +22,7 @@ mod block;
 mod fp8_block;
 mod fp8_group;
 mod group;
+mod int8;
 mod nvfp4_kernel;
 mod rules;
 
@@ -30,6 +31,7 @@ pub use block::{mx, nvfp4};
 pub use fp8_block::{per_block_fp8, requantize_ue8m0};
 pub use fp8_group::{Fp8GroupRule, ceil_to_ue8m0, per_group_fp8, per_group_fp8_with};
 pub use group::{GroupQuantized, gptq_quantize_weights, quantize_by_group, quantize_weights};
+pub use int8::{Int8Quantized, Int8Quantizer};
 pub use nvfp4_kernel::{Nvfp4Difference, nvfp4_kernel_difference};
 pub(crate) use nvfp4_kernel::{nvfp4_ties_away, with_ties_away};
 pub use rules::ActivationRule;

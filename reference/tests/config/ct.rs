@@ -148,7 +148,8 @@ fn integer_schemes() {
         scheme("int-quantized", json!({"strategy": "channel"}), token("int")),
         Ok(Scheme::W8A8Int8 {
             strategy: ScaleStrategy::Channel,
-            activations: ActivationScheme::DynamicToken
+            activations: ActivationScheme::DynamicToken,
+            input_symmetric: true,
         })
     );
     let three = scheme("pack-quantized", group(json!({"num_bits": 3})), json!(null));

@@ -1,9 +1,11 @@
 //! Layers of a method: parameters, slices, selection and preparation.
 #![allow(missing_docs)]
 
+mod int8;
 mod layers_slices;
 mod layers_upstream;
 mod method;
+mod mxfp8;
 mod prepare_fp8;
 mod prepare_gpt_oss;
 mod prepare_marlin;

@@ -13,7 +13,7 @@ use marlinspike::num::array::{FloatView2, HalfArray2};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{ScalarType, f32_to_bf16_rne, f32_to_f16_rne};
 use marlinspike::products::schedule::Schedule;
-use marlinspike::quantize::per_group_fp8;
+use marlinspike::quantize::{Int8Quantizer, per_group_fp8};
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
@@ -87,6 +87,7 @@ fn methods(shape: Shape) -> Vec<(Quantizer, Vec<Weight<'static>>, Vec<Arithmetic
     let (f32, e8m0) = (ScalarType::FLOAT32, ScalarType::FLOAT8_E8M0FNU);
     let of = GroupSize::Of;
     let channel = pair(fp8, f32, GroupSize::Channel);
+    let int8 = pair(ScalarType::INT8, f32, GroupSize::Channel);
     let rows =
         vec![A::Exact, A::Canonical, A::Wgmma(Promotion::Never), A::Wgmma(Promotion::Every128)];
     let wide = vec![A::Exact, A::Canonical];
@@ -102,8 +103,12 @@ fn methods(shape: Shape) -> Vec<(Quantizer, Vec<Weight<'static>>, Vec<Arithmetic
         (
             Quantizer::Block { format: &mxfp8::FORMAT, multipliers: Vec::new() },
             pair(fp8, e8m0, of(32)),
-            vec![A::Exact],
+            vec![A::Exact, A::Tcgen05],
         ),
+        (Quantizer::Int8(Int8Quantizer::Token), int8.clone(), vec![A::Exact, A::Cutlass]),
+        (Quantizer::Int8(Int8Quantizer::TokenAzp), int8.clone(), vec![A::Exact, A::Cutlass]),
+        (Quantizer::Int8(Int8Quantizer::Tensor(0.012)), int8.clone(), vec![A::Exact, A::Cutlass]),
+        (Quantizer::Int8(Int8Quantizer::TensorAzp(0.012, -9)), int8, vec![A::Exact, A::Cutlass]),
         (
             Quantizer::Block { format: &nvfp4::FORMAT, multipliers: vec![0.004, 0.005] },
             pair(fp4, E4M3, of(16)),

@@ -5,13 +5,14 @@ use marlinspike::formats::global_scale::W13Scale;
 use marlinspike::method::{MethodLayer, Product, Quantizer};
 use marlinspike::moe::layer::Routed;
 use marlinspike::num::array::FloatView2;
+use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::prepare::fp8::largest_scale;
 use marlinspike::{Error, Result};
 
-use super::fp8;
 use super::matrices::Matrices;
 use super::parts::{LayerWeights, Moe};
+use super::{fp8, int8};
 use crate::load;
 use crate::load::preparation::Preparation;
 use crate::model::layers::{Layers, Role, Stack};
@@ -280,6 +281,14 @@ pub(super) fn dynamic(
         },
         Scheme::Block { weight_only: false, .. } => None,
         Scheme::Wna16(_) | Scheme::Block { .. } => Some(Quantizer::None),
+        Scheme::W4A8Fp8 { group_size: GroupSize::Of(128) } => Some(Quantizer::Fp8Token),
+        Scheme::W4A8Fp8 { group_size } => {
+            let what = format!("{}: group_size {group_size}", scheme.label());
+            return Err(Error::unsupported(what, "128, as every kernel of it has"));
+        }
+        Scheme::W8A8Int8 { strategy, activations, input_symmetric } => {
+            int8::dynamic(*strategy, *activations, *input_symmetric, is_moe)?
+        }
         other => {
             return Err(Error::unsupported(other.label(), "no method here runs it"));
         }
@@ -301,6 +310,9 @@ fn linear(
                 Scheme::Block { format, .. } => {
                     let multipliers = options.backend.activation_scales(&scales)?;
                     Quantizer::Block { format, multipliers }
+                }
+                Scheme::W8A8Int8 { input_symmetric, .. } => {
+                    int8::fixed(model, matrices, *input_symmetric, &scales.concat())?
                 }
                 _ => Quantizer::Fp8Tensor(Some(largest_scale(&scales.concat()))),
             }

@@ -107,6 +107,13 @@ impl<'s> Matrices<'s> {
         (0..self.experts.len()).map(of).collect()
     }
 
+    /// The zero points of the activations of a linear layer's matrices.
+    pub(super) fn input_zeros(&self, model: &Model<'_>) -> Result<Vec<i32>> {
+        let tensor = self.part(model, 0, Part::InputZero)?;
+        tensor.expect_dtype(&[DType::I8])?;
+        Ok(tensor.elements::<i8>().iter().map(|&zero| zero.into()).collect())
+    }
+
     /// The activations of w1 and w3 are the same, so upstream refuses scales of compressed-tensors that are
     /// more than 1e-5 apart.
     fn expect_shared(&self, e: usize, values: &[f32]) -> Result<()> {

@@ -1,9 +1,10 @@
-//! Runs layers of a checkpoint by its method: FP8, MXFP8, MXFP4 and NVFP4, and integers with 16-bit
-//! activations.
+//! Runs layers of a checkpoint by its method: FP8, MXFP8, MXFP4, NVFP4, W8A8-int8, W4A8-FP8, and
+//! integers with 16-bit activations.
 //!
 //! [`load`] reads the layer into the hub, prepared as upstream prepares it; this file runs it.
 
 mod fp8;
+mod int8;
 pub mod load;
 mod matrices;
 pub mod packed;

@@ -163,7 +163,10 @@ fn int8_activations(
         let group_size = group_size(weights);
         let packed = format == Some(CtFormat::PackQuantized);
         if inputs.ty == CtType::Float {
-            let fits = packed && inputs.symmetric && weights.strategy == CtStrategy::Group;
+            let fits = packed
+                && inputs.symmetric
+                && weights.strategy == CtStrategy::Group
+                && weights.actorder != Some(ActOrder::Group);
             return Ok(fits.then_some(Scheme::W4A8Fp8 { group_size }));
         }
         let checkpoint_format = match format {
@@ -184,5 +187,6 @@ fn int8_activations(
     }
     let activations =
         if dynamic_token { ActivationScheme::DynamicToken } else { ActivationScheme::StaticTensor };
-    Ok(Some(Scheme::W8A8Int8 { strategy, activations }))
+    let input_symmetric = inputs.symmetric;
+    Ok(Some(Scheme::W8A8Int8 { strategy, activations, input_symmetric }))
 }

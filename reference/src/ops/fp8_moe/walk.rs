@@ -196,6 +196,7 @@ pub(super) fn judge(
         walk.product(1, &walk.rows(1, expected))?;
     } else if let [Some(codes), Some(scales)] = QUANTIZED[1].map(|name| case.output(name)) {
         let rows = Activations {
+            zeros: None,
             ty: E4M3_TYPE,
             size_k: c.intermediate_size,
             codes: elements(codes),

@@ -35,6 +35,15 @@ impl Operand {
     pub const ZERO: Self =
         Self { significand: 0, exponent: ZERO_EXPONENT, special: Special::Finite };
 
+    /// The operand times 2^`exponent`, as a block-scaled instruction aligns it.
+    #[must_use]
+    pub const fn times_power(self, exponent: i16) -> Self {
+        match self.significand {
+            0 => self,
+            _ => Self { exponent: self.exponent + exponent, ..self },
+        }
+    }
+
     /// Decodes a float of up to 10 mantissa bits (f16, bf16, e4m3, e5m2, and tf32 in the high bits of
     /// an f32) or an int8. With `through_f16`, 8-bit floats become f16 first, which gives e4m3's
     /// subnormals the exponent of a normal number.
