@@ -57,8 +57,8 @@ impl Device for Gpu {
     ) -> Result<Computed, DeviceError> {
         let device = &self.0;
         let on_device = MarlinLayer::new(device, layer)?;
-        let tokens = routed.ids().len() / routed.top_k;
-        let mut work = on_device.workspace(device, tokens, routed.top_k)?;
+        let tokens = routed.ids().len() / routed.top_k();
+        let mut work = on_device.workspace(device, tokens, routed.top_k())?;
         let (ids, weights) = (device.upload(routed.ids())?, device.upload(routed.weights())?);
         let (x, mut y) = (device.upload(x)?, device.zeroed(tokens * layer.hidden_size())?);
         let seconds = self.shortest(repeat, || {

@@ -72,7 +72,7 @@ impl Device for Defined {
         repeat: usize,
     ) -> Result<Computed, DeviceError> {
         let quantizers = [Quantizer::None, Quantizer::None];
-        let method = MethodLayer { layer: layer.clone(), quantizers, w13_multipliers: None };
+        let method = MethodLayer { layer: *layer, quantizers, w13_multipliers: None };
         let x = FloatView2::from_rows("x", layer.dtype, layer.hidden_size(), x)?;
         let stages = method.forward(x, routed, |_, p| p.define(Arithmetic::Canonical))?;
         Ok(self.computed(stages.y.into_bits(), repeat))
