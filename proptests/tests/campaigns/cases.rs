@@ -50,4 +50,6 @@ operations! {
     fp4_mm wrong_fp4_mm ScaledFp4Mm 20 6 15,
     scaled_mm wrong_scaled_mm ScaledMm 20 10 19,
     fp8_moe wrong_fp8_moe Fp8Moe 4 8 19,
+    mxfp4_int8 wrong_mxfp4_int8 Mxfp4Int8Linear 20 20 18,
+    mxfp4_int8_moe wrong_mxfp4_int8_moe Mxfp4Int8Moe 8 16 15,
 }
