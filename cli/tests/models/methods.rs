@@ -673,7 +673,10 @@ fn converted_mxfp4_experts_run_with_every_kernel() {
             let arguments = ["--check", "--tokens", "7", "--kernel", kernel, "--threads", threads];
             let found = report(&out, &arguments);
             assert_eq!(found["check"]["mismatches"], 0, "{kernel}");
-            assert_eq!((&found["layer"], &found["source"]), (&json!(EXPERT_LAYER), &json!("packed")));
+            assert_eq!(
+                (&found["layer"], &found["source"]),
+                (&json!(EXPERT_LAYER), &json!("packed"))
+            );
             let arithmetic = found["arithmetic"].as_str().unwrap();
             assert!(arithmetic.contains("quantized per group of 32"), "{arithmetic}");
             digests.push(found["sha256"].clone());
