@@ -200,7 +200,7 @@ fn activations(rng: &mut Rng, ty: ScalarType, rows: usize, cols: usize) -> Resul
     }
 }
 
-/// The bits that stand for every NaN, whose sign and payload depend on the processor.
+/// The bits that represent every NaN, whose sign and payload depend on the processor.
 const NAN: u32 = 0x7fc0_0000;
 
 /// `bits` of `ty` with one NaN.
