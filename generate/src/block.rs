@@ -1,7 +1,7 @@
 //! A layer's second half: experts, or one dense MLP.
 
-mod mxfp4;
 mod stack;
+mod stored;
 
 use marlinspike::moe::activation::{Activation, Columns, Definition};
 use marlinspike::moe::router::Routing;
@@ -18,8 +18,8 @@ use crate::ops::dense::Dense;
 use crate::ops::{add, silu_and_mul};
 use crate::weights::{Linear, Weights};
 
-use mxfp4::Mxfp4Experts;
 use stack::{ExpertStack, MlpExperts};
+use stored::StoredExperts;
 
 /// Matrices of an MLP.
 const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
@@ -159,7 +159,7 @@ impl<'f> Experts<'f> {
         let is_silu = routing.activation == Definition::new(Activation::Silu);
         let stack: Box<dyn ExpertStack + 'f> = if weights.has_blocks(&module) {
             let sizes = (num_experts, hidden, config.intermediate_size);
-            Box::new(Mxfp4Experts::load(weights, &module, sizes, routing.activation)?)
+            Box::new(StoredExperts::load(weights, &module, sizes, routing.activation)?)
         } else if let Some(layer) = weights.experts(&module)? {
             let found = [layer.num_experts(), layer.hidden_size()];
             if found != [num_experts, hidden] {
@@ -174,7 +174,7 @@ impl<'f> Experts<'f> {
             }
             Box::new(layer)
         } else if !is_silu {
-            return refused("SiLU, or MXFP4 experts");
+            return refused("SiLU, or experts stored in blocks");
         } else {
             Box::new(MlpExperts::load(weights, config, &module, num_experts)?)
         };

@@ -12,14 +12,16 @@ use crate::common::runs::{golden, run as convert, settings};
 use crate::common::{Converted, EXPERTS, Format, HIDDEN, INTER, write_model};
 use crate::support::{run, stderr, stdout};
 use marlinspike::container::{Container, write_container};
+use marlinspike::layouts::CPU_E2M1;
 use marlinspike::layouts::flashinfer::{ExpertLayout, Nvfp4Backend, PackedExperts, Projection};
 use marlinspike::layouts::marlin::{Activations, WeightLayout};
 use marlinspike::num::dims::Shape;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::prepare::requantize::Requantize;
+use marlinspike::w4a8::experts::kernel_names;
 use marlinspike::weight::Table;
 use marlinspike_model::convert::plan::Settings;
-use marlinspike_model::convert::target::flashinfer;
+use marlinspike_model::convert::target::{flashinfer, int4};
 use marlinspike_model::load::preparation::Preparation;
 use serde_json::{Value, json};
 
@@ -657,4 +659,38 @@ fn what_a_method_cannot_run_is_refused_by_name() {
     refused("convert", &nvfp4, &arguments, &["o_proj", "linear layer"]);
     refused("convert", &fp8, &arguments, &["fp8 tensor", "expected nvfp4"]);
     assert!(!out.exists());
+}
+
+#[test]
+fn converted_mxfp4_experts_run_with_every_kernel() {
+    let temp = tempfile::tempdir().unwrap();
+    let (model, out) = (checkpoint("gpt-oss-mxfp4"), temp.path().join("out"));
+    let kleidi = Settings { format: int4::FORMAT, ..settings() };
+    convert(&model, &out, &kleidi).unwrap();
+    let mut digests = Vec::new();
+    for kernel in kernel_names(&CPU_E2M1) {
+        for threads in ["1", "3"] {
+            let arguments = ["--check", "--tokens", "7", "--kernel", kernel, "--threads", threads];
+            let found = report(&out, &arguments);
+            assert_eq!(found["check"]["mismatches"], 0, "{kernel}");
+            assert_eq!(
+                (&found["layer"], &found["source"]),
+                (&json!(EXPERT_LAYER), &json!("packed"))
+            );
+            let arithmetic = found["arithmetic"].as_str().unwrap();
+            assert!(arithmetic.contains("quantized per group of 32"), "{arithmetic}");
+            digests.push(found["sha256"].clone());
+        }
+    }
+    digests.dedup();
+    assert_eq!(digests.len(), 1);
+    refused("run", &out, &["--kernel", "portable"], &["portable", "scalar"]);
+    // The checkpoint itself runs by its method, with activations as they are.
+    let arithmetic = report(&model, &[])["arithmetic"].as_str().unwrap().to_owned();
+    assert!(!arithmetic.contains("int8"), "{arithmetic}");
+    let found = stdout(&run(["inspect".as_ref(), model.as_os_str(), "--json".as_ref()])).to_owned();
+    let found: Value = serde_json::from_str(&found).unwrap();
+    let targets = found["targets"].as_array().unwrap();
+    let cpu = targets.iter().find(|t| t["target"] == "kleidiai").unwrap();
+    assert_eq!((&cpu["takes"], &cpu["refused"]), (&json!(2), &json!([])));
 }

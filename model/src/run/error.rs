@@ -51,12 +51,12 @@ pub enum RunError {
         /// The tensors found, and what is read instead.
         reason: String,
     },
-    /// The CPU lacks the kernel.
-    #[error("--kernel: found {found:?}, which this CPU lacks")]
+    /// The CPU or the format of the weights lacks the kernel.
+    #[error("--kernel: found {found:?}, which this CPU lacks for these weights")]
     Kernel {
         /// The wanted name.
         found: String,
-        /// The names of this CPU's kernels.
+        /// The names of this CPU's kernels for them.
         known: Vec<&'static str>,
     },
     /// A device did not compute the layer.

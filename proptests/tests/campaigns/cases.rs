@@ -53,4 +53,6 @@ operations! {
     static_int8 wrong_static_int8 StaticInt8Quant 40 60 11,
     dynamic_int8 wrong_dynamic_int8 DynamicInt8Quant 40 60 12,
     fp8_moe wrong_fp8_moe Fp8Moe 4 8 19,
+    mxfp4_int8 wrong_mxfp4_int8 Mxfp4Int8Linear 20 20 18,
+    mxfp4_int8_moe wrong_mxfp4_int8_moe Mxfp4Int8Moe 8 16 15,
 }

@@ -19,6 +19,7 @@ mod keys;
 mod layer;
 mod linear;
 mod moe;
+mod mxfp4;
 mod normalize_fnuz;
 mod nvfp4_experts;
 mod operation;
@@ -43,13 +44,14 @@ mod w8a8_fp8;
 pub(crate) mod configs {
     pub use super::align::AlignConfig;
     pub use super::case::Case;
-    pub use super::dyn_quant::{DynQuantConfig, Packing};
+    pub use super::dyn_quant::{DynQuantArithmetic, DynQuantConfig, Packing};
     pub use super::fp8_blocks::BlockSize;
     pub use super::fp8_moe::Fp8LayerConfig;
     pub use super::fp8_requantize::RequantizeConfig;
     pub use super::gpt_oss_mxfp4::GptOssConfig;
     pub use super::linear::LinearConfig;
     pub use super::moe::MoeConfig;
+    pub use super::mxfp4::{Mxfp4LinearConfig, Mxfp4MoeConfig};
     pub use super::normalize_fnuz::FnuzConfig;
     pub use super::nvfp4_experts::Nvfp4ExpertsConfig;
     pub use super::per_token_group_quant::{GroupQuantConfig, GroupScaleLayout};
@@ -176,6 +178,10 @@ macro_rules! operations {
                 DynamicInt8Quant "dynamic_scaled_int8_quant" scaled_int8_quant::DynamicInt8Config,
                 /// A layer of FP8 activations and weights.
                 Fp8Moe "fused_experts_fp8_w8a8" fp8_moe::Fp8LayerConfig,
+                /// A product of MXFP4 weights and activations quantized to int8 in groups of 32.
+                Mxfp4Int8Linear "mxfp4_int8_linear" mxfp4::Mxfp4LinearConfig,
+                /// A layer of MXFP4 weights and activations quantized to int8 in groups of 32.
+                Mxfp4Int8Moe "mxfp4_int8_moe" mxfp4::Mxfp4MoeConfig,
             }
         }
     };

@@ -28,6 +28,10 @@ const KEYS: &[(&str, &str)] = &[
     ),
     ("adversarial_rows", "a remark of the producer; not read"),
     ("apply_router_weight_on_input", "whether router weights multiply `gate_up` instead of `down`"),
+    (
+        "arithmetic",
+        "the kernels that `y` may be from: the operator's bits, or a bound for f32 in any order",
+    ),
     ("backend", "the kernel that the experts are prepared for"),
     ("block_size", "tokens per block"),
     ("block_size_m", "tokens per block of `sorted_token_ids`"),

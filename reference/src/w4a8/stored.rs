@@ -13,6 +13,7 @@
 
 use std::borrow::Cow;
 
+mod dense;
 mod load;
 mod routing;
 
@@ -27,6 +28,7 @@ use crate::moe::ScoringFunc;
 use crate::moe::activation::Activation;
 use crate::num::dims::{GroupSize, Shape};
 use crate::{Error, Result};
+pub use dense::LinearDescription;
 pub use load::{expert_bytes, experts, linear};
 pub use routing::{OperatorRouting, StoredRouting};
 
@@ -59,15 +61,6 @@ const MAX_DESCRIPTION: usize = 1 << 20;
 struct Head {
     version: u32,
     layer: String,
-}
-
-/// A file's description of a linear layer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LinearDescription {
-    /// The weight's layout: K × N, groups, columns of a block.
-    pub layout: RhsLayout,
-    /// The checkpoint's group size; −1: one scale per column.
-    pub group_size: GroupSize,
 }
 
 /// A file's description of one rank's experts of a layer.
@@ -119,18 +112,6 @@ impl Description {
             _ => LinearDescription::read(file, module).map(Self::Linear),
         }
     }
-}
-
-/// The keys of a linear layer's description.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LinearKeys {
-    version: u32,
-    layer: Cow<'static, str>,
-    size_k: usize,
-    size_n: usize,
-    group_size: i64,
-    nr: usize,
 }
 
 /// The keys of the experts' description, [`VERSION`].
@@ -253,33 +234,6 @@ fn described<T>(module: &str, found: Result<T>) -> Result<T> {
 fn group_size(module: &str, found: i64) -> Result<GroupSize> {
     GroupSize::from_config(found)
         .map_err(|_| Error::value(place(module, "group_size"), &[], found, "-1, or 1 and more"))
-}
-
-impl LinearDescription {
-    /// The description as JSON.
-    pub fn to_json(&self) -> serde_json::Value {
-        let shape = self.layout.shape();
-        serde_json::json!(LinearKeys {
-            version: VERSION,
-            layer: "linear".into(),
-            size_k: shape.size_k,
-            size_n: shape.size_n,
-            group_size: self.group_size.to_config(),
-            nr: self.layout.nr(),
-        })
-    }
-
-    /// The description of `module` in `file`.
-    ///
-    /// # Errors
-    /// [`Error::Missing`] if there is none; [`Error::Value`] and [`Error::Size`] naming the key.
-    pub fn read(file: &Container<'_>, module: &str) -> Result<Self> {
-        let keys: LinearKeys = read(file, module, "linear")?;
-        let group_size = group_size(module, keys.group_size)?;
-        let shape = Shape::new(keys.size_k, keys.size_n);
-        let layout = described(module, RhsLayout::new(shape, group_size, keys.nr))?;
-        Ok(Self { layout, group_size })
-    }
 }
 
 impl MoeDescription {

@@ -1,6 +1,7 @@
 //! The int4 path for CPUs.
 #![allow(missing_docs)]
 
+mod bound;
 mod check;
 mod engine;
 mod family;

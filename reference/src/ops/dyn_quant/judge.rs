@@ -4,9 +4,11 @@
 //! reported only where it occurs.
 
 use super::bytes::Sources;
-use super::{DynQuantConfig, Packing, bytes};
+use super::{DynQuantArithmetic, DynQuantConfig, Packing, bound, bytes};
 use crate::judge::compare::{Mismatch, elements};
 use crate::judge::mistake::{Comparison, search};
+use crate::judge::power::{Accepted, Power};
+use crate::judge::product::measure;
 use crate::judge::{Diagnosis, OutputReport, Verdict, plain};
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::tensor::Tensor;
@@ -45,7 +47,10 @@ pub(crate) fn linear(case: &Case<'_>, c: &DynQuantConfig) -> Result<Vec<OutputRe
         reports.push(sources.judge_rhs(found)?);
     }
     if let Some(found) = case.output("y") {
-        reports.push(sources.judge_y(case, found)?);
+        reports.push(match c.arithmetic {
+            DynQuantArithmetic::Operator => sources.judge_y(case, found)?,
+            DynQuantArithmetic::AnyOrder => sources.judge_bounded_y(found)?,
+        });
     }
     Ok(reports)
 }
@@ -147,6 +152,33 @@ impl Sources<'_> {
             bits[first],
         ));
         report.diagnosis = self.diagnose_y(&rows, &columns, own, &expected, &bits);
+        Ok(report)
+    }
+
+    /// `y` of a kernel with the operator's quantization, in any order.
+    fn judge_bounded_y(&self, found: &Tensor<'_>) -> Result<OutputReport> {
+        let (Some(x), Some(rows)) = (&self.x, self.rows()?) else {
+            return Ok(OutputReport::unchecked("y", found.len(), "`in.x` is absent"));
+        };
+        let (ty, size_n) = (self.config.dtype, self.config.size_n);
+        let expected = scalar::product(&rows, &self.columns, ty)?.bits();
+        let bounded = bound::bounds(&x.to_f32(), &rows, &self.columns, &expected, ty);
+        let bits = elements(found);
+        let values: Vec<f64> = bits.iter().map(|&b| ty.to_f64(b)).collect();
+        let (mut report, wrong) = measure(("y", ty), bound::CLASS, &bounded, &values, &bits);
+        let accepted: Vec<Accepted> = bounded.iter().map(Accepted::from).collect();
+        let remedy = "compare a case with larger activations, or the operator's bits";
+        report.settle(Power::of(&accepted, size_n, ty), remedy);
+        let Some(&first) = wrong.first() else { return Ok(report) };
+        report.first_mismatch = Some(Mismatch::element(
+            vec![first / size_n, first % size_n],
+            ty.size_bits(),
+            None,
+            Some(first % size_n),
+            expected[first],
+            bits[first],
+        ));
+        report.diagnosis = self.diagnose_y(&rows, &self.columns, [false; 2], &expected, &bits);
         Ok(report)
     }
 

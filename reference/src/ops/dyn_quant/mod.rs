@@ -1,5 +1,6 @@
 //! The Arm int4 path with dynamically quantized activations.
 
+mod bound;
 mod bytes;
 mod judge;
 mod variants;
@@ -18,7 +19,7 @@ use crate::ops::quant::keys::{divisible, group_size, insert_some};
 use crate::ops::schema::{
     CaseError, Demand, Dim, Inputs, Reader, TensorRule, finite, rule, stored,
 };
-use crate::ops::tensors::F32;
+use crate::ops::tensors::{F32, name_of};
 use crate::w4a8::packed::{LhsLayout, MR, NR, RhsLayout};
 use crate::w4a8::quantize::ActivationRounding;
 use crate::w4a8::scalar::Scalar;
@@ -36,6 +37,20 @@ pub struct Packing {
     /// Number of parts into which a tile's k is split.
     pub sr: usize,
 }
+
+/// The kernels that a case's `y` may be from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DynQuantArithmetic {
+    /// The operator's own: `y` is compared bit for bit.
+    #[default]
+    Operator,
+    /// The operator's quantization and exact integer sums, then f32 in any order: `y` is within a derived
+    /// bound.
+    AnyOrder,
+}
+
+const ARITHMETICS: &[(&str, DynQuantArithmetic)] =
+    &[("operator", DynQuantArithmetic::Operator), ("any_order", DynQuantArithmetic::AnyOrder)];
 
 /// Config of `dyn_quant_linear`.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,6 +71,8 @@ pub struct DynQuantConfig {
     pub packing: Packing,
     /// How activations are rounded.
     pub activation_rounding: ActivationRounding,
+    /// How `y` is judged.
+    pub arithmetic: DynQuantArithmetic,
     /// Name of the micro-kernel; for information only.
     pub kleidiai_variant: Option<String>,
 }
@@ -90,6 +107,7 @@ impl Operation for DynQuantConfig {
             "size_k",
             "packing",
             "activation_rounding",
+            "arithmetic",
             "checkpoint_format",
             "input_dtype",
             "kleidiai_variant",
@@ -119,6 +137,7 @@ impl Operation for DynQuantConfig {
             size_k,
             packing,
             activation_rounding: r.name("activation_rounding", ActivationRounding::NAMED)?,
+            arithmetic: r.optional_name("arithmetic", ARITHMETICS)?.unwrap_or_default(),
             kleidiai_variant: variant,
         })
     }
@@ -141,6 +160,7 @@ impl Operation for DynQuantConfig {
                                 size_k,
                                 packing: *packing,
                                 activation_rounding: *activation_rounding,
+                                arithmetic: DynQuantArithmetic::Operator,
                                 kleidiai_variant: None,
                             }));
                         }
@@ -164,6 +184,9 @@ impl Operation for DynQuantConfig {
             "packing": {"mr": p.mr, "nr": p.nr, "kr": p.kr, "sr": p.sr},
             "activation_rounding": self.activation_rounding.name(),
         });
+        if self.arithmetic != DynQuantArithmetic::Operator {
+            v["arithmetic"] = json!(name_of(ARITHMETICS, &self.arithmetic));
+        }
         insert_some(&mut v, "kleidiai_variant", self.kleidiai_variant.clone());
         v
     }
@@ -214,6 +237,10 @@ impl Operation for DynQuantConfig {
 
     fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
         judge::linear(case, self)
+    }
+
+    fn fixes_every_bit(&self) -> bool {
+        self.arithmetic == DynQuantArithmetic::Operator
     }
 
     fn add_staged_outputs(&self, case: &mut Case<'_>) -> Result<()> {

@@ -62,7 +62,7 @@ impl<'f> Matrices<'f> {
 
 /// The experts of a layer, as gpt-oss checkpoints store them.
 #[derive(Debug)]
-pub(super) struct Mxfp4Experts<'f> {
+pub(super) struct StoredExperts<'f> {
     /// Rows of gate and up alternate.
     w13: Matrices<'f>,
     w2: Matrices<'f>,
@@ -71,7 +71,7 @@ pub(super) struct Mxfp4Experts<'f> {
     limit: f32,
 }
 
-impl<'f> Mxfp4Experts<'f> {
+impl<'f> StoredExperts<'f> {
     pub(super) fn load(
         weights: &Weights<'_, 'f>,
         module: &str,
@@ -91,7 +91,7 @@ impl<'f> Mxfp4Experts<'f> {
     }
 }
 
-impl ExpertStack for Mxfp4Experts<'_> {
+impl ExpertStack for StoredExperts<'_> {
     fn forward(
         &self,
         x: &[f32],

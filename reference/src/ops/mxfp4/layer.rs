@@ -1,0 +1,241 @@
+//! A layer of MXFP4 experts whose activations are quantized to int8 in groups of 32.
+
+use serde_json::{Value, json};
+
+use super::plain_nan;
+use super::stages::Layer;
+use crate::judge::{Declared, OutputReport};
+use crate::layouts::mxfp4::GROUP;
+use crate::moe::activation::Activation;
+use crate::num::scalar::{ScalarType, bf16_to_f32};
+use crate::num::tensor::{DType, Tensor};
+use crate::ops::case::Case;
+use crate::ops::computation::{Defined, bitwise, ids};
+use crate::ops::draw::{ROWS, Rng, activation_bits};
+use crate::ops::schema::{CaseError, Inputs, Reader, TensorRule, finite, rule, stored};
+use crate::ops::tensors::{F32, FLAGS, I32, U8, input, is, name_of, output, whole};
+use crate::ops::{CaseConfig, Operation};
+use crate::w4a8::Values;
+use crate::{Error, Result};
+
+const TYPES: &[(&str, ScalarType)] =
+    &[("float32", ScalarType::FLOAT32), ("bfloat16", ScalarType::BFLOAT16)];
+
+const ACTIVATIONS: &[(&str, Activation)] =
+    &[("swigluoai", Activation::SwigluOai), ("silu", Activation::Silu)];
+
+/// Config of `mxfp4_int8_moe`: the experts of a layer, each product as `mxfp4_int8_linear`.
+///
+/// in: `x` `[M, H]`, `topk_ids` and `topk_weights` `[M, top_k]`, `w13_weight` `[E, 2I, H / 2]` (gate, then
+/// up), `w2_weight` `[E, H, I / 2]`, their `_scale` and `_bias`. out: `gate_up` and `activated`, a row for
+/// each token and choice; `y` `[M, H]`. Every output has the type of `x`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mxfp4MoeConfig {
+    /// Activations and outputs: [`ScalarType::FLOAT32`] or [`ScalarType::BFLOAT16`].
+    pub dtype: ScalarType,
+    /// Tokens.
+    pub size_m: usize,
+    /// Experts.
+    pub num_experts: usize,
+    /// Experts per token.
+    pub top_k: usize,
+    /// H.
+    pub hidden_size: usize,
+    /// I.
+    pub intermediate_size: usize,
+    /// Whether products have a bias.
+    pub has_bias: bool,
+    /// Activation between the products; `swigluoai` has the limit 7.
+    pub activation: Activation,
+}
+
+impl Mxfp4MoeConfig {
+    /// Columns and K of w13 and w2.
+    pub(super) fn shapes(&self) -> [(&'static str, usize, usize); 2] {
+        let (h, i) = (self.hidden_size, self.intermediate_size);
+        [("w13", 2 * i, h), ("w2", h, i)]
+    }
+
+    pub(super) fn slots(&self) -> usize {
+        self.size_m * self.top_k
+    }
+}
+
+impl Operation for Mxfp4MoeConfig {
+    fn keys() -> &'static [&'static str] {
+        &[
+            "dtype",
+            "size_m",
+            "num_experts",
+            "top_k",
+            "hidden_size",
+            "intermediate_size",
+            "has_bias",
+            "activation",
+        ]
+    }
+
+    fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
+        let config = Self {
+            dtype: r.name("dtype", TYPES)?,
+            size_m: r.size("size_m")?,
+            num_experts: r.size("num_experts")?,
+            top_k: r.size("top_k")?,
+            hidden_size: r.size("hidden_size")?,
+            intermediate_size: r.size("intermediate_size")?,
+            has_bias: r.flag("has_bias", false)?,
+            activation: r.name("activation", ACTIVATIONS)?,
+        };
+        whole(r, "hidden_size", config.hidden_size, GROUP)?;
+        whole(r, "intermediate_size", config.intermediate_size, GROUP)?;
+        if config.top_k > config.num_experts {
+            let limit = format!("at most num_experts, {}", config.num_experts);
+            return Err(r.refuse("top_k", config.top_k, limit));
+        }
+        Ok(config)
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "dtype": self.dtype.name(), "size_m": self.size_m, "num_experts": self.num_experts,
+            "top_k": self.top_k, "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size, "has_bias": self.has_bias,
+            "activation": name_of(ACTIVATIONS, &self.activation),
+        })
+    }
+
+    fn is_gated(&self) -> Option<bool> {
+        Some(true)
+    }
+
+    fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
+        let (m, e, float) = (is(self.size_m), is(self.num_experts), [stored(self.dtype)]);
+        let (h, i) = (self.hidden_size, self.intermediate_size);
+        let mut rules = vec![
+            input("x", &float, &[m, is(h)]),
+            input("topk_ids", I32, &[m, is(self.top_k)]),
+            input("topk_weights", F32, &[m, is(self.top_k)]),
+        ];
+        for (which, size_n, size_k) in self.shapes() {
+            let n = is(size_n);
+            rules.push(input(&format!("{which}_weight"), U8, &[e, n, is(size_k / 2)]));
+            let scale = format!("in.{which}_weight_scale");
+            rules.push(rule(scale, super::SCALES, &[e, n, is(size_k / GROUP)]).required(true));
+            if self.has_bias {
+                rules.push(input(&format!("{which}_bias"), F32, &[e, n]));
+            }
+        }
+        let slots = is(self.slots());
+        rules.push(output("gate_up", &float, &[slots, is(2 * i)]));
+        rules.push(output("activated", &float, &[slots, is(i)]));
+        rules.push(output("y", &float, &[m, is(h)]));
+        Ok(rules)
+    }
+
+    fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
+        for (name, tensor) in inputs.iter().filter(|(name, _)| !name.ends_with("_weight")) {
+            if *name != "topk_ids" {
+                finite(tensor)?;
+            }
+        }
+        let ids = &inputs["topk_ids"];
+        let experts = self.num_experts as i32;
+        match ids.elements::<i32>().iter().position(|&id| !(-1..experts).contains(&id)) {
+            None => Ok(()),
+            Some(i) => {
+                let at = [i / self.top_k, i % self.top_k];
+                let found = ids.elements::<i32>()[i];
+                let expected = format!("-1 or an expert below {experts}");
+                Err(Error::value(ids.name(), &at, found, expected))
+            }
+        }
+    }
+
+    fn lattice() -> Result<Vec<Self>> {
+        let mut all = Vec::new();
+        for (_, dtype) in TYPES {
+            for (_, activation) in ACTIVATIONS {
+                for (num_experts, top_k, hidden_size, intermediate_size) in
+                    [(1, 1, 32, 32), (4, 2, 64, 32), (3, 3, 32, 96), (8, 4, 96, 64)]
+                {
+                    all.extend(FLAGS.map(|has_bias| Self {
+                        dtype: *dtype,
+                        size_m: 1,
+                        num_experts,
+                        top_k,
+                        hidden_size,
+                        intermediate_size,
+                        has_bias,
+                        activation: *activation,
+                    }));
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn computation(&self, case: &Case<'_>) -> Result<Option<Box<dyn Defined>>> {
+        Ok(Some(Box::new(Layer::new(case, self)?)))
+    }
+
+    fn mistakes() -> Vec<&'static str> {
+        ids::<Layer>()
+    }
+
+    /// Each stage is judged from the case's own stage before it.
+    fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
+        let mut layer = Layer::new(case, self)?;
+        let given = |name: &str| case.output(name).map(Values::from_tensor).transpose();
+        (layer.gate_up, layer.activated) = (given("gate_up")?, given("activated")?);
+        let mut case = case.clone();
+        for name in ["gate_up", "activated", "y"] {
+            if let Some(found) = case.output(name) {
+                let plain = plain_nan(found)?;
+                case.add_output(name, plain);
+            }
+        }
+        bitwise(&case, &layer)
+    }
+
+    fn draw_inputs(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
+        let c = Self { size_m: rng.pick(&ROWS), ..self.clone() };
+        case.config = c.clone().into();
+        case.add_input("x", super::activations(rng, c.dtype, c.size_m, c.hidden_size)?);
+        let mut ids = Vec::with_capacity(c.slots());
+        for _ in 0..c.size_m {
+            let mut left: Vec<i32> = (0..c.num_experts as i32).collect();
+            for _ in 0..c.top_k {
+                let id = left.swap_remove(rng.below(left.len()));
+                ids.push(if rng.chance(1, 12) { -1 } else { id });
+            }
+        }
+        let weights = (0..c.slots()).map(|_| rng.between(1, 1 << 16) as f32 / 65536.0).collect();
+        let shape = vec![c.size_m, c.top_k];
+        case.add_input("topk_ids", Tensor::from_vec("", DType::I32, shape.clone(), ids)?);
+        let weights: Vec<f32> = weights;
+        case.add_input("topk_weights", Tensor::from_vec("", DType::F32, shape, weights)?);
+        for (which, size_n, size_k) in c.shapes() {
+            let n = c.num_experts * size_n;
+            let shape = |last: usize| vec![c.num_experts, size_n, last];
+            let bytes = super::codes(rng, n, size_k);
+            let scales = super::scales(rng, n * size_k / GROUP);
+            let weight = Tensor::new("", DType::U8, shape(size_k / 2), bytes)?;
+            case.add_input(&format!("{which}_weight"), weight);
+            let scales = Tensor::new("", DType::U8, shape(size_k / GROUP), scales)?;
+            case.add_input(&format!("{which}_weight_scale"), scales);
+            if c.has_bias {
+                let value = |rng: &mut Rng| bf16_to_f32(activation_bits(rng, ScalarType::BFLOAT16));
+                let bias: Vec<f32> = (0..n).map(|_| value(rng)).collect();
+                let shape = vec![c.num_experts, size_n];
+                let bias = Tensor::from_vec("", DType::F32, shape, bias)?;
+                case.add_input(&format!("{which}_bias"), bias);
+            }
+        }
+        Ok(())
+    }
+
+    fn with_one_row(&self) -> Option<(CaseConfig, &'static [&'static str])> {
+        let one = Self { size_m: 1, ..self.clone() };
+        Some((one.into(), &["x", "topk_ids", "topk_weights"]))
+    }
+}

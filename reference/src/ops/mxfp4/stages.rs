@@ -1,0 +1,195 @@
+//! The stages of a layer, and known mistakes as modifications of them.
+
+use super::layer::Mxfp4MoeConfig;
+use super::one_nan;
+use crate::Result;
+use crate::judge::compare::Rows;
+use crate::layouts::mxfp4::{GROUP, Mxfp4Rows};
+use crate::moe::activation::{Columns, Definition};
+use crate::num::scalar::ScalarType;
+use crate::ops::case::Case;
+use crate::ops::computation::{Computation, Expected, Form, Mistake, known};
+use crate::ops::schema::stored;
+use crate::w4a8::Values;
+use crate::w4a8::mxfp4::{quantize_groups, scalar};
+
+/// The matrices of all experts.
+#[derive(Debug, Clone)]
+struct Matrices {
+    blocks: Vec<u8>,
+    scales: Vec<u8>,
+    bias: Option<Vec<f32>>,
+    size_n: usize,
+    size_k: usize,
+}
+
+impl Matrices {
+    fn new(
+        case: &Case<'_>,
+        which: &str,
+        [size_n, size_k]: [usize; 2],
+        biased: bool,
+    ) -> Result<Self> {
+        let part = |end: &str| case.input(&format!("{which}_{end}"));
+        let bias = match biased {
+            true => Some(part("bias")?.elements::<f32>().into_owned()),
+            false => None,
+        };
+        let (blocks, scales) = (part("weight")?.bytes(), part("weight_scale")?.bytes());
+        Ok(Self { blocks: blocks.to_vec(), scales: scales.to_vec(), bias, size_n, size_k })
+    }
+
+    /// The product of rows with expert `e`, of type `ty`.
+    fn product(&self, e: usize, x: &Values, ty: ScalarType) -> Result<Values> {
+        let (n, k) = (self.size_n, self.size_k);
+        let bias = self.bias.as_ref().map(|bias| &bias[e * n..][..n]);
+        let weight = Mxfp4Rows {
+            blocks: &self.blocks[e * n * k / 2..][..n * k / 2],
+            scales: &self.scales[e * n * k / GROUP..][..n * k / GROUP],
+            bias,
+        };
+        scalar::product(&quantize_groups(x, k)?, weight, ty)
+    }
+}
+
+/// `mxfp4_int8_moe`.
+#[derive(Debug, Clone)]
+pub(super) struct Layer {
+    config: Mxfp4MoeConfig,
+    x: Values,
+    topk_ids: Vec<i32>,
+    topk_weights: Vec<f32>,
+    w13: Matrices,
+    w2: Matrices,
+    activation: Definition,
+    /// The stages that later ones are computed from; absent: the definition's.
+    pub(super) gate_up: Option<Values>,
+    pub(super) activated: Option<Values>,
+    /// Type of the activations inside the layer.
+    inner: ScalarType,
+    /// Whether rows are added in the order of the choices, not of the experts.
+    by_choice: bool,
+}
+
+impl Layer {
+    pub(super) fn new(case: &Case<'_>, c: &Mxfp4MoeConfig) -> Result<Self> {
+        let matrices =
+            |(which, n, k): (&str, usize, usize)| Matrices::new(case, which, [n, k], c.has_bias);
+        let [w13, w2] = c.shapes();
+        let activation = Definition::new(c.activation);
+        Ok(Self {
+            config: c.clone(),
+            x: Values::from_tensor(case.input("x")?)?,
+            topk_ids: case.input("topk_ids")?.elements::<i32>().into_owned(),
+            topk_weights: case.input("topk_weights")?.elements::<f32>().into_owned(),
+            w13: matrices(w13)?,
+            w2: matrices(w2)?,
+            activation: Definition { columns: Columns::Halves, ..activation },
+            gate_up: None,
+            activated: None,
+            inner: c.dtype,
+            by_choice: false,
+        })
+    }
+
+    /// A row for each slot by `row`, which has `width` values; zeros for slots without an expert.
+    fn by_slot(
+        &self,
+        width: usize,
+        row: impl Fn(usize, usize) -> Result<Vec<f32>>,
+    ) -> Result<Vec<f32>> {
+        let mut all = Vec::with_capacity(self.config.slots() * width);
+        for (slot, &id) in self.topk_ids.iter().enumerate() {
+            match usize::try_from(id) {
+                Ok(expert) => all.extend(row(slot, expert)?),
+                Err(_) => all.extend(std::iter::repeat_n(0.0, width)),
+            }
+        }
+        Ok(all)
+    }
+
+    fn stages(&self) -> Result<[Values; 3]> {
+        let c = &self.config;
+        let (h, i, ty) = (c.hidden_size, c.intermediate_size, self.inner);
+        let x = self.x.to_f32();
+        let gate_up = self.by_slot(2 * i, |slot, e| {
+            let row = Values::from_f32(x[slot / c.top_k * h..][..h].to_vec(), c.dtype)?;
+            Ok(self.w13.product(e, &row, ty)?.to_f32())
+        })?;
+        let given = |given: &Option<Values>, own: &[f32]| {
+            given.as_ref().map_or_else(|| own.to_vec(), Values::to_f32)
+        };
+        let from = given(&self.gate_up, &gate_up);
+        let activated = self.by_slot(i, |slot, _| {
+            let row = &from[slot * 2 * i..][..2 * i];
+            let one = |j: usize| {
+                let [gate, up] = self.activation.places(j, i);
+                self.activation.canonical(row[gate], row[up])
+            };
+            Ok(Values::from_f32((0..i).map(one).collect(), ty)?.to_f32())
+        })?;
+        let from = given(&self.activated, &activated);
+        let down = self.by_slot(h, |slot, e| {
+            let row = Values::from_f32(from[slot * i..][..i].to_vec(), ty)?;
+            Ok(self.w2.product(e, &row, ty)?.to_f32())
+        })?;
+        let mut y = vec![0f32; c.size_m * h];
+        for (token, sums) in y.chunks_exact_mut(h).enumerate() {
+            let mut slots: Vec<usize> = (token * c.top_k..(token + 1) * c.top_k).collect();
+            if !self.by_choice {
+                slots.sort_by_key(|&slot| self.topk_ids[slot]);
+            }
+            for slot in slots.into_iter().filter(|&slot| self.topk_ids[slot] >= 0) {
+                let row = &down[slot * h..][..h];
+                sums.iter_mut().zip(row).for_each(|(s, y)| *s += y * self.topk_weights[slot]);
+            }
+        }
+        let of = |values| Values::from_f32(values, c.dtype);
+        Ok([of(gate_up)?, of(activated)?, of(y)?])
+    }
+}
+
+impl Computation for Layer {
+    fn outputs(&self) -> Result<Vec<Expected>> {
+        let c = &self.config;
+        let (h, i) = (c.hidden_size, c.intermediate_size);
+        let names =
+            [("gate_up", c.slots(), 2 * i), ("activated", c.slots(), i), ("y", c.size_m, h)];
+        let stages = names.into_iter().zip(self.stages()?);
+        let expected = stages.map(|((name, rows, cols), values)| Expected {
+            name: name.to_owned(),
+            dtype: stored(c.dtype),
+            shape: vec![rows, cols],
+            elements: one_nan(values.bits(), c.dtype),
+            form: Form::lines(Rows::List, [cols, rows], c.dtype.size_bits(), None),
+        });
+        Ok(expected.collect())
+    }
+
+    fn mistakes() -> Vec<Mistake<Self>> {
+        known! {
+            "gate-up-interleaved", "gate and up were read from alternating columns" =>
+                |c| c.activation.columns = Columns::Interleaved;
+            "gate-up-exchanged", "gate and up are exchanged" => |c| c.activation.exchanged = true;
+            "limit-missing", "gate and up are not limited" => |c| {
+                (c.activation.gate_limit, c.activation.up_limit) = (None, None);
+            };
+            "up-shift-missing", "1 is not added to up" => |c| c.activation.up_shift = 0.0;
+            "alpha-missing", "the sigmoid's argument is not multiplied by 1.702" =>
+                |c| c.activation.alpha = 1.0;
+            "bias-missing", "the biases are left out" =>
+                |c| (c.w13.bias, c.w2.bias) = (None, None);
+            "nibbles-exchanged", "high and low nibbles are exchanged" => |c| {
+                for weight in [&mut c.w13, &mut c.w2] {
+                    weight.blocks.iter_mut().for_each(|b| *b = b.rotate_left(4));
+                }
+            };
+            "router-weight-missing", "rows are added without router weights" =>
+                |c| c.topk_weights.fill(1.0);
+            "inner-not-rounded", "activations inside the layer are not rounded to the type of x" =>
+                |c| c.inner = ScalarType::FLOAT32;
+            "order-of-choices", "rows are added in the order of the choices, not of the experts" =>
+                |c| c.by_choice = true;
+        }
+    }
+}
