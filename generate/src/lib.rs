@@ -31,6 +31,7 @@ mod error;
 pub mod ops;
 pub mod run;
 pub mod sample;
+#[cfg(feature = "text")]
 pub mod text;
 mod weights;
 
