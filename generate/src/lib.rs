@@ -32,6 +32,7 @@ mod error;
 pub mod ops;
 pub mod run;
 pub mod sample;
+#[cfg(feature = "text")]
 pub mod text;
 mod weights;
 

@@ -1,20 +1,17 @@
-//! A small language model on candle whose Mixture-of-Experts layer and output product are this
-//! project's operators: `cargo run --release --manifest-path peers/Cargo.toml --example custom_op`.
+//! A small language model on candle whose Mixture-of-Experts block and output product are
+//! marlinspike's layers: `cargo run --release --manifest-path peers/Cargo.toml --example custom_op`.
 //!
-//! Embedding, norms, residual and router are candle's tensors; `Int4Moe` and `Int4Linear` take
-//! them and give such.
+//! Embedding, norms and residual are candle's.
 
-use std::sync::Arc;
-
-use candle_core::{CustomOp1, CustomOp2, D, Device, IndexOp as _, Module as _, Result, Tensor};
-use candle_nn::{Embedding, Linear as Router, RmsNorm};
+use candle_core::{D, DType, Device, IndexOp as _, Module as _, Result, Tensor};
+use candle_nn::{Embedding, RmsNorm};
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
 use marlinspike::moe::router;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::w4a8::Linear;
 use marlinspike::w4a8::moe::{Mode, MoeConfig, MoeLayer};
 use marlinspike_bench::tile::Tile;
-use marlinspike_peers::op::{Int4Linear, Int4Moe};
+use marlinspike_candle::{DenseLinear, Int4Experts, Int4Linear, MoeBlock, Router};
 
 const VOCABULARY: usize = 256;
 const HIDDEN: usize = 128;
@@ -22,18 +19,18 @@ const INTERMEDIATE: usize = 256;
 const EXPERTS: usize = 8;
 const TOP_K: usize = 2;
 
-/// One layer. `apply_op1_arc` and `apply_op2_arc` take shared operators.
+/// One layer without attention.
 struct Model {
     embedding: Embedding,
     norm: RmsNorm,
-    router: Router,
-    moe: Arc<Box<dyn CustomOp2 + Send + Sync>>,
+    mlp: MoeBlock,
     last_norm: RmsNorm,
-    head: Arc<Box<dyn CustomOp1 + Send + Sync>>,
+    lm_head: Int4Linear,
 }
 
 impl Model {
-    /// Weights drawn at random; a checkpoint's would come through `marlinspike::layouts::kleidi`.
+    /// Weights drawn at random; those of a converted folder come from
+    /// `marlinspike_candle::PackedFolder`.
     fn new(device: &Device) -> Result<Self> {
         let normal =
             |rows: usize, columns: usize| Tensor::randn(0f32, 1.0, (rows, columns), device);
@@ -50,26 +47,24 @@ impl Model {
         let w13 = packed(Shape::new(HIDDEN, 2 * INTERMEDIATE), 1)?.stack(EXPERTS);
         let w2 = packed(Shape::new(INTERMEDIATE, HIDDEN), 2)?.stack(EXPERTS);
         let layer = MoeLayer::new(w13.map_err(wrap)?, w2.map_err(wrap)?, config).map_err(wrap)?;
+        let experts = Int4Experts::new("mlp.experts", layer)?;
+        let gate = DenseLinear::new("mlp.gate", &normal(EXPERTS, HIDDEN)?, None)?;
         let head = packed(Shape::new(HIDDEN, VOCABULARY), 3)?.matrix(0).map_err(wrap)?;
-        let head = Int4Linear::new(Linear::new(head, ActivationRounding::HalfAway));
-        let ones = || Tensor::ones(HIDDEN, candle_core::DType::F32, device);
+        let ones = || Tensor::ones(HIDDEN, DType::F32, device);
         Ok(Self {
             embedding: Embedding::new(normal(VOCABULARY, HIDDEN)?, HIDDEN),
             norm: RmsNorm::new(ones()?, 1e-6),
-            router: Router::new(normal(EXPERTS, HIDDEN)?, None),
-            moe: Arc::new(Box::new(Int4Moe::new(layer))),
+            mlp: MoeBlock::new(Router::new(gate), experts)?,
             last_norm: RmsNorm::new(ones()?, 1e-6),
-            head: Arc::new(Box::new(head)),
+            lm_head: Int4Linear::new("lm_head", Linear::new(head, ActivationRounding::HalfAway)),
         })
     }
 
     /// Logits `[B, T, VOCABULARY]` of token ids `[B, T]`.
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         let x = self.embedding.forward(ids)?;
-        let normed = self.norm.forward(&x)?;
-        let router_logits = self.router.forward(&normed)?;
-        let x = (x + normed.apply_op2_arc(&router_logits, self.moe.clone())?)?;
-        self.last_norm.forward(&x)?.apply_op1_arc(self.head.clone())
+        let x = (&x + self.mlp.forward(&self.norm.forward(&x)?)?)?;
+        self.lm_head.forward(&self.last_norm.forward(&x)?)
     }
 }
 
@@ -94,7 +89,7 @@ fn main() -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Without attention, the logits of a row depend only on its token, in any batch.
+    /// Without attention, the logits of a row depend only on its token: the same bits in any batch.
     #[test]
     fn tokens_do_not_depend_on_each_other() {
         let model = Model::new(&Device::Cpu).unwrap();
@@ -102,14 +97,13 @@ mod tests {
             let ids = Tensor::new(ids, &Device::Cpu).unwrap().unsqueeze(0).unwrap();
             model.forward(&ids).unwrap().squeeze(0).unwrap().to_vec2().unwrap()
         };
+        let bits = |row: &[f32]| -> Vec<u32> { row.iter().map(|v| v.to_bits()).collect() };
         let all = logits(&[3, 200, 77]);
         for (&id, row) in [3, 200, 77].iter().zip(&all) {
             let alone = logits(&[id]);
             assert_eq!((alone.len(), row.len()), (1, VOCABULARY));
-            // candle's product may add in another order for another number of rows.
-            let apart = |(a, b): (&f32, &f32)| (a - b).abs() < 0.05 * (1.0 + b.abs());
-            assert!(alone[0].iter().zip(row).all(apart), "token {id}");
+            assert_eq!(bits(&alone[0]), bits(row), "token {id}");
         }
-        assert_ne!(all[0], all[1]);
+        assert_ne!(bits(&all[0]), bits(&all[1]));
     }
 }

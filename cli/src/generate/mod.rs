@@ -188,8 +188,8 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let pool = args.pool().context("worker threads")?;
     let threads = pool.current_num_threads();
     let begun = Instant::now();
-    let text = Text::open(&args.model).map_err(explain_text)?;
     let files = ModelFiles::open(&args.model)?;
+    let text = Text::open(&args.model).map_err(explain_text)?;
     let model = Model::new(&files)?;
     let limit = args.memory_limit();
     let decoder = pool.install(|| Decoder::load(&model, limit)).map_err(explain)?;

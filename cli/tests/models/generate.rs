@@ -157,4 +157,10 @@ fn bad_input_is_refused_before_any_text() {
     let bare = changed("qwen3-moe-tiny", "config.json", |_| {});
     std::fs::remove_file(bare.path().join("tokenizer.json")).unwrap();
     assert!(refused(bare.path(), &prompt).contains("found no tokenizer.json"));
+    // Another folder than a model's is not advised to have a tokenizer.
+    let text = refused(&bare.path().join("missing"), &prompt);
+    assert!(text.contains("missing") && !text.contains("tokenizer"), "{text}");
+    std::fs::remove_file(bare.path().join("model.safetensors")).unwrap();
+    let text = refused(bare.path(), &prompt);
+    assert!(text.contains("model.safetensors") && !text.contains("tokenizer"), "{text}");
 }
