@@ -49,6 +49,14 @@ impl<'m> Entry<'m> {
         size.filter(|&n| n > 0).ok_or_else(|| self.bad(key, "1 or more"))
     }
 
+    /// The model's own size under `key`, if it was rounded up.
+    pub(crate) fn unpadded(&self, key: &str) -> Result<Option<usize>> {
+        let Some(own) = self.layer.get("padded_from") else { return Ok(None) };
+        let size = own[key].as_u64().and_then(|n| usize::try_from(n).ok());
+        let found = size.filter(|&n| n > 0);
+        found.map(Some).ok_or_else(|| self.bad("padded_from", "sizes of 1 or more"))
+    }
+
     /// Shape of each expert's matrix.
     pub(crate) fn shape(&self) -> Result<Shape> {
         Ok(Shape::new(self.size("size_k")?, self.size("size_n")?))

@@ -2,7 +2,7 @@
 //! bias.
 
 use marlinspike::moe::families::{self, ExpertsRule, Surroundings};
-use marlinspike::num::tensor::Tensor;
+use marlinspike::num::tensor::{DType, Tensor};
 
 use super::routing::layer_prefix;
 use super::{Model, ModelError};
@@ -58,7 +58,9 @@ impl BlockParts {
         let get = |below: &str| -> Option<Tensor<'_>> {
             let full = format!("{prefix}{below}");
             let module = full.rsplit_once('.').map_or("", |(module, _)| module);
-            (!quantized(module)).then(|| model.tensor(&full).ok()).flatten()
+            let tensor = (!quantized(module)).then(|| model.tensor(&full).ok()).flatten()?;
+            // Codes of a layer that no target took, without their scheme.
+            matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16).then_some(tensor)
         };
         let tensors = Surroundings::read(&get, &parent, rule).map_err(wrong)?;
         let full = |names: [String; 3]| names.map(|n| format!("{prefix}{n}"));

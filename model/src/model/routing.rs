@@ -185,7 +185,8 @@ fn find(
         return Err(ModelError::module(module, reason));
     }
     let experts = families::family(&source).map(|family| family.experts);
-    if let Some(what) = experts.and_then(|rule| rule.further_parts()) {
+    let ends = |name: &str| layer_tensors(model, module).any(|(_, below)| below.ends_with(name));
+    if let Some(what) = experts.and_then(|rule| rule.further_parts(&ends)) {
         let reason = format!("a block of {source} has {what}, which are not computed");
         return Err(ModelError::module(module, reason));
     }

@@ -11,10 +11,43 @@ use marlinspike_model::run::options::{Options, Source};
 use marlinspike_model::run::output::{Output, Outside, Run};
 use marlinspike_model::run::{list, run};
 
-fn golden() -> Vec<PathBuf> {
+/// Blocks with parts that `run` does not compute.
+const REFUSED: &[&str] = &[
+    "deepseek_v4-hash-small",
+    "ernie4_5_vl_moe-small",
+    "gemma4_text-small",
+    "inkling-small",
+    "inkling2-small",
+    "muse_spark-small",
+    "nemotron_h-latent-small",
+    "zaya-skip-small",
+];
+/// What it says of them.
+const REASONS: [&str; 4] = [
+    "which are not computed",
+    "inputs of `run` have no such tensor",
+    "expected gate_up and down of hidden_size",
+    "expected [N, 8]",
+];
+/// The block whose output has a norm, which `run` leaves out with a note.
+const NORMED: &str = "axk1-small";
+
+fn name(path: &Path) -> &str {
+    path.file_stem().unwrap().to_str().unwrap()
+}
+
+fn all() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/data/routers");
     let mut files: Vec<PathBuf> = fs::read_dir(root).unwrap().map(|e| e.unwrap().path()).collect();
     files.sort();
+    files
+}
+
+/// The blocks that `run` computes to the end.
+fn golden() -> Vec<PathBuf> {
+    let mut files = all();
+    let skipped = |n: &str| n == NORMED || REFUSED.contains(&n);
+    files.retain(|path| !skipped(name(path)));
     files
 }
 
@@ -78,7 +111,7 @@ fn sixteen_bit_blocks_give_transformers_outputs() {
     let files = golden();
     assert!(files.len() >= 11);
     for path in files {
-        let name = path.file_stem().unwrap().to_str().unwrap();
+        let name = name(&path);
         let bytes = fs::read(&path).unwrap();
         let file = Container::parse(&bytes).unwrap();
         let dir = temp.path().join(name);
@@ -99,10 +132,34 @@ fn sixteen_bit_blocks_give_transformers_outputs() {
 }
 
 #[test]
+fn blocks_with_further_parts_are_refused_by_name() {
+    let temp = tempfile::tempdir().unwrap();
+    for path in all() {
+        let name = name(&path);
+        let is_refused = REFUSED.contains(&name);
+        if !is_refused && name != NORMED {
+            continue;
+        }
+        let bytes = fs::read(&path).unwrap();
+        let dir = temp.path().join(name);
+        write(&Container::parse(&bytes).unwrap(), &dir, |_, t| t);
+        if is_refused {
+            let mut options = Options::default();
+            options.input = Source::File(dir.join("input.st"));
+            let text = run(&dir, &options).unwrap_err().to_string();
+            assert!(REASONS.iter().any(|reason| text.contains(reason)), "{name}: {text}");
+        } else {
+            let note = "y is the block's output before its norm";
+            assert!(checked(&dir).notes.iter().any(|n| n == note), "{name}");
+        }
+    }
+}
+
+#[test]
 fn each_tensor_of_the_block_is_read() {
     let temp = tempfile::tempdir().unwrap();
     for path in golden() {
-        let name = path.file_stem().unwrap().to_str().unwrap();
+        let name = name(&path);
         let bytes = fs::read(&path).unwrap();
         let file = Container::parse(&bytes).unwrap();
         let expected = widened(&file.tensor("out.y").unwrap());

@@ -289,7 +289,10 @@ fn every_family_converts_and_runs() {
         assert_eq!(source.y().digest(), out.y().digest(), "{name}");
         assert!(source.logits.is_some() && out.logits.is_some(), "{name}");
         let shared = row.tensors.keys().any(|n| n.contains("share"));
-        assert_eq!(out.y_experts().is_some(), shared, "{name}");
+        // One module for gate and up of the shared expert: left out with a note in 8 bits.
+        let left_out = out.notes.iter().any(|n| n.contains("it does not include"));
+        assert!(!left_out || name.starts_with("granitemoe") && stored == Stored::Fp8, "{name}");
+        assert_eq!(out.y_experts().is_some(), shared && !left_out, "{name}");
         if let Some(sum) = out.y_experts() {
             assert_ne!(sum.digest(), out.y().digest(), "{name}");
         }

@@ -66,6 +66,16 @@ pub(crate) struct Dense {
 }
 
 impl Dense {
+    /// The matrix `[N, size_k]` with zeros in the columns from its own K on.
+    pub(crate) fn padded(&self, size_k: usize) -> Self {
+        let row = |row: &[f32]| {
+            let mut row = row.to_vec();
+            row.resize(size_k, 0.0);
+            row
+        };
+        Self { values: self.values.chunks_exact(self.size_k).flat_map(row).collect(), size_k }
+    }
+
     /// The matrix of a tensor `[N, K]`.
     ///
     /// # Errors

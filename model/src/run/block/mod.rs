@@ -7,6 +7,7 @@ pub mod plain;
 pub mod router;
 pub mod tail;
 
+use marlinspike::Error;
 use marlinspike::moe::families::RoutingRule;
 
 use self::router::Router;
@@ -54,5 +55,20 @@ impl Surrounding {
             notes.extend(crate::model::routing::shared_experts_left_out(model, module));
         }
         Ok(Self { router, tail, notes })
+    }
+
+    /// The block of experts whose `hidden` features were padded with zeros to `size_k`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a shared expert or an output bias, which are not padded.
+    pub(crate) fn padded(self, hidden: usize, size_k: usize) -> marlinspike::Result<Self> {
+        if hidden == size_k {
+            return Ok(self);
+        }
+        if !self.tail.is_empty() {
+            let what = format!("a shared expert with experts padded from {hidden} to {size_k}");
+            return Err(Error::unsupported(what, "use --no-padding"));
+        }
+        Ok(Self { router: self.router.map(|router| router.padded(size_k)), ..self })
     }
 }

@@ -39,6 +39,11 @@ impl Router {
         Ok(Some(Self { weight, bias, softcap: parts.softcap, is_f32: parts.logits_are_f32 }))
     }
 
+    /// The router of hidden states with `size_k` features, of which the last have weight 0.
+    pub(super) fn padded(self, size_k: usize) -> Self {
+        Self { weight: self.weight.padded(size_k), ..self }
+    }
+
     /// The type of the logits for hidden states of type `x`.
     fn ty(&self, x: ScalarType) -> ScalarType {
         if self.is_f32 { ScalarType::FLOAT32 } else { x }

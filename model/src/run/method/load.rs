@@ -84,10 +84,10 @@ impl Loaded {
             )?;
             notes.extend(surrounding.notes.iter().cloned());
             let moe = experts(model, module, &stacks, routing, options, &mut notes);
-            (
-                w13.scheme.label(),
-                LayerWeights::Moe(Box::new(moe.map_err(RunError::weight(module))?)),
-            )
+            let moe = moe.map_err(RunError::weight(module))?;
+            let padded = surrounding.padded(hidden, moe.w13[0].shape().size_k);
+            surrounding = padded.map_err(RunError::weight(module))?;
+            (w13.scheme.label(), LayerWeights::Moe(Box::new(moe)))
         };
         Ok(Self { module: module.to_owned(), format, notes, weights, surrounding })
     }

@@ -163,7 +163,8 @@ pub fn load(
             let w2 = weights(&entries[1])?;
             let routing = MoeRouting::read(model, module, w13.len(), interleaved(&entries[0]))?;
             notes.extend(routing.notes.iter().cloned());
-            let hidden = entries[0].size("size_k")?;
+            let size_k = w13.first().map_or(0, |w| w.shape().size_k);
+            let hidden = entries[0].unpadded("hidden_size")?.unwrap_or(size_k);
             surrounding = Surrounding::read(
                 model,
                 module,
@@ -172,6 +173,7 @@ pub fn load(
                 &|name| section["layers"].get(name).is_some(),
                 |name| Ok(Box::new(load(model, (format, section), name, options)?)),
             )?;
+            surrounding = surrounding.padded(hidden, size_k).map_err(wrong)?;
             notes.extend(surrounding.notes.iter().cloned());
             let quantizers =
                 [&entries[0], &entries[1]].map(|e| quantizer(e, options).map_err(wrong));

@@ -46,9 +46,14 @@ impl ExpertsRule {
 
 impl ExpertsRule {
     /// What the block has before its output, besides a router, experts of `[H]` features and a
-    /// shared expert.
-    pub fn further_parts(&self) -> Option<&'static str> {
-        if self.stages.iter().any(|(path, _)| *path != Path::Output) {
+    /// shared expert. `has` says whether the layer has a tensor whose name ends so.
+    pub fn further_parts(&self, has: &dyn Fn(&str) -> bool) -> Option<&'static str> {
+        let is_there = |rule: &StageRule| match rule {
+            StageRule::LinearIfPresent(module) => has(&format!("{module}.weight")),
+            _ => true,
+        };
+        let before = self.stages.iter().filter(|(path, _)| *path != Path::Output);
+        if before.flat_map(|(_, rules)| *rules).any(is_there) {
             return Some("stages around the experts");
         }
         match self {
