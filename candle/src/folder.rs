@@ -1,13 +1,13 @@
 //! Layers of a converted folder.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path;
 use std::sync::Arc;
 
 use marlinspike::case::ActivationRounding;
 use marlinspike::container::Container;
 use marlinspike::moe::block::Block;
-use marlinspike::moe::families::{self, SharedRule};
+use marlinspike::moe::families::{self, Path, SharedRule};
 use marlinspike::num::tensor::{DType as Stored, Tensor as StoredTensor};
 use marlinspike::w4a8::Linear;
 use marlinspike::w4a8::moe::{GatedActivation, Mode, MoeLayer};
@@ -15,7 +15,7 @@ use marlinspike::w4a8::stored;
 use marlinspike_generate::ops::dense::Dense;
 use marlinspike_model::convert::settings::Format;
 use marlinspike_model::convert::target::int4;
-use marlinspike_model::model::block::BlockParts;
+use marlinspike_model::model::block::{BlockParts, places};
 use marlinspike_model::model::routing::shared_experts_left_out;
 use marlinspike_model::model::{Model, ModelFiles, values};
 use marlinspike_model::run::method::packed::refuse_copied;
@@ -55,7 +55,7 @@ impl PackedFolder {
     /// # Errors
     /// [`Error::Model`] naming the file; [`Error::NotPacked`] for a checkpoint or a folder of another
     /// format; [`Error::Rank`] for a folder of one of several ranks.
-    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
+    pub fn open(dir: impl AsRef<path::Path>) -> Result<Self> {
         let files = Box::new(ModelFiles::open(dir.as_ref())?);
         // Only a folder that can be used stays mapped.
         Contents::new(&files)?;
@@ -103,10 +103,15 @@ impl PackedFolder {
         };
         let parts = BlockParts::read(model, module, &|name| modules.contains_key(name))?;
         let parts = parts.ok_or_else(|| unsupported("a stated routing"))?;
-        if let Some(what) = parts.rule.further_parts() {
+        let (prefix, _) = places(module);
+        let ends = |name: &str| {
+            let mut names = model.entries().map(|e| e.name());
+            names.any(|n| n.starts_with(prefix) && n.ends_with(name))
+        };
+        if let Some(what) = parts.rule.further_parts(&ends) {
             return Err(unsupported(what));
         }
-        if !parts.rule.stages.is_empty() {
+        if parts.rule.stages.iter().any(|(path, _)| *path == Path::Output) {
             return Err(unsupported("stages after the experts"));
         }
         if parts.tensors.output_bias.is_some() {

@@ -220,14 +220,16 @@ fn other_modules_are_refused() {
 /// Experts that `convert` copied: the error has its reasons.
 #[test]
 fn modules_that_were_not_converted_are_refused() {
-    let temp = tempfile::tempdir().unwrap();
-    let out = temp.path().join("packed");
-    let mut options = Options::new(int4::FORMAT);
-    options.skip_unsupported = true;
-    convert(&checkpoint("gpt-oss-tiny"), &out, &options, &()).unwrap();
+    let (_temp, out) = packed("qwen3-moe-tiny");
+    let module = "model.layers.9.mlp.experts";
+    change_config(&out, |section| {
+        let key = format!("{module} w13");
+        section["unsupported"] = serde_json::json!({ key: ["found 8 bits, expected 4"] });
+    });
     let folder = PackedFolder::open(&out).unwrap();
-    let module = "model.layers.0.mlp.experts";
-    refused(folder.moe_block(module), &[module, "copied unconverted", "mxfp4"]);
+    let expected = [module, "copied unconverted", "found 8 bits, expected 4"];
+    refused(folder.moe_block(module), &expected);
+    refused(folder.linear(module), &expected);
 }
 
 /// A block whose router is missing or has another shape, and a family that has another router.
