@@ -93,6 +93,19 @@ impl Loaded {
         Ok(Self { module: module.to_owned(), format, notes, weights, surrounding })
     }
 
+    /// The layer with scales and biases rounded to `dtype`, as the kernels of a device hold them.
+    ///
+    /// # Errors
+    /// [`Error::Value`] for a number out of the range of `dtype`.
+    pub(in crate::run) fn in_dtype(mut self, dtype: ScalarType) -> Result<Self> {
+        let before = self.weights.scale_type();
+        self.weights = self.weights.in_dtype(dtype)?;
+        if before != self.weights.scale_type() {
+            self.notes.push(format!("scales rounded from {before} to {dtype}, as Marlin holds them"));
+        }
+        Ok(self)
+    }
+
     /// The sizes that its activations must match.
     pub fn sizes(&self) -> Sizes {
         match &self.weights {

@@ -40,6 +40,10 @@ pub(super) fn run(
         Source::File(path) => Inputs::read(path, sizes)?,
         Source::Seeded { seed, tokens, dtype } => Inputs::seeded(*seed, *tokens, *dtype, sizes)?,
     };
+    let loaded = match device {
+        Some(_) => loaded.in_dtype(inputs.x.ty)?,
+        None => loaded,
+    };
     let logits = loaded.logits(&mut inputs, options.check)?;
     let [(_, exact), ..] = Arithmetic::NAMED;
     let arithmetic = options.arithmetic.unwrap_or(exact);

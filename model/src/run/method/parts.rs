@@ -1,5 +1,7 @@
 //! The parts of a loaded layer.
 
+use marlinspike::Result;
+use marlinspike::layouts::marlin;
 use marlinspike::method::Quantizer;
 use marlinspike::moe::layer::Layer;
 use marlinspike::num::scalar::ScalarType;
@@ -12,6 +14,32 @@ use crate::model::routing::MoeRouting;
 pub(in crate::run) enum LayerWeights {
     Linear { weight: Box<Weight<'static>>, quantizer: Quantizer },
     Moe(Box<Moe>),
+}
+
+impl LayerWeights {
+    /// The type of the scales.
+    pub(super) fn scale_type(&self) -> ScalarType {
+        match self {
+            Self::Linear { weight, .. } => weight.scales.ty(),
+            Self::Moe(moe) => moe.w13[0].scales.ty(),
+        }
+    }
+
+    /// Every matrix by [`marlin::in_dtype`].
+    pub(super) fn in_dtype(self, dtype: ScalarType) -> Result<Self> {
+        let all = |weights: Vec<Weight<'static>>| -> Result<Vec<Weight<'static>>> {
+            weights.into_iter().map(|weight| marlin::in_dtype(weight, dtype)).collect()
+        };
+        Ok(match self {
+            Self::Linear { weight, quantizer } => {
+                Self::Linear { weight: Box::new(marlin::in_dtype(*weight, dtype)?), quantizer }
+            }
+            Self::Moe(moe) => {
+                let Moe { w13, w2, .. } = *moe;
+                Self::Moe(Box::new(Moe { w13: all(w13)?, w2: all(w2)?, ..*moe }))
+            }
+        })
+    }
 }
 
 /// A layer of experts.

@@ -21,7 +21,7 @@ pub use float::{
     int4_to_fp8_symmetric,
 };
 pub use options::{InputDtype, Options};
-pub use prepare::{Prepared, prepare};
+pub use prepare::{Prepared, in_dtype, prepare};
 pub(crate) use prepare::{kernel_codes, to_dtype};
 pub use restore::Stored;
 pub(crate) use scales::half_codec;

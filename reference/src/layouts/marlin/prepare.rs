@@ -155,6 +155,18 @@ fn source_scales(weight: &Weight<'_>, dtype: ScalarType) -> Result<Table> {
     }
 }
 
+/// `weight` with its scales and bias rounded to `dtype`, as [`prepare`] packs them for activations of
+/// that type. Block scales of 8 bits stay as they are.
+///
+/// # Errors
+/// [`Error::Value`] for a finite value out of the range of `dtype`.
+pub fn in_dtype(weight: Weight<'_>, dtype: ScalarType) -> Result<Weight<'_>> {
+    let scales = source_scales(&weight, dtype)?;
+    let name = format!("{}: bias", weight.name);
+    let bias = weight.bias.as_ref().map(|b| to_dtype(&name, b, dtype)).transpose()?;
+    Ok(Weight { scales, bias, ..weight })
+}
+
 /// Checks that every matrix has a supported type, and the shape, type and groups of `first`.
 fn expect_alike(weights: &[Weight<'_>], first: &Weight<'_>, options: &Options<'_>) -> Result<()> {
     let (shape, ty) = (first.shape(), first.ty);
