@@ -112,7 +112,7 @@ const INPUTS: &[(&str, &str)] = &[
     ("a_global_scale", "global scale of the activations; greater than 0"),
     ("a_q", "the quantized activations that the product read; with `in.a_scales`"),
     ("a_scale", "block scales of the activations; 0 or more, no NaN"),
-    ("a_scales", "scales of the activations; greater than 0, of int8 also 0"),
+    ("a_scales", "scales of the activations; greater than 0, of products with an epilogue also 0"),
     ("azp", "zero points of the activations, subtracted from their codes"),
     ("azp_adj", "sums of the weight's rows; of one zero point for all rows, times it"),
     ("bias", "bias"),
