@@ -49,7 +49,7 @@ operations! {
     fp4_quant wrong_fp4_quant ScaledFp4Quant 50 6 10,
     fp4_mm wrong_fp4_mm ScaledFp4Mm 20 6 15,
     scaled_mm wrong_scaled_mm ScaledMm 20 10 19,
-    scaled_mm_azp wrong_scaled_mm_azp ScaledMmAzp 40 60 19,
+    scaled_mm_azp wrong_scaled_mm_azp Int8Mm 40 60 19,
     static_int8 wrong_static_int8 StaticInt8Quant 40 60 11,
     dynamic_int8 wrong_dynamic_int8 DynamicInt8Quant 40 60 12,
     fp8_moe wrong_fp8_moe Fp8Moe 4 8 19,

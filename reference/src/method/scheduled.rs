@@ -70,7 +70,8 @@ pub(super) fn plan(
         (Arithmetic::Tcgen05, _) if block_scaled::takes(product, weight) => Ok(Plan::BlockScaled),
         (Arithmetic::Tcgen05, _) => {
             let (rows, weights) = (rows.ty, weight.ty);
-            refuse(format!("found {rows} by {weights}, expected MXFP8 by MXFP8"))
+            let expected = "e4m3 by e4m3 with powers of two for each 32 k";
+            refuse(format!("found {rows} by {weights}, expected {expected}"))
         }
         (Arithmetic::Cutlass, _) => {
             refuse(format!("found {} by {}, expected {INT8} by {INT8}", rows.ty, weight.ty))

@@ -14,6 +14,7 @@ mod fp8_blocks;
 mod fp8_moe;
 mod fp8_requantize;
 mod gpt_oss_mxfp4;
+mod int8_mm;
 mod interleaving;
 mod keys;
 mod layer;
@@ -33,7 +34,6 @@ mod scaled_fp4_mm;
 mod scaled_fp4_quant;
 mod scaled_int8_quant;
 mod scaled_mm;
-mod scaled_mm_azp;
 pub(crate) mod schema;
 mod swizzle_blockscale;
 mod tensors;
@@ -49,6 +49,7 @@ pub(crate) mod configs {
     pub use super::fp8_moe::Fp8LayerConfig;
     pub use super::fp8_requantize::RequantizeConfig;
     pub use super::gpt_oss_mxfp4::GptOssConfig;
+    pub use super::int8_mm::{Azp, Int8MmConfig};
     pub use super::linear::LinearConfig;
     pub use super::moe::MoeConfig;
     pub use super::mxfp4::{Mxfp4LinearConfig, Mxfp4MoeConfig};
@@ -62,7 +63,6 @@ pub(crate) mod configs {
     pub use super::scaled_fp4_quant::{Fp4QuantConfig, Reciprocal};
     pub use super::scaled_int8_quant::{DynamicInt8Config, Int8QuantConfig, StaticInt8Config};
     pub use super::scaled_mm::Fp8MmConfig;
-    pub use super::scaled_mm_azp::{Azp, Int8MmConfig};
     pub use super::swizzle_blockscale::SwizzleConfig;
     pub use super::trtllm_mxint4::MxInt4Config;
     pub use super::{CaseConfig, Op};
@@ -171,7 +171,7 @@ macro_rules! operations {
                 /// A product of FP8 activations and weights.
                 ScaledMm "cutlass_scaled_mm" scaled_mm::Fp8MmConfig,
                 /// A product of int8 activations and weights.
-                ScaledMmAzp "cutlass_scaled_mm_azp" scaled_mm_azp::Int8MmConfig,
+                Int8Mm "cutlass_scaled_mm_azp" int8_mm::Int8MmConfig,
                 /// Activations to int8 under a given scale.
                 StaticInt8Quant "static_scaled_int8_quant" scaled_int8_quant::StaticInt8Config,
                 /// Activations to int8, with a scale for each row.

@@ -4,19 +4,22 @@
 //! Source: vLLM 0.21.0 `convert_bf16_scales_to_fp8` and `CutlassW4A8LinearKernel`; CUTLASS's mixed-input
 //! main loop reads each weight from a table of the products of its group's scale with the 16 codes.
 
-use crate::num::array::rows_of;
 use crate::num::dims::GroupSize;
 use crate::num::element::E4m3fn;
 use crate::num::scalar::ScalarType;
-use crate::quantize::per_token_fp8;
 use crate::weight::{Codes, Groups, Table, TableData, Weight};
 use crate::{Error, Result};
 
+const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
+
+/// The least scale of a quantized row, 1 / (448 · 512).
+const LEAST_SCALE: f32 = 1.0 / (448.0 * 512.0);
+
 /// The weight that the kernel multiplies: e4m3 codes with one scale for each column.
 ///
-/// A column's group scales are quantized to e4m3 under one f32 scale
-/// ([`per_token_fp8`]), divided by 8 and rounded again, so that 8 times a scale is in range; the column's
-/// scale is 8 times as large. A weight is its code, −8 to 7, times its group's e4m3 scale, rounded to e4m3.
+/// A column's group scales are quantized to e4m3 under one f32 scale, as activations are per token, divided
+/// by 8 and rounded again, so that 8 times a scale is in range; the column's scale is 8 times as large. A
+/// weight is its code, −8 to 7, times its group's e4m3 scale, rounded to e4m3.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for weights other than `uint4b8` or `int4` without zero points and act-order;
@@ -34,32 +37,32 @@ pub fn to_e4m3(weight: &Weight<'_>) -> Result<Weight<'static>> {
     }
     let shape = weight.shape();
     let groups = weight.scales.rows();
-    let value = |i: usize| weight.scales.value(i % groups, i / groups) as f32;
-    let values: Vec<f32> = (0..shape.size_n * groups).map(value).collect();
-    let quantized = per_token_fp8(rows_of(&weight.name, &values, groups)?, None)?;
-    let (codes, of_columns) = quantized.into_vecs();
-    let eighth = |code: &E4m3fn| {
-        E4m3fn::from_f32_rne_saturating(
-            ScalarType::FLOAT8_E4M3FN.to_f64(code.to_bits().into()) as f32 / 8.0,
-        )
-    };
-    let scales: Vec<f32> = codes
-        .iter()
-        .map(eighth)
-        .map(|s| ScalarType::FLOAT8_E4M3FN.to_f64(s.to_bits().into()) as f32)
-        .collect();
+    let e4m3 = E4m3fn::from_f32_rne_saturating;
+    let number = |code: E4m3fn| E4M3.to_f64(code.to_bits().into()) as f32;
+    let (mut scales, mut of_columns) = (Vec::with_capacity(groups * shape.size_n), Vec::new());
+    for n in 0..shape.size_n {
+        let own: Vec<f32> = (0..groups).map(|g| weight.scales.value(g, n) as f32).collect();
+        if let Some(g) = own.iter().position(|s| !s.is_finite()) {
+            let what = format!("{}: scales", weight.name);
+            return Err(Error::value(what, &[g, n], own[g], "a finite number"));
+        }
+        let largest = own.iter().fold(0f32, |m, s| m.max(s.abs()));
+        let of_column = (largest / 448.0).max(LEAST_SCALE);
+        scales.extend(own.iter().map(|s| number(e4m3(number(e4m3(s / of_column)) / 8.0))));
+        of_columns.push(of_column);
+    }
     let group = |k: usize| match group_size {
         GroupSize::Of(size) => k / size,
         GroupSize::Channel => 0,
     };
     let code = |k: usize, n: usize| {
         let q = weight.ty.to_f64(weight.codes.get(k, n).into()) as f32;
-        E4m3fn::from_f32_rne_saturating(q * scales[n * groups + group(k)]).to_bits()
+        e4m3(q * scales[n * groups + group(k)]).to_bits()
     };
     let bits = of_columns.iter().map(|scale| (scale * 8.0).to_bits()).collect();
     Ok(Weight {
         name: weight.name.clone(),
-        ty: ScalarType::FLOAT8_E4M3FN,
+        ty: E4M3,
         codes: Codes::from_fn(8, shape, code)?,
         scales: Table::new(ScalarType::FLOAT32, 1, shape.size_n, TableData::B32(bits))?,
         zeros: None,
