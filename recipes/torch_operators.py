@@ -94,6 +94,12 @@ def workspace():
     return torch.zeros(8192, dtype=torch.int32, device=DEVICE)
 
 
+def whole_groups(scales, size_k):
+    """Fewer than 16 rows for each scale end the process: an integer division by zero in `marlin_mm`."""
+    if 1 < scales.shape[-2] and size_k // scales.shape[-2] < 16:
+        raise Unsupported("groups of fewer than 16 rows")
+
+
 def marlin_gemm(config, t):
     dtype, sizes = getattr(torch, config["dtype"]), [config[key] for key in ("size_m", "size_n", "size_k")]
     x, a_scales = t.get("in.x"), None
@@ -104,6 +110,7 @@ def marlin_gemm(config, t):
     y = torch.full(sizes[:2], float("nan"), dtype=dtype, device=DEVICE)
     scales, global_scale = in_kernel_type(t["ref.marlin_scales"], dtype), t.get("ref.marlin_global_scale")
     packed, bias = t["ref.marlin_qweight"], t.get("ref.marlin_bias")
+    whole_groups(scales, config["size_k"])
     weight = (packed, bias, scales, a_scales, global_scale, t.get("ref.marlin_zeros"), *order)
     full = config.get("is_k_full", True)
     # No atomic additions, reduction in f32, integer zero points.
@@ -136,6 +143,7 @@ def expert_product(config, t, part, x, sizes, top_k, weighted):
     # Rows without an expert of this rank are not written.
     y = torch.zeros((config["size_m"] * config["top_k"], sizes[1]), dtype=dtype, device=DEVICE)
     scales, global_scale = in_kernel_type(ref("marlin_scales"), dtype), ref("marlin_global_scale")
+    whole_groups(scales, sizes[2])
     weight = (ref("marlin_qweight"), ref("marlin_bias"), scales, None, global_scale, ref("marlin_zeros"), *order)
     blocks = [t[f"ref.{name}"] for name in ("sorted_token_ids", "expert_ids", "num_tokens_post_padded")]
     routing = (*blocks, t["ref.topk_weights"], config["block_size_m"], top_k, weighted)

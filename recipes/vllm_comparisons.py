@@ -5,6 +5,7 @@
 | `static_scaled_fp8_quant`, `dynamic_scaled_fp8_quant`, `dynamic_per_token_scaled_fp8_quant` | `marlinspike.scaled_fp8_quant`, bit for bit |
 | `dynamic_scaled_int8_quant`, `static_scaled_int8_quant` | x * (127 / max) and x / scale in f32, halves to even, bit for bit |
 | `cutlass_scaled_mm_int8`, `cutlass_scaled_mm_azp` | the exact integers in float64, and a bound of the f32 steps behind them |
+| `cutlass_scaled_mm`, `cutlass_scaled_mm_blocks` | e4m3 with drawn cases: `marlinspike.check` |
 | `every_activation` | every 16-bit gate, with several values of up: the bounds of `marlinspike.check` |
 """
 
@@ -197,6 +198,35 @@ def int8_product(cases, seed, seconds, zero_points):
     return tally(cases, seconds, one)
 
 
+def scaled_mm(cases, seed, seconds, blocks):
+    random = np.random.default_rng(seed)
+
+    def one(index):
+        config = {"dtype": str(random.choice(["float16", "bfloat16"])), "size_m": int(random.integers(1, 40))}
+        if blocks:
+            config |= {"size_n": 128 * int(random.integers(1, 4)), "size_k": 128 * int(random.integers(1, 6))}
+            # The operator takes multiples of 4.
+            config["size_m"] = 4 * int(random.integers(1, 12))
+            config["weight_block_size"] = [128, 128]
+        else:
+            config |= {"size_n": 16 * int(random.integers(1, 9)), "size_k": 32 * int(random.integers(1, 20))}
+            for flag in ("per_act_token_quant", "per_out_ch_quant", "has_bias"):
+                config[flag] = bool(random.integers(0, 2))
+        case = marlinspike.Case.draw("cutlass_scaled_mm", seed, index, config)
+        tensors = {f"in.{name}": more.tensor(np.asarray(array)) for name, array in case.inputs.items()}
+        made = {}
+        try:
+            if not run(lambda: made.update(more.cutlass_scaled_mm(case.config, tensors))):
+                return None, None
+        except base.Unsupported:
+            return None, None
+        report = marlinspike.check("cutlass_scaled_mm", case.inputs, {"y": made["y"].cpu()}, {**case.config, "schedule": None})
+        right = None if report.verdict == "unchecked" else report.passed
+        return right, lambda: f"{config}: {report['y']}; again: Case.draw('cutlass_scaled_mm', {seed}, {index}, config)"
+
+    return tally(cases, seconds, one)
+
+
 def every_activation(cases, seed, seconds):
     """Each case is 65536 gates and one value of up; the first cases are all kinds and both types."""
     random = np.random.default_rng(seed)
@@ -217,9 +247,12 @@ def every_activation(cases, seed, seconds):
         if not run(getattr(torch.ops._C, more.ACTIVATIONS[kind]), made, both.to(base.DEVICE)):
             return None, None
         outputs = {"gate_up": both, "activated": made.cpu()}
-        report = marlinspike.check("moe", case.inputs, outputs, case.config)
+        # A drawn case has its own number of rows.
+        rows = {name: np.resize(case.inputs[name], (256, case.inputs[name].shape[1])) for name in ("x", "router_logits")}
+        config = {**case.config, "size_m": 256, "schedule_w13": None, "schedule_w2": None}
+        report = marlinspike.check("moe", {**case.inputs, **rows}, outputs, config)
         (judged,) = [output for output in report.outputs if output.name == "activated"]
-        return judged.verdict == "pass", lambda: f"{kind}, {dtype}, up = {value}: {judged}"
+        return judged.verdict != "fail", lambda: f"{kind}, {dtype}, up = {value}: {judged}"
 
     return tally(cases, seconds, one)
 
@@ -240,4 +273,6 @@ ALL = {
 }
 ALL["cutlass_scaled_mm_int8"] = lambda cases, seed, seconds: int8_product(cases, seed, seconds, False)
 ALL["cutlass_scaled_mm_azp"] = lambda cases, seed, seconds: int8_product(cases, seed, seconds, True)
+ALL["cutlass_scaled_mm"] = lambda cases, seed, seconds: scaled_mm(cases, seed, seconds, False)
+ALL["cutlass_scaled_mm_blocks"] = lambda cases, seed, seconds: scaled_mm(cases, seed, seconds, True)
 ALL["every_activation"] = every_activation

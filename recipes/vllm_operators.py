@@ -4,7 +4,7 @@ Tensors have the names of case files: `in.x`, and `ref.gate_up` for what the ref
 """
 
 import torch
-from torch_operators import DEVICE, Unsupported  # noqa: F401
+import torch.nn.functional as functional
 import torch_operators as base
 
 ACTIVATIONS = {
@@ -12,6 +12,13 @@ ACTIVATIONS = {
     "gelu": "gelu_and_mul",
     "gelu_tanh": "gelu_tanh_and_mul",
     "swigluoai": "swigluoai_and_mul",
+}
+# What vLLM calls where there is no up projection.
+PLAIN = {
+    "silu_no_mul": functional.silu,
+    "gelu_no_mul": functional.gelu,
+    "gelu_tanh_no_mul": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu2_no_mul": lambda x: torch.square(functional.relu(x)),
 }
 E4M3 = torch.float8_e4m3fn
 
@@ -22,7 +29,18 @@ def empty(shape, dtype):
     return torch.full((count,), 255, dtype=torch.uint8, device=base.DEVICE).view(dtype).reshape(shape)
 
 
+def tensor(array):
+    """A tensor with the bits of a numpy or ml_dtypes array."""
+    name = array.dtype.name
+    if name in ("bfloat16", "float8_e4m3fn", "float8_e8m0fnu"):
+        array = array.view(f"uint{8 * array.dtype.itemsize}")
+        return torch.from_numpy(array).to(base.DEVICE).view(getattr(torch, name))
+    return torch.from_numpy(array).to(base.DEVICE)
+
+
 def activation(kind, gate_up):
+    if kind in PLAIN:
+        return PLAIN[kind](gate_up)
     if kind not in ACTIVATIONS:
         raise base.Unsupported(f"no operator for {kind}")
     y = empty((len(gate_up), gate_up.shape[1] // 2), gate_up.dtype)
@@ -30,15 +48,18 @@ def activation(kind, gate_up):
     return y
 
 
-def activated(config, t):
-    return {"activated": activation(config["activation"], t["ref.gate_up"])}
-
-
-def moe_sum(config, t):
-    down = t["ref.down"]
+def moe_sum(config, down):
     y = empty((config["size_m"], config["hidden_size"]), down.dtype)
     torch.ops._moe_C.moe_sum(down.view(config["size_m"], config["top_k"], -1), y)
-    return {"y": y}
+    return y
+
+
+def expert_layer(config, t):
+    """Both products, activation and sum; each stage from this layer's own stage before it."""
+    gate_up = base.moe_gate_up(config, t)["gate_up"]
+    activated = activation(config["activation"], gate_up)
+    down = base.moe_down(config, {**t, "ref.activated": activated})["down"]
+    return {"gate_up": gate_up, "activated": activated, "down": down, "y": moe_sum(config, down)}
 
 
 def topk(config, t):
@@ -54,11 +75,12 @@ def grouped_topk(config, t):
     logits, bias = t["in.router_logits"], t.get("in.e_score_correction_bias")
     if bias is None:
         raise base.Unsupported("the operator needs a bias")
+    if logits.dtype != torch.float32:
+        raise base.Unsupported("the operator computes in f32, the operation rounds scores to 16 bits")
     inside = config["scoring_func"] == "sigmoid"
     scores = logits if inside else torch.softmax(logits, dim=-1)
     groups = (config["num_expert_group"], config["topk_group"], config["top_k"], bool(config.get("renormalize")))
     factor = config.get("routed_scaling_factor") or 1.0
-    bias = bias.to(logits.dtype)
     weights, ids = torch.ops._moe_C.grouped_topk(scores, *groups, factor, bias, int(inside))
     return {"topk_weights": weights.float(), "topk_ids": ids.int()}
 
@@ -80,7 +102,8 @@ def per_token_group_fp8_quant(config, t):
     rows, groups, layout = len(x), x.shape[1] // group, config.get("scale_layout", "row_major")
     codes, limits = empty(x.shape, E4M3), (1e-10, -448.0, 448.0)
     if layout == "packed_ue8m0":
-        memory = empty((-(-groups // 4), -(-rows // 4) * 4), torch.int32)
+        # The operator leaves padding as it is.
+        memory = torch.zeros((-(-groups // 4), -(-rows // 4) * 4), dtype=torch.int32, device=base.DEVICE)
         scales = memory.as_strided((rows, len(memory)), (1, memory.shape[1]))
         torch.ops._C.per_token_group_fp8_quant_packed(x, codes, scales, group, *limits)
         return {"x_q": codes, "x_s": memory}
