@@ -13,6 +13,8 @@ code for the GPU is compiled from PTX, which takes up to a minute: hence the tim
 | `moe_gate_up`, `moe_down` (16-bit activations) | `moe` | `gate_up`, `down` |
 | `moe_align_block_size` | `moe_align_block_size` | every output |
 | `scaled_mm`, `scaled_mm_fast` (PyTorch; no FOLDER) | `cutlass_scaled_mm` | `y` |
+
+`gpu_campaigns.py` runs these and the other operators of vLLM, without files between the processes.
 """
 
 import json
@@ -44,6 +46,9 @@ WEIGHTS = {
 }
 
 
+DEVICE = "cuda"
+
+
 class Unsupported(Exception):
     """The operator is not defined for this case."""
 
@@ -62,7 +67,7 @@ def read(path):
         begin, stop = (end + at for at in tensor["data_offsets"])
         values = torch.frombuffer(bytearray(data[begin:stop] or b"\0"), dtype=torch.uint8)
         values = values[: stop - begin].view(TYPES[tensor["dtype"]])
-        tensors[name] = values.reshape(tensor["shape"]).cuda()
+        tensors[name] = values.reshape(tensor["shape"]).to(DEVICE)
     return json.loads(metadata["config"]), json.loads(metadata["outputs"]), tensors
 
 
@@ -86,7 +91,13 @@ def in_kernel_type(scales, dtype):
 
 
 def workspace():
-    return torch.zeros(8192, dtype=torch.int32, device="cuda")
+    return torch.zeros(8192, dtype=torch.int32, device=DEVICE)
+
+
+def whole_groups(scales, size_k):
+    """Fewer than 16 rows for each scale end the process: an integer division by zero in `marlin_mm`."""
+    if 1 < scales.shape[-2] and size_k // scales.shape[-2] < 16:
+        raise Unsupported("groups of fewer than 16 rows")
 
 
 def marlin_gemm(config, t):
@@ -96,9 +107,10 @@ def marlin_gemm(config, t):
         # The case's scales already hold `input_global_scale`.
         x, a_scales = t["in.a_q"], t["in.a_scales"]
     order = (t.get("ref.sorted_g_idx"), t.get("ref.g_idx_sort_indices")) if config.get("desc_act") else (None, None)
-    y = torch.full(sizes[:2], float("nan"), dtype=dtype, device="cuda")
+    y = torch.full(sizes[:2], float("nan"), dtype=dtype, device=DEVICE)
     scales, global_scale = in_kernel_type(t["ref.marlin_scales"], dtype), t.get("ref.marlin_global_scale")
     packed, bias = t["ref.marlin_qweight"], t.get("ref.marlin_bias")
+    whole_groups(scales, config["size_k"])
     weight = (packed, bias, scales, a_scales, global_scale, t.get("ref.marlin_zeros"), *order)
     full = config.get("is_k_full", True)
     # No atomic additions, reduction in f32, integer zero points.
@@ -114,7 +126,7 @@ def repack(config, t):
     sizes = (config["size_k"], config["size_n"], 4 if sum(bits[:3]) == 4 else 8, eight)
     if config["checkpoint_format"] == "awq":
         return {"marlin_qweight": torch.ops._C.awq_marlin_repack(t["in.qweight"], *sizes)}
-    perm = torch.empty(0, dtype=torch.int32, device="cuda")
+    perm = torch.empty(0, dtype=torch.int32, device=DEVICE)
     if config.get("desc_act") and "in.g_idx" in t:
         perm = torch.argsort(t["in.g_idx"], stable=True).int()
     words = t.get("in.qweight")
@@ -129,8 +141,9 @@ def expert_product(config, t, part, x, sizes, top_k, weighted):
     dtype, ref = getattr(torch, config["dtype"]), lambda name: t.get(f"ref.{part}_{name}")
     order = (ref("sorted_g_idx"), ref("g_idx_sort_indices")) if config.get("desc_act") else (None, None)
     # Rows without an expert of this rank are not written.
-    y = torch.zeros((config["size_m"] * config["top_k"], sizes[1]), dtype=dtype, device="cuda")
+    y = torch.zeros((config["size_m"] * config["top_k"], sizes[1]), dtype=dtype, device=DEVICE)
     scales, global_scale = in_kernel_type(ref("marlin_scales"), dtype), ref("marlin_global_scale")
+    whole_groups(scales, sizes[2])
     weight = (ref("marlin_qweight"), ref("marlin_bias"), scales, None, global_scale, ref("marlin_zeros"), *order)
     blocks = [t[f"ref.{name}"] for name in ("sorted_token_ids", "expert_ids", "num_tokens_post_padded")]
     routing = (*blocks, t["ref.topk_weights"], config["block_size_m"], top_k, weighted)
@@ -159,7 +172,7 @@ def moe_align_block_size(config, t):
         most = min(most, ids.numel() * block)
     blocks = -(-most // block)
     sizes = (most, blocks, 1)
-    sorted_ids, expert_ids, count = (torch.empty(n, dtype=torch.int32, device="cuda") for n in sizes)
+    sorted_ids, expert_ids, count = (torch.empty(n, dtype=torch.int32, device=DEVICE) for n in sizes)
     torch.ops._moe_C.moe_align_block_size(ids, experts, block, sorted_ids, expert_ids, count, None)
     used = int(count)
     expert_ids = expert_ids[: used // block]

@@ -83,3 +83,42 @@ def test_operators_of_torch(tmp_path):
     if torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         summary = torch_cpu_operators.campaign("dyn_quant_matmul_4bit", 20)
         assert [found.cause for found in summary.findings] == ["output-truncated"]
+
+
+def test_campaigns_of_gpu_operators(tmp_path):
+    """Shares of a right and of a wrong operator, and their sum, without a GPU."""
+    torch = pytest.importorskip("torch")
+    import types
+
+    import gpu_campaigns
+
+    gpu_campaigns.base.DEVICE = "cpu"
+
+    def align(off):
+        def adapter(config, t):
+            if config["block_size"] == 8:
+                raise gpu_campaigns.base.Unsupported("blocks of 8")
+            ids, experts = t["in.topk_ids"], t.get("in.expert_map")
+            made = marlinspike.moe_align_block_size(ids, config["block_size"], config["num_experts"], experts)
+            names = ("sorted_token_ids", "expert_ids", "num_tokens_post_padded")
+            return {name: one + (off if name == "expert_ids" else 0) for name, one in zip(names, made)}
+
+        return adapter
+
+    for name, off in (("moe_align_block_size", 0), ("topk", 1)):
+        for part in (1, 2):
+            options = types.SimpleNamespace(
+                out=tmp_path, stand_ins=True, worker=f"{part}/2", cases=40, seed=22, seconds=60.0
+            )
+            entry = ("moe_align_block_size", "", {}, [], align(off))
+            reasons = gpu_campaigns.campaign(options, name, entry)
+            (tmp_path / f"{name}-{part}.extra").write_text(f'{{"skipped": {{"x": {sum(reasons.values())}}}, "seconds": 1.0}}')
+        total = gpu_campaigns.summed(name, tmp_path, 0)
+        # Shrinking tries configurations that are refused, too.
+        assert total["passed"] + total["failed"] + total["skipped"] == 40 and total["reasons"]["x"] >= total["skipped"] > 0
+        assert bool(total["failed"]) == bool(off) == bool(total["findings"])
+    comparison = gpu_campaigns.comparisons
+    assert comparison.tally(3, 60.0, lambda index: (index != 1, lambda: "second")) == {
+        "cases": 3, "judged": 3, "wrong": 1, "first": "second",
+    }  # fmt: skip
+    assert torch.equal(gpu_campaigns.more.tensor(np.array([1, -2], np.int32)), torch.tensor([1, -2], dtype=torch.int32))

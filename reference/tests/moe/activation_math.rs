@@ -1,7 +1,11 @@
 //! The error function and the hyperbolic tangent compared with fixed-point series of 256 fraction
 //! bits.
 
+use marlinspike::case::Activation;
+use marlinspike::moe::activation::Definition;
+use marlinspike::moe::activation::bound::Bounds;
 use marlinspike::moe::math::{erf, tanh};
+use marlinspike::num::scalar::{self, ScalarType};
 use num_bigint::BigInt;
 
 /// Fraction bits.
@@ -150,4 +154,41 @@ fn ends_and_signs() {
     // The nearest f32 to the function is 1 from here on.
     assert_eq!((erf(3.93), tanh(9.02)), (1.0, 1.0));
     assert!(erf(3.8) < 1.0 && tanh(8.9) < 1.0);
+}
+
+/// ½·g·(1 + t) in f64 with another library's functions, each result rounded once.
+#[test]
+fn gelu_in_f64_is_inside_the_bound_for_every_gate() {
+    let inner = |g: f64| (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g * g * g);
+    let kinds: [(Activation, &dyn Fn(f64) -> f64); 2] = [
+        (Activation::Gelu, &|g| libm::erf(g / std::f64::consts::SQRT_2)),
+        (Activation::GeluTanh, &|g| libm::tanh(inner(g))),
+    ];
+    let types: [(ScalarType, fn(u16) -> f32, fn(f32) -> u16); 2] = [
+        (ScalarType::FLOAT16, scalar::f16_to_f32, scalar::f32_to_f16_rne),
+        (ScalarType::BFLOAT16, scalar::bf16_to_f32, scalar::f32_to_bf16_rne),
+    ];
+    for (activation, t) in kinds {
+        for (ty, value, bits) in types {
+            let mut bounds = Bounds::new(Definition::new(activation), ty).expect("a definition");
+            let (mut judged, mut rejected) = (0, 0);
+            for up in [1.0f32, -0.3359375, 832.0] {
+                for gate in (0..=u16::MAX).filter(|&gate| value(gate).is_finite()) {
+                    let g = f64::from(value(gate));
+                    let bound = bounds.of_bits(gate, bits(up));
+                    let out = |t: f64| value(bits((0.5 * g * (1.0 + t) * f64::from(up)) as f32));
+                    let right = out(t(g));
+                    assert!(
+                        bound.allows(right),
+                        "{activation} {ty} {g:e} {up}: {right:e}, {bound:?}"
+                    );
+                    // t in bfloat16.
+                    let coarse = scalar::bf16_to_f32(scalar::f32_to_bf16_rne(t(g) as f32));
+                    rejected += u32::from(!bound.allows(out(f64::from(coarse))));
+                    judged += 1;
+                }
+            }
+            assert!(judged > 190_000 && rejected > 1000, "{activation} {ty}: {judged}, {rejected}");
+        }
+    }
 }

@@ -13,6 +13,7 @@
 //! | SiLU | the above, with one product at any place | u more |
 //! | GELU's argument | g · √½, both rounded | 2u of it |
 //! | error function | CUDA `erff` | 2 ulp; ±1 where it differs from ±1 by less than 2^-36 |
+//! | error function, tangent | in f64 | 2^-51; ±1 where it differs from ±1 by less than 2^-54 |
 //! | tangent's argument | g³ (2u), 0.044715 · g³ (2u), sum (u), √(2/π) (2u) | 7u of it |
 //! | tangent | CUDA `tanhf` | 2 ulp; ±1 where it differs from ±1 by less than 2^-27 |
 //! | GELU | sum 1 + t, product with ½·g | u each |
@@ -27,7 +28,8 @@
 //!
 //! The error of an exponential affects SiLU only by the share e/(1 + e), which is small for
 //! positive gates. The errors of `erff` and `tanhf` are absolute: they dominate GELU at negative
-//! gates, where 1 + t cancels. Sources of the library errors: CUDA C++ Programming Guide,
+//! gates, where 1 + t cancels: below about -7, f64's 1 + t has a few bits left, and a product of it is
+//! off by a share that bfloat16 shows. Sources of the library errors: CUDA C++ Programming Guide,
 //! "Mathematical Functions", single precision; the saturation of `erff` and `tanhf` is their known
 //! behaviour, since a value nearer to ±1 than half an ulp rounds to it.
 
@@ -41,9 +43,14 @@ use crate::num::scalar::ScalarType;
 
 /// Second-order terms of relative errors below 2^-16.
 const SECOND: f64 = 1.0 + 1.0 / 8192.0;
-/// Beyond these gates `erff` and `tanhf` are ±1.
-const GELU_SATURATES: f64 = 7.1;
-const GELU_TANH_SATURATES: f64 = 5.5;
+/// Gates beyond which t is ±1: of `erff` or `tanhf`, and of the same functions in f64.
+struct Saturation {
+    f32: f64,
+    f64: f64,
+}
+
+const GELU: Saturation = Saturation { f32: 7.1, f64: 8.5 };
+const GELU_TANH: Saturation = Saturation { f32: 5.5, f64: 7.3 };
 
 /// The largest (c0 + c1·|y|) / (1 + e^y) for y ≥ `from`.
 fn largest_share(from: f64, c0: f64, c1: f64) -> f64 {
@@ -101,7 +108,7 @@ impl Function {
                 let argument =
                     |z: f64| 2.0 * U * z * std::f64::consts::FRAC_2_SQRT_PI * (-z * z).exp();
                 let scale = std::f64::consts::FRAC_1_SQRT_2;
-                self.cancelling(gate, range, GELU_SATURATES, |lo, hi| {
+                self.cancelling(gate, range, GELU, |lo, hi| {
                     let (lo, hi) = (lo * scale, hi * scale);
                     let value = 1.0 - exact::erfc(hi);
                     (value, largest(lo, hi, scale, argument))
@@ -109,7 +116,7 @@ impl Function {
             }
             Self::GeluTanh => {
                 let argument = |y: f64| 7.0 * U * y / y.cosh().powi(2);
-                self.cancelling(gate, range, GELU_TANH_SATURATES, |lo, hi| {
+                self.cancelling(gate, range, GELU_TANH, |lo, hi| {
                     let (lo, hi) = (exact::inner(lo), exact::inner(hi));
                     (hi.tanh(), largest(lo, hi, 0.7717, argument))
                 })
@@ -124,10 +131,10 @@ impl Function {
         self,
         gate: Interval,
         range: Interval,
-        saturates: f64,
+        saturates: Saturation,
         error: impl Fn(f64, f64) -> (f64, f64),
     ) -> Interval {
-        let (lo, hi) = (gate.lo.max(-saturates), gate.hi.min(saturates));
+        let (lo, hi) = (gate.lo.max(-saturates.f32), gate.hi.min(saturates.f32));
         let mut out = range.after_f32(2.0 * U * SECOND);
         if lo <= hi {
             let most = lo.abs().max(hi.abs());
@@ -137,7 +144,11 @@ impl Function {
             out.lo -= absolute;
             out.hi += absolute;
         }
-        if gate.lo < -saturates {
+        if gate.lo < -saturates.f32 {
+            // In f64, ½·g times the error of 1 + t.
+            if gate.hi > -saturates.f64 {
+                out.lo -= 0.5 * gate.lo.max(-saturates.f64).abs() * 2f64.powi(-51);
+            }
             out = out.hull(Interval::point(0.0));
         }
         out
