@@ -8,6 +8,8 @@ mod faults;
 mod formats;
 mod index;
 mod kleidi;
+mod projections;
+mod ranks;
 mod runs;
 mod scale_groups;
 

@@ -20,4 +20,13 @@ pub(super) struct Moe {
     pub(super) quantizers: [Quantizer; 2],
     pub(super) multipliers: Option<Vec<[f32; 2]>>,
     pub(super) routing: MoeRouting,
+    /// The experts of all ranks, and the local index of each, or −1; absent if the layer has all.
+    pub(super) shared: Option<Vec<i32>>,
+}
+
+impl Moe {
+    /// The experts of all ranks.
+    pub(super) fn num_experts(&self) -> usize {
+        self.shared.as_ref().map_or(self.w13.len(), Vec::len)
+    }
 }
