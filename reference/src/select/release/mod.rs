@@ -53,8 +53,7 @@ impl Release {
         })
     }
 
-    /// Arguments of the CPU operator `dynamic_4bit_int_moe`. 0.33.0 has no argument for the weights
-    /// of w13's and w2's shared input type any more.
+    /// Arguments of the CPU operator `dynamic_4bit_int_moe`; 0.33.0 calls it with one less.
     pub const fn int4_moe_arguments(self) -> usize {
         match self {
             Self::V0_21 => 11,
