@@ -1,6 +1,6 @@
 //! Products and layers of packed weights, by upstream's functions: the canonical arithmetic.
 
-use marlinspike::layouts::marlin::{Activations, ScalePermutation, Stored};
+use marlinspike::layouts::marlin::{Activations, InputDtype, ScalePermutation, Stored};
 use marlinspike::moe::activation::{Activation, Definition};
 use marlinspike::moe::layer::{Layer, Routed};
 use marlinspike::num::array::rows_of;
@@ -98,6 +98,7 @@ impl<'t> Parts<'t> {
             name,
             ty,
             dtype,
+            input_dtype: InputDtype::Model,
             shape,
             group_size,
             permutation,

@@ -23,7 +23,10 @@ Tensor parallelism, by the module's name:
   K is cut       o_proj down_proj w2 out_proj fc2
   not cut        every other module, and every tensor that is not quantized
 A row-parallel rank keeps the whole bias, which only rank 0 may add; with act-order it keeps all
-scales. With --ep-size above 1 each rank gets whole experts, and --tp-size cuts only dense layers.";
+scales. With --ep-size above 1 each rank gets whole experts, and --tp-size cuts only dense layers.
+
+With --merge-projections the columns of a rank's q_proj, k_proj and v_proj are one layer, qkv_proj,
+and those of gate_proj and up_proj another, gate_up_proj: the parameters of a loaded engine.";
 
 const WORK: &str = "\
 Experts are prepared as upstream prepares them. FP8 experts with one scale per tensor are
@@ -106,6 +109,10 @@ pub struct FormatArgs {
     /// Marlin: keep the sizes of gpt-oss experts instead of rounding them up as upstream does.
     #[arg(long)]
     pub no_padding: bool,
+    /// Write q_proj, k_proj and v_proj as qkv_proj, and gate_proj and up_proj of linear layers as
+    /// gate_up_proj, as upstream's models merge them.
+    #[arg(long)]
+    pub merge_projections: bool,
     /// kleidiai: routing rule as JSON, instead of the model family's (see `run --help`).
     #[arg(long, value_name = "FILE")]
     pub routing: Option<PathBuf>,
@@ -196,6 +203,7 @@ impl Args {
         options.skip_unsupported = self.skip_unsupported;
         options.shard_bytes = (self.max_shard_size * 1e9) as u64;
         options.preparation = self.format.preparation.preparation(!self.format.no_padding);
+        options.merge_projections = self.format.merge_projections;
         options.routing = self.format.routing.clone();
         options.force = self.force;
         if let Some(threads) = self.threads {

@@ -1,6 +1,7 @@
 //! The JSON of `inspect`.
 
 use marlinspike_model::inspect::experts::Kernels;
+use marlinspike_model::inspect::releases::UpstreamChange;
 use marlinspike_model::inspect::routing::LayerRouting;
 use marlinspike_model::inspect::verdicts::Verdict;
 use marlinspike_model::inspect::{Converted, Inspection, Layer};
@@ -20,6 +21,7 @@ pub(super) fn json(found: &Inspection, args: &Args) -> String {
         "layers": found.layers.iter().map(layer_json).collect::<Vec<_>>(),
         "targets": found.verdicts.iter().map(|v| verdict_json(v, &found.layers)).collect::<Vec<_>>(),
         "moe_kernels": found.kernels.iter().map(kernels_json).collect::<Vec<_>>(),
+        "upstream_changes": found.upstream_changes.iter().map(change_json).collect::<Vec<_>>(),
         "routing": found.routing.iter().map(routing_json).collect::<Vec<_>>(),
         "fused_experts": found.fused.iter().map(|f| json!({
             "module": f.module, "reasons_against": [f.reason],
@@ -100,6 +102,17 @@ fn kernels_json(kernels: &Kernels) -> Value {
         "experts": choice.map(|c| c.experts),
         "error": chosen.err().map(ToString::to_string),
         "refusals": refusals,
+    })
+}
+
+/// What a newer release of vLLM decides differently.
+fn change_json(change: &UpstreamChange) -> Value {
+    json!({
+        "vllm": change.release.name(),
+        "question": change.question.name(),
+        "before": change.before,
+        "after": change.after,
+        "modules": change.modules,
     })
 }
 

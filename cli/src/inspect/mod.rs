@@ -5,7 +5,7 @@ mod text;
 
 use std::path::PathBuf;
 
-use marlinspike::select::Capability;
+use marlinspike::select::{Capability, Release};
 use marlinspike_model::inspect::{self, Options};
 
 use crate::output::print;
@@ -19,12 +19,14 @@ Prints one line for each quantized layer. The experts of a MoE layer have one li
 up) and one for w2, as K x N x experts. Shapes are those of the whole layer; with --tp-size the
 verdicts are for one rank's part. Below the table: the MoE kernel that upstream (vLLM 0.21.0)
 selects for FP8, NVFP4, MXFP8 and GPTQ experts, on one rank with every package installed. --json
-has all refusals.
+has all refusals. Lines that begin with \"in vLLM\" state what the release of --vllm decides
+differently: act-order, the kernel, sizes that Marlin pads.
 
 Examples:
   marlinspike inspect ./Qwen3-30B-A3B-GPTQ
   marlinspike inspect model --capability 8.0 --tp-size 2
   marlinspike inspect model --json
+  marlinspike inspect model --vllm 0.21
 
 Exit codes:
   0  the model was read, even if no kernel takes its layers
@@ -42,6 +44,9 @@ pub struct Args {
     /// Tensor-parallel ranks.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = args::ranks)]
     pub tp_size: usize,
+    /// Release of vLLM to compare with 0.21.0.
+    #[arg(long, default_value = Release::NEWEST.name(), value_parser = release, value_name = "VERSION")]
+    pub vllm: Release,
     /// Routing rule as JSON, instead of the model family's (see `run --help`).
     #[arg(long, value_name = "FILE")]
     pub routing: Option<PathBuf>,
@@ -64,6 +69,14 @@ fn capability(text: &str) -> Result<Capability, String> {
     }
 }
 
+/// Parses the number of a known release.
+fn release(text: &str) -> Result<Release, String> {
+    Release::from_name(text).ok_or_else(|| {
+        let known: Vec<_> = Release::ALL.iter().map(|r| r.name()).collect();
+        format!("found {text:?}, expected one of {}", known.join(", "))
+    })
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -73,6 +86,7 @@ pub fn run(args: &Args, color: ColorChoice) -> anyhow::Result<Outcome> {
     options.device = args.capability;
     options.tp_size = args.tp_size;
     options.routing = args.routing.clone();
+    options.release = args.vllm;
     let found = inspect::inspect(&args.model_dir, &options)?;
     print(&match args.json {
         true => json::json(&found, args),

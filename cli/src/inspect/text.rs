@@ -4,6 +4,7 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use marlinspike::select::Capability;
 use marlinspike_model::inspect::experts::Kernels;
+use marlinspike_model::inspect::releases::UpstreamChange;
 use marlinspike_model::inspect::routing::LayerRouting;
 use marlinspike_model::inspect::verdicts::Verdict;
 use marlinspike_model::inspect::{Converted, Inspection, Layer};
@@ -39,6 +40,10 @@ pub(super) fn text(found: &Inspection, device: &Capability, paint: Paint) -> Str
         text.push_str(&printable(&kernels_line(kernels, device)));
         text.push('\n');
     }
+    for change in &found.upstream_changes {
+        text.push_str(&printable(&change_line(change)));
+        text.push('\n');
+    }
     for (reason, modules) in &found.unquantized {
         let example = modules.first().map_or("", String::as_str);
         let count = modules.len();
@@ -66,6 +71,17 @@ fn kernels_line(kernels: &Kernels, device: &Capability) -> String {
         Err(error) => error.to_string(),
     };
     format!("experts in {}: upstream's kernel on {device}: {answer}", kernels.format)
+}
+
+/// What a newer release of vLLM decides differently, on one line.
+fn change_line(change: &UpstreamChange) -> String {
+    let UpstreamChange { release, question, before, after, modules } = change;
+    let more = match modules.len() {
+        1 => String::new(),
+        n => format!(" and {} more", n - 1),
+    };
+    let question = question.name();
+    format!("in {release}: {}{more}: {question}: {after} (0.21.0: {before})", modules[0])
 }
 
 /// The routing rule, on one line.

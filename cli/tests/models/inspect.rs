@@ -267,3 +267,99 @@ fn failures_are_json_where_json_was_asked_for() {
     }
     assert!(!Path::new(out).join("config.json").exists());
 }
+
+/// The entries of `upstream_changes` as `question: before -> after`, with their modules.
+fn upstream_changes(model: &Path, more: &[&str]) -> Vec<(String, Vec<String>)> {
+    let found = inspect(model, more);
+    let changes = found["upstream_changes"].as_array().unwrap();
+    let text = |v: &Value| v.as_str().unwrap().to_owned();
+    let one = |c: &Value| {
+        assert_eq!(c["vllm"], "0.33.0");
+        let modules = c["modules"].as_array().unwrap().iter().map(text).collect();
+        let [question, before, after] = ["question", "before", "after"].map(|key| text(&c[key]));
+        (format!("{question}: {before} -> {after}"), modules)
+    };
+    changes.iter().map(one).collect()
+}
+
+#[test]
+fn a_newer_release_is_compared_with_the_one_that_verdicts_follow() {
+    let temp = tempfile::tempdir().unwrap();
+    write_model(Format::Gptq4, temp.path());
+    let experts = vec!["model.layers.0.mlp.experts".to_owned()];
+    // Groups of 128 in linear layers: Machete in both. Experts move to Humming.
+    let hopper = [(
+        "kernel: MARLIN (MarlinExperts) -> HUMMING (HummingIndexedExperts)".to_owned(),
+        experts.clone(),
+    )];
+    assert_eq!(upstream_changes(temp.path(), &[]), hopper);
+    assert_eq!(upstream_changes(temp.path(), &["--vllm", "0.33"]), hopper);
+    for more in [["--vllm", "0.21"], ["--capability", "8.9"]] {
+        assert!(upstream_changes(temp.path(), &more).is_empty(), "{more:?}");
+    }
+    let line = "in vLLM 0.33.0: model.layers.0.mlp.experts: kernel: HUMMING \
+                (HummingIndexedExperts) (0.21.0: MARLIN (MarlinExperts))";
+    let shown = text(temp.path(), &[]);
+    assert!(shown.lines().any(|l| l == line), "{shown}");
+    assert!(!text(temp.path(), &["--vllm", "0.21.0"]).contains("in vLLM"));
+    // Columns that are no whole tiles on one of four ranks are padded.
+    let padded = upstream_changes(temp.path(), &["--capability", "8.0", "--tp-size", "16"]);
+    let text = format!("{padded:?}");
+    assert!(text.contains("32 is not a multiple of 64 -> padded with zeros to K x N = "), "{text}");
+
+    // Act-order is refused, for each layer alike: one line.
+    let ordered = upstream_changes(&sample("gptq-actorder"), &[]);
+    let (change, modules) = &ordered[0];
+    let expected = "act-order: rows are sorted by group -> refused: the checkpoint does not load";
+    assert_eq!(change, expected);
+    assert!(modules.len() > 1, "{modules:?}");
+    let out = run(&["inspect", temp.path().to_str().unwrap(), "--vllm", "0.30"]);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("expected one of 0.21.0, 0.33.0"));
+}
+
+#[test]
+fn ranks_that_cut_a_quantization_group_are_refused_by_name() {
+    let temp = tempfile::tempdir().unwrap();
+    let linear = "model.layers.0.self_attn.o_proj";
+    // K = 512 over the ranks, for groups of 128 and of 32.
+    for (format, to, right, wrong, group) in [
+        (Format::Gptq4, "marlin", "4", "8", 128),
+        (Format::Fp8Block, "marlin", "2", "8", 128),
+        (Format::CtPack, "kleidiai", "16", "32", 32),
+    ] {
+        let model = temp.path().join(format!("{to}-{group}-{right}"));
+        write_model(format, &model);
+        let reasons = |ranks: &str, module: &str| {
+            let found = inspect(&model, &["--tp-size", ranks]);
+            let (_, refused) = verdict(&found, to);
+            let of = refused.iter().find(|r| r["module"] == module);
+            of.map_or(String::new(), |r| r["reasons"].to_string())
+        };
+        let part = 512 / wrong.parse::<usize>().unwrap();
+        let expected = format!(
+            "tp_size = {wrong}: a rank's part of K = {part}, of 512 in all, cuts a quantization \
+             group: expected a multiple of group_size = {group}"
+        );
+        for module in [linear, "model.layers.0.mlp.experts.w2"] {
+            let found = reasons(wrong, module);
+            assert!(found.contains(&expected), "{format:?} {module}: {found}");
+            let found = reasons(right, module);
+            assert!(!found.contains("quantization group"), "{format:?} {module}: {found}");
+        }
+        let out = model.join("out");
+        let [from, out] = [&model, &out].map(|p| p.to_str().unwrap());
+        let failed = run(&["convert", from, out, "--to", to, "--tp-size", wrong]);
+        let text = String::from_utf8_lossy(&failed.stderr).into_owned();
+        assert_eq!(failed.status.code(), Some(2), "{text}");
+        assert!(text.contains(linear) && text.contains(&expected), "{text}");
+        assert!(!Path::new(out).join("config.json").exists());
+        let done =
+            run(&["convert", from, out, "--to", to, "--tp-size", right, "--skip-unsupported"]);
+        assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+        let config = std::fs::read(Path::new(out).join("config.json")).unwrap();
+        let config: Value = serde_json::from_slice(&config).unwrap();
+        let size_k = &config["marlinspike"]["layers"][linear]["size_k"];
+        assert_eq!(*size_k, 512 / right.parse::<usize>().unwrap(), "{format:?}");
+    }
+}

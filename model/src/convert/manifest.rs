@@ -87,6 +87,7 @@ fn options(settings: &Settings) -> Map<String, Value> {
     set("ep_rank", json!(settings.ep.rank));
     set("skip_unsupported", json!(settings.skip_unsupported));
     set("max_shard_bytes", json!(settings.shard_bytes));
+    set("merge_projections", json!(settings.merge_projections));
     set("preparation", json!(format!("{:?}", settings.preparation)));
     let all = Sha256::new_with_prefix(format!("{settings:?}"));
     set("settings_sha256", json!(io::hex(all)));

@@ -192,7 +192,10 @@ fn checked_plan(model: &Model<'_>, settings: &Settings) -> Result<ConversionPlan
     if model.quant.is_none() {
         return Err(ConvertError::NotQuantized { dir: model.dir.clone() });
     }
-    let layers = Layers::group(model)?;
+    let mut layers = Layers::group(model)?;
+    if settings.merge_projections {
+        layers.merge_projections()?;
+    }
     let plan = ConversionPlan::new(model, &layers, settings)?;
     let target = settings.format.title();
     if !plan.refused.is_empty() && !settings.skip_unsupported {

@@ -40,6 +40,8 @@ pub struct Settings {
     pub shard_bytes: u64,
     /// How experts are prepared for the format.
     pub preparation: Preparation,
+    /// Whether linear layers are merged as upstream's models merge them.
+    pub merge_projections: bool,
 }
 
 impl Settings {
@@ -55,6 +57,7 @@ impl Settings {
             skip_unsupported: true,
             shard_bytes: u64::MAX,
             preparation: Preparation::UPSTREAM,
+            merge_projections: false,
         }
     }
 }
@@ -100,6 +103,9 @@ pub struct Options {
     pub shard_bytes: u64,
     /// How experts are prepared for the format.
     pub preparation: Preparation,
+    /// Whether `q_proj`, `k_proj` and `v_proj` become `qkv_proj`, and `gate_proj` and `up_proj` of
+    /// linear layers `gate_up_proj`, as upstream's models merge them.
+    pub merge_projections: bool,
     /// A JSON file with the routing of the layers' tokens, instead of the family's.
     pub routing: Option<PathBuf>,
     /// Whether to replace another conversion in the output folder.
@@ -120,6 +126,7 @@ impl Options {
             skip_unsupported: false,
             shard_bytes: SHARD_BYTES,
             preparation: Preparation::UPSTREAM,
+            merge_projections: false,
             routing: None,
             force: false,
             execution: Execution::default(),
@@ -160,6 +167,7 @@ impl Options {
             skip_unsupported: self.skip_unsupported,
             shard_bytes: self.shard_bytes,
             preparation: self.preparation,
+            merge_projections: self.merge_projections,
         })
     }
 }

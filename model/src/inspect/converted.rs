@@ -56,6 +56,7 @@ pub(super) fn inspection(model: &Model<'_>, section: &Value) -> Result<Inspectio
         layers,
         verdicts: verdict.into_iter().collect(),
         kernels: Vec::new(),
+        upstream_changes: Vec::new(),
         routing: Vec::new(),
         fused: Vec::new(),
         plain: Vec::new(),

@@ -3,6 +3,7 @@
 
 mod converted;
 pub mod experts;
+pub mod releases;
 pub mod routing;
 pub mod verdicts;
 
@@ -10,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use marlinspike::num::dims::{GroupSize, Shape};
-use marlinspike::select::{Capability, MoeDesc, Selection};
+use marlinspike::select::{Capability, MoeDesc, Release, Selection};
 
 use crate::convert::config::weight_type;
 use crate::convert::parallel::Ranks;
@@ -22,6 +23,7 @@ use crate::model::fused::Fused;
 use crate::model::layers::{Layers, Role, Stack};
 use crate::model::{Model, ModelError, ModelFiles};
 use experts::Kernels;
+use releases::UpstreamChange;
 use routing::LayerRouting;
 use verdicts::Verdict;
 
@@ -35,12 +37,15 @@ pub struct Options {
     pub tp_size: usize,
     /// A JSON file with the routing rule, instead of the family's.
     pub routing: Option<PathBuf>,
+    /// The release of vLLM whose decisions are compared with those of 0.21.0.
+    pub release: Release,
 }
 
 impl Default for Options {
-    /// Compute capability 9.0, one rank.
+    /// Compute capability 9.0, one rank, the newest known release.
     fn default() -> Self {
-        Self { device: Capability::cuda(9, 0), tp_size: 1, routing: None }
+        let device = Capability::cuda(9, 0);
+        Self { device, tp_size: 1, routing: None, release: Release::NEWEST }
     }
 }
 
@@ -102,6 +107,8 @@ pub struct Inspection {
     pub verdicts: Vec<Verdict>,
     /// Upstream's kernel for the experts of each scheme.
     pub kernels: Vec<Kernels>,
+    /// What the release of the options decides differently.
+    pub upstream_changes: Vec<UpstreamChange>,
     /// Routing of the experts layers.
     pub routing: Vec<LayerRouting>,
     /// Experts in unsupported storage forms.
@@ -147,6 +154,7 @@ pub fn inspect(dir: &Path, options: &Options) -> Result<Inspection, ModelError> 
         converted: None,
         layers,
         verdicts,
+        upstream_changes: releases::of(&model, &groups.stacks, &settings, options.release)?,
         routing: routing::of(&model, &groups),
         unquantized,
         bytes: model.entries().map(|e| e.byte_len()).sum(),

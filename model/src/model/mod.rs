@@ -9,6 +9,7 @@ pub mod files;
 pub mod fused;
 pub mod layers;
 mod matrix;
+pub mod projections;
 pub mod routing;
 pub mod values;
 

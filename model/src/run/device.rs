@@ -95,7 +95,7 @@ pub(super) fn forward(
             let routed = match &inputs.routing {
                 Routing::Given { top_k, ids, weights } => Routed::from_rows(*top_k, ids, weights)?,
                 Routing::Logits(logits) => {
-                    routing = moe.routing.route(logits, moe.w13.len())?;
+                    routing = moe.routing.route(logits, moe.num_experts())?;
                     routing.routed()?
                 }
             };

@@ -67,24 +67,37 @@ pub fn partial(
 ) -> Option<Partial> {
     let stated = file.metadata().get(RANKS_KEY);
     let stated: Option<Value> = stated.and_then(|text| serde_json::from_str(text).ok());
-    let ranks = stated.as_ref().or(section);
+    let experts = moe.map(|m| {
+        let shared = m.expert_map.is_some();
+        shared.then(|| [m.local_num_experts(), m.num_experts])
+    });
+    of_ranks(stated.as_ref().or(section), module, experts)
+}
+
+/// Which part of its layer `module` is, by the ranks that a file or a converted config states.
+/// `experts` is present for a layer of experts: this rank's experts and those of all ranks, where
+/// ranks share them.
+pub fn of_ranks(
+    ranks: Option<&Value>,
+    module: &str,
+    experts: Option<Option<[usize; 2]>>,
+) -> Option<Partial> {
     let rank = |kind: &str| {
         let size = ranks?.get(format!("{kind}_size"))?.as_u64().filter(|&n| n > 1)?;
         Some(Rank { rank: ranks?.get(format!("{kind}_rank"))?.as_u64()?, size })
     };
     let (tp, ep) = (rank("tp"), rank("ep"));
-    let experts = moe.filter(|m| m.expert_map.is_some());
-    let experts = experts.map(|m| [m.local_num_experts(), m.num_experts]);
-    let found = match moe {
+    let found = match experts {
         // Where each rank holds whole experts, tensor parallelism cuts only dense layers.
-        Some(_) => {
+        Some(experts) => {
             Partial { tp: tp.filter(|_| ep.is_none()), ep, experts, output: PartialOutput::Sum }
         }
         None => {
             let output = match Style::of(module) {
                 Style::Row => PartialOutput::Sum,
-                Style::Column | Style::KeyValue => PartialOutput::Columns,
-                Style::Replicated | Style::Merged => return None,
+                // Only layers that `convert` merged are cut for several ranks.
+                Style::Column | Style::KeyValue | Style::Merged => PartialOutput::Columns,
+                Style::Replicated => return None,
             };
             Partial { tp, ep: None, experts: None, output }
         }

@@ -30,6 +30,7 @@ pub fn settings() -> Settings {
         skip_unsupported: false,
         shard_bytes: 1 << 30,
         preparation: Preparation::AS_STORED,
+        merge_projections: false,
     }
 }
 

@@ -10,6 +10,8 @@ mod formats;
 mod index;
 mod kleidi;
 mod mxfp4;
+mod projections;
+mod ranks;
 mod runs;
 mod scale_groups;
 

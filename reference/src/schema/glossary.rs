@@ -28,14 +28,11 @@ const KEYS: &[(&str, &str)] = &[
     ),
     ("adversarial_rows", "a remark of the producer; not read"),
     ("apply_router_weight_on_input", "whether router weights multiply `gate_up` instead of `down`"),
-<<<<<<< HEAD
     (
         "arithmetic",
         "the kernels that `y` may be from: the operator's bits, or a bound for f32 in any order",
     ),
-=======
     ("azp", "zero points of int8 activations: one for all rows, or one for each; null: none"),
->>>>>>> h-cells
     ("backend", "the kernel that the experts are prepared for"),
     ("block_size", "tokens per block"),
     ("block_size_m", "tokens per block of `sorted_token_ids`"),

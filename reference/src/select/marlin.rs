@@ -53,6 +53,19 @@ pub enum MarlinRefusal {
         /// Divisor.
         of: usize,
     },
+    /// A tensor-parallel rank's part of K ends inside a quantization group.
+    #[error(
+        "a rank's part of K = {found}, of {size_k} in all, cuts a quantization group: expected a \
+         multiple of group_size = {group_size}"
+    )]
+    CutsGroup {
+        /// Rows on the rank.
+        found: usize,
+        /// Rows of the whole layer.
+        size_k: usize,
+        /// Rows that share a scale.
+        group_size: usize,
+    },
     /// Router weights would have to be applied to the input.
     #[error("router weights on the input are not supported")]
     RouterWeightOnInput,
@@ -119,25 +132,38 @@ fn multiple(what: &'static str, found: usize, of: usize) -> Result<(), MarlinRef
     }
 }
 
-/// Whether Marlin supports a dense layer's sizes (upstream `check_marlin_supports_shape`): N a
-/// multiple of 64, K a multiple of 128, and of the group unless one group spans the whole K.
+/// Whether a rank that holds `part` of `size_k` rows has whole quantization groups. A group of at
+/// least `size_k` rows spans all of K, and one scale for each column is repeated on every rank.
 ///
 /// # Errors
-/// [`MarlinRefusal::NotMultiple`] with the first rule broken.
+/// [`MarlinRefusal::CutsGroup`].
+pub fn check_rank_groups(
+    size_k: usize,
+    part: usize,
+    group_size: GroupSize,
+) -> Result<(), MarlinRefusal> {
+    match group_size {
+        GroupSize::Of(g) if g < size_k && !part.is_multiple_of(g) => {
+            Err(MarlinRefusal::CutsGroup { found: part, size_k, group_size: g })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether Marlin supports a dense layer's sizes (upstream `check_marlin_supports_shape`): a rank's
+/// part of K whole groups, N a multiple of 64, K a multiple of 128.
+///
+/// # Errors
+/// [`MarlinRefusal::CutsGroup`] or [`MarlinRefusal::NotMultiple`] with the first rule broken.
 pub fn check_marlin_supports_shape(
     output_size_per_partition: usize,
     input_size_per_partition: usize,
     input_size: usize,
     group_size: GroupSize,
 ) -> Result<(), MarlinRefusal> {
+    check_rank_groups(input_size, input_size_per_partition, group_size)?;
     multiple("output_size_per_partition", output_size_per_partition, MIN_THREAD_N)?;
-    multiple("input_size_per_partition", input_size_per_partition, MIN_THREAD_K)?;
-    match group_size {
-        GroupSize::Of(g) if g < input_size => {
-            multiple("input_size_per_partition", input_size_per_partition, g)
-        }
-        _ => Ok(()),
-    }
+    multiple("input_size_per_partition", input_size_per_partition, MIN_THREAD_K)
 }
 
 /// Whether Marlin supports a MoE layer (upstream `check_moe_marlin_supports_layer`): not ROCm,

@@ -4,7 +4,8 @@
 //! [`select_moe`] determine whether Marlin runs a layer, and through which entry point (vLLM 0.21.0
 //! `utils/marlin_utils*.py`, `experts/marlin_moe.py`, `kernels/linear/*/marlin.py`).
 //! [`select_moe_backend`] determines the kernel that upstream selects for experts
-//! (`fused_moe/oracle/*.py`); its tables are in [`oracle`].
+//! (`fused_moe/oracle/*.py`); its tables are in [`oracle`]. [`release`] states what a newer release
+//! decides instead.
 
 mod capability;
 mod compat;
@@ -14,6 +15,7 @@ mod linear;
 mod marlin;
 mod moe;
 pub mod oracle;
+pub mod release;
 
 pub use capability::{Capability, Platform};
 pub use compat::{
@@ -28,7 +30,7 @@ pub use desc::{
 pub use linear::select_linear;
 pub use marlin::{
     MARLIN_GROUP_SIZES, MarlinRefusal, check_marlin_supported, check_marlin_supports_shape,
-    check_moe_marlin_supports_layer, marlin_weight_types,
+    check_moe_marlin_supports_layer, check_rank_groups, marlin_weight_types,
 };
 pub use moe::{is_supported_config, select_moe, select_wna16_moe_backend};
 pub use oracle::{
@@ -36,6 +38,7 @@ pub use oracle::{
     MoeRefusal, MoeSelection, OracleError, Packages, RoutingMethod, Runner, Switches,
     select_moe_backend,
 };
+pub use release::{Change, Release};
 
 /// An entry point of the Marlin kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,6 +1,8 @@
 //! Restoring the output of `prepare` gives the same weight, if the kernel's types can represent it.
 use marlinspike::Error;
-use marlinspike::layouts::marlin::{Options, Prepared, ScalePermutation, Stored, prepare};
+use marlinspike::layouts::marlin::{
+    InputDtype, Options, Prepared, ScalePermutation, Stored, prepare,
+};
 use marlinspike::num::array::into_vec;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
@@ -80,6 +82,7 @@ fn stored(w: &Weight<'_>, dtype: ScalarType, prepared: Prepared) -> Stored<'stat
         name: "w".to_owned(),
         ty: w.ty,
         dtype,
+        input_dtype: InputDtype::Model,
         shape: SHAPE,
         group_size: w.groups.group_size(),
         permutation: prepared.scale_layout.permutation(),
@@ -136,6 +139,33 @@ fn every_type_comes_back() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn weights_for_fp8_activations_come_back() {
+    for (ty, scale, group) in [
+        (ScalarType::UINT4B8, BF16, GroupSize::Of(32)),
+        (ScalarType::UINT4B8, BF16, GroupSize::Channel),
+        (E2M1, E8M0, GroupSize::Of(32)),
+    ] {
+        let w = Weight { bias: None, ..weight(ty, scale, group, false) };
+        let options = Options { input_dtype: InputDtype::Fp8, ..Options::new(BF16) };
+        let prepared = prepare(std::slice::from_ref(&w), options).unwrap();
+        let stored = stored(&w, BF16, prepared);
+        let found = Stored { input_dtype: InputDtype::Fp8, ..stored.clone() }.restore().unwrap();
+        assert_eq!(found.codes, w.codes, "{ty} {group}");
+        for g in 0..w.scales.rows() {
+            for n in 0..SHAPE.size_n {
+                let values = [&found, &w].map(|w| w.scales.value(g, n));
+                assert_eq!(values[0], values[1], "{ty} {group} scale ({g}, {n})");
+            }
+        }
+        // The same bytes mean another matrix to the kernel for 16-bit activations.
+        let other = stored.clone().restore();
+        assert!(other.is_err() || other.unwrap().codes != w.codes, "{ty} {group}");
+        let int8 = Stored { input_dtype: InputDtype::Int8, ..stored }.restore().unwrap_err();
+        assert!(int8.to_string().contains("rounded to integers"), "{int8}");
     }
 }
 

@@ -13,3 +13,4 @@ mod prepare_requantize;
 mod select_cuda;
 mod select_marlin;
 mod select_moe_backend;
+mod select_release;

@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use marlinspike::config::Scheme;
+use marlinspike::select::check_rank_groups;
 
 use crate::convert::parallel::{self, Ranks, Style};
 use crate::convert::settings::Settings;
-use crate::model::bind::{Axis, Bound, Part};
-use crate::model::layers::{Role, Stack};
+use crate::model::bind::{self, Axis, Bound, Part};
+use crate::model::layers::{Matrix, Role, Stack};
 use crate::model::{Model, ModelError};
 
 /// A stack whose tensors have been located, before it is cut to a rank.
@@ -85,6 +86,15 @@ pub(crate) fn cut(
     if tp.size == 1 || (stack.role != Role::Dense && settings.ep.size > 1) {
         return Ok((0..info.size_k, whole_n()));
     }
+    if stack.role == Role::Dense && info.sizes_n.len() > 1 {
+        // Every part of a merged layer is cut on its own.
+        let part = |(matrix, &n): (&Matrix, &usize)| match Style::of(&matrix.name()) {
+            Style::KeyValue => parallel::cut_heads(n, kv_heads, tp),
+            _ => parallel::cut("size_n", n, tp),
+        };
+        let n = stack.experts[0].iter().zip(&info.sizes_n).map(part);
+        return Ok((0..info.size_k, n.collect::<Result<_, _>>()?));
+    }
     let style = match stack.role {
         Role::W13 => Style::Column,
         Role::W2 => Style::Row,
@@ -97,7 +107,16 @@ pub(crate) fn cut(
             let n = parallel::cut_heads(info.sizes_n[0], kv_heads, tp)?;
             Ok((0..info.size_k, vec![n]))
         }
-        Style::Row => Ok((parallel::cut("size_k", info.size_k, tp)?, whole_n())),
+        Style::Row => {
+            let k = parallel::cut("size_k", info.size_k, tp)?;
+            // Under act-order every rank has all scales.
+            if !bind::act_order(&stack.scheme) {
+                let group_size = bind::group_size(&stack.scheme, info.size_k);
+                let found = check_rank_groups(info.size_k, k.len(), group_size);
+                found.map_err(|e| format!("tp_size = {}: {e}", tp.size))?;
+            }
+            Ok((k, whole_n()))
+        }
         Style::Merged => {
             Err("several matrices in one tensor: how to cut them for tp_size > 1 is unknown".into())
         }

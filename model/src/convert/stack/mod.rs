@@ -119,6 +119,11 @@ impl StackPlan {
 
     /// How its matrices are read.
     pub fn reading(&self, preparation: Preparation) -> Reading<'_> {
+        // Preparation is for experts: parts of a merged linear layer keep their own scales.
+        let preparation = match self.role {
+            Role::Dense => Preparation { padding: preparation.padding, ..Preparation::AS_STORED },
+            _ => preparation,
+        };
         Reading {
             scheme: &self.scheme,
             n: &self.slice.n,

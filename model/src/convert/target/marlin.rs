@@ -190,17 +190,15 @@ pub(crate) fn ask(
 ) -> Result<(Option<Selection>, Vec<String>), ModelError> {
     let ids: Vec<usize> = (0..stack.experts.len()).collect();
     let info = StackInfo::bind(model, stack, &ids)?;
-    Ok(match cut(stack, &info, kv_heads(model), settings) {
-        Err(reason) => (None, vec![reason]),
-        Ok((k, n)) => {
-            let mut shape = Shape::new(k.len(), n.iter().map(Range::len).sum());
-            match padding(stack, &info, settings) {
-                Err(reason) => return Ok((None, vec![reason])),
-                Ok(padded) => shape = padded.map_or(shape, |(_, shape)| shape),
-            }
-            (Some(verdict::selection(stack, shape, info.size_k, settings)), Vec::new())
-        }
-    })
+    let shape = match padding(stack, &info, settings) {
+        Err(reason) => return Ok((None, vec![reason])),
+        Ok(Some((_, shape))) => shape,
+        Ok(None) => match cut(stack, &info, kv_heads(model), settings) {
+            Err(reason) => return Ok((None, vec![reason])),
+            Ok((k, n)) => Shape::new(k.len(), n.iter().map(Range::len).sum()),
+        },
+    };
+    Ok((Some(verdict::selection(stack, shape, info.size_k, settings)), Vec::new()))
 }
 
 /// gpt-oss's experts on this rank, if their sizes are to be rounded up: the rank, and the shape of

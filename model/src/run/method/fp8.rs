@@ -62,7 +62,14 @@ pub(super) fn experts(
         // Each shard keeps its scale.
         let [w13, w2] = [w13, w2].map(|m| m.weights(model, options.preparation));
         let quantizers = quantizers([one(&inputs[0]), one(&inputs[1])]);
-        return Ok(Moe { w13: w13?, w2: w2?, quantizers, multipliers: None, routing });
+        return Ok(Moe {
+            w13: w13?,
+            w2: w2?,
+            quantizers,
+            multipliers: None,
+            routing,
+            shared: None,
+        });
     };
     let [w13_input_scale, w2_input_scale] = inputs;
     let stored = Fp8Experts {
@@ -90,5 +97,6 @@ pub(super) fn experts(
         quantizers: quantizers(inputs),
         multipliers: None,
         routing,
+        shared: None,
     })
 }

@@ -23,6 +23,7 @@ use crate::run::block::tail::{Engine, Linear};
 use crate::run::error::RunError;
 use crate::run::input::{Halves, Inputs, Routing, Sizes};
 use crate::run::options::{Activations, MethodOptions};
+use crate::run::origin::Partial;
 use crate::run::output::{LayerKind, LogitsReport, Output};
 use crate::run::routing::RoutingReport;
 
@@ -38,6 +39,8 @@ pub struct Loaded {
     pub(in crate::run) weights: LayerWeights,
     /// The block around experts.
     pub(super) surrounding: Surrounding,
+    /// Present where the layer is one rank's part.
+    pub(super) partial: Option<Partial>,
 }
 
 impl Loaded {
@@ -90,7 +93,8 @@ impl Loaded {
             surrounding = padded.map_err(RunError::weight(module))?;
             (w13.scheme.label(), LayerWeights::Moe(Box::new(moe)))
         };
-        Ok(Self { module: module.to_owned(), format, notes, weights, surrounding })
+        let module = module.to_owned();
+        Ok(Self { module, format, notes, weights, surrounding, partial: None })
     }
 
     /// The layer with scales and biases rounded to `dtype`, as the kernels of a device hold them.
@@ -115,7 +119,7 @@ impl Loaded {
             LayerWeights::Moe(moe) => {
                 let size_k = moe.w13[0].shape().size_k;
                 let has_router = self.surrounding.router.is_some();
-                Sizes { size_k, num_experts: Some(moe.w13.len()), has_router }
+                Sizes { size_k, num_experts: Some(moe.num_experts()), has_router }
             }
         }
     }
@@ -156,7 +160,7 @@ impl Loaded {
                         Routed::from_rows(*top_k, ids, weights)?
                     }
                     Routing::Logits(logits) => {
-                        routing = moe.routing.route(logits, moe.w13.len())?;
+                        routing = moe.routing.route(logits, moe.num_experts())?;
                         routing.routed()?
                     }
                 };
@@ -224,7 +228,7 @@ impl Loaded {
         else {
             return Ok(None);
         };
-        let (routing, experts) = (&moe.routing, moe.w13.len());
+        let (routing, experts) = (&moe.routing, moe.num_experts());
         let made = check.then(|| routing.route(logits, experts)).transpose()?;
         let (source, rule) = (routing.source.clone(), routing.rule.clone());
         let given = (&logits[..], experts);
@@ -251,7 +255,7 @@ impl Loaded {
         match &self.weights {
             LayerWeights::Linear { weight, .. } => LayerKind::Linear(weight.shape()),
             LayerWeights::Moe(moe) => LayerKind::Moe {
-                num_experts: moe.w13.len(),
+                num_experts: moe.num_experts(),
                 top_k: moe.routing.rule.top_k,
                 hidden_size: moe.w13[0].shape().size_k,
                 intermediate_size: moe.w2[0].shape().size_k,
@@ -390,7 +394,7 @@ fn experts(
             [of(&stacks[0])?, of(&stacks[1])?]
         }
     };
-    Ok(Moe { w13, w2, quantizers, multipliers, routing })
+    Ok(Moe { w13, w2, quantizers, multipliers, routing, shared: None })
 }
 
 impl Linear for Loaded {

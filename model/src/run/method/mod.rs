@@ -84,7 +84,7 @@ pub(super) fn run(
         check,
         logits,
         routing: loaded.routing(&inputs, options.check)?,
-        partial: None,
+        partial: loaded.partial,
         arithmetic: format!("{arithmetic}, activations {activations}"),
         module: loaded.module,
         notes: loaded.notes,

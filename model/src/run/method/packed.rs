@@ -18,8 +18,10 @@ use crate::model::layers::Role;
 use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError};
 use crate::run::block::Surrounding;
+use crate::run::block::tail::Tail;
 use crate::run::error::RunError;
 use crate::run::options::MethodOptions;
+use crate::run::origin;
 
 /// The format of a converted folder and the `marlinspike` section of its config, where the layers are
 /// unpacked before they run.
@@ -87,6 +89,9 @@ fn quantizer(entry: &Entry<'_>, options: MethodOptions) -> Result<Quantizer> {
     if let Some(quantizer) = groups.and_then(|groups| fp8::groups(groups, options.group_rule)) {
         return Ok(quantizer);
     }
+    if entry.section["input_dtype"].as_str() == Some("fp8") {
+        return Ok(Quantizer::Fp8Token);
+    }
     let scales = entry.floats("input_scale", entry.size("experts")?)?;
     let Some(multipliers) = scales else { return Ok(Quantizer::None) };
     let format = formats::block_format(entry.ty()?, entry.group_size()?);
@@ -120,24 +125,52 @@ fn quantized_by_checkpoint(format: Format, section: &Value, module: &str) -> Opt
     ))
 }
 
+/// The local index of each expert of all ranks, where ranks share them.
+///
+/// # Errors
+/// [`ModelError::Module`] for a map that is not a list of such indices.
+fn expert_map(section: &Value, module: &str) -> Result<Option<Vec<i32>>, ModelError> {
+    let map = &section["expert_maps"][module];
+    if map.is_null() {
+        let ranks = &section["ep_size"];
+        if is_moe(section, module) && ranks.as_u64().is_some_and(|n| n > 1) {
+            let reason =
+                format!("config.json: marlinspike: expert_maps: absent, ep_size is {ranks}");
+            return Err(ModelError::module(module, reason));
+        }
+        return Ok(None);
+    }
+    let index = |v: &Value| v.as_i64().and_then(|i| i32::try_from(i).ok()).filter(|i| *i >= -1);
+    let found = map.as_array().and_then(|all| all.iter().map(index).collect());
+    found.map(Some).ok_or_else(|| {
+        let reason =
+            "config.json: marlinspike: expert_maps: expected a list of local indices or -1";
+        ModelError::module(module, reason)
+    })
+}
+
+/// Returns an error unless the map names each of `local` experts once.
+fn check_map(entry: &Entry<'_>, map: Option<&[i32]>, local: usize) -> Result<()> {
+    let Some(map) = map else { return Ok(()) };
+    let mut named: Vec<_> = map.iter().filter(|i| **i >= 0).map(|i| *i as usize).collect();
+    named.sort_unstable();
+    match named.into_iter().eq(0..local) {
+        true => Ok(()),
+        false => Err(entry.bad("experts", "the number of experts in expert_maps")),
+    }
+}
+
 /// Loads `module` of a converted folder.
 ///
 /// # Errors
-/// For one rank's part, whose output would not be the layer's; [`ModelError`] and [`RunError`]
-/// naming the key or tensor that does not fit.
+/// [`ModelError`] and [`RunError`] naming the key or tensor that does not fit.
 pub fn load(
     model: &Model<'_>,
     (format, section): (Format, &Value),
     module: &str,
     options: MethodOptions,
 ) -> Result<Loaded, RunError> {
-    for key in ["tp_size", "ep_size"] {
-        if section[key].as_u64().is_some_and(|ranks| ranks != 1) {
-            let reason =
-                format!("config.json: marlinspike: {key}: found {}, expected 1", section[key]);
-            return Err(ModelError::module(module, reason).into());
-        }
-    }
+    let shared = expert_map(section, module)?;
     let wrong = |e: Error| RunError::weight(module)(e);
     let find = |role| Entry::find(model, section, module, role);
     let weights = |entry: &Entry<'_>| -> Result<Vec<Weight<'static>>, RunError> {
@@ -146,12 +179,14 @@ pub fn load(
     let mut notes: Vec<String> =
         quantized_by_checkpoint(format, section, module).into_iter().collect();
     let mut surrounding = Surrounding::default();
+    let mut partial = origin::of_ranks(Some(section), module, None);
     let (entry, weights) = match is_moe(section, module) {
         false => {
             let entry = find(Role::Dense)?;
             let mut weights = weights(&entry)?;
             let weight = Box::new(weights.swap_remove(0));
-            let quantizer = match entry.layer["activations"].is_null() {
+            let by_kernel = entry.section["input_dtype"].as_str() == Some("fp8");
+            let quantizer = match entry.layer["activations"].is_null() && !by_kernel {
                 true => Quantizer::None,
                 false => quantizer(&entry, options).map_err(wrong)?,
             };
@@ -161,7 +196,9 @@ pub fn load(
             let entries = [find(Role::W13)?, find(Role::W2)?];
             let w13 = weights(&entries[0])?;
             let w2 = weights(&entries[1])?;
-            let routing = MoeRouting::read(model, module, w13.len(), interleaved(&entries[0]))?;
+            let num_experts = shared.as_ref().map_or(w13.len(), Vec::len);
+            check_map(&entries[0], shared.as_deref(), w13.len()).map_err(wrong)?;
+            let routing = MoeRouting::read(model, module, num_experts, interleaved(&entries[0]))?;
             notes.extend(routing.notes.iter().cloned());
             let size_k = w13.first().map_or(0, |w| w.shape().size_k);
             let hidden = entries[0].unpadded("hidden_size")?.unwrap_or(size_k);
@@ -169,22 +206,28 @@ pub fn load(
                 model,
                 module,
                 &routing.rule,
-                [w13.len(), hidden],
+                [num_experts, hidden],
                 &|name| section["layers"].get(name).is_some(),
                 |name| Ok(Box::new(load(model, (format, section), name, options)?)),
             )?;
             surrounding = surrounding.padded(hidden, size_k).map_err(wrong)?;
             notes.extend(surrounding.notes.iter().cloned());
+            let experts = shared.as_ref().map(|_| [w13.len(), num_experts]);
+            partial = origin::of_ranks(Some(section), module, Some(experts));
+            if partial.is_some() && !surrounding.tail.is_empty() {
+                surrounding.tail = Tail::default();
+                notes.push("y is this rank's part of the routed experts alone".to_owned());
+            }
             let quantizers =
                 [&entries[0], &entries[1]].map(|e| quantizer(e, options).map_err(wrong));
             let [first, second] = quantizers;
             let quantizers = [first?, second?];
-            let moe = Moe { w13, w2, quantizers, multipliers: None, routing };
+            let moe = Moe { w13, w2, quantizers, multipliers: None, routing, shared };
             let [entry, _] = entries;
             (entry, LayerWeights::Moe(Box::new(moe)))
         }
     };
     let scheme = entry.text("scheme").unwrap_or_default();
     let format = format!("{scheme} in {}'s form", format.name());
-    Ok(Loaded { module: module.to_owned(), format, notes, weights, surrounding })
+    Ok(Loaded { module: module.to_owned(), format, notes, weights, surrounding, partial })
 }

@@ -50,17 +50,24 @@ pub(in crate::run) struct Moe {
     pub(in crate::run) quantizers: [Quantizer; 2],
     pub(in crate::run) multipliers: Option<Vec<[f32; 2]>>,
     pub(in crate::run) routing: MoeRouting,
+    /// The experts of all ranks, and the local index of each, or −1; absent if the layer has all.
+    pub(in crate::run) shared: Option<Vec<i32>>,
 }
 
 impl Moe {
+    /// The experts of all ranks.
+    pub(in crate::run) fn num_experts(&self) -> usize {
+        self.shared.as_ref().map_or(self.w13.len(), Vec::len)
+    }
+
     /// The layer, with activations and output of type `dtype`.
     pub(in crate::run) fn layer(&self, dtype: ScalarType) -> Layer<'_> {
         Layer {
             w13: &self.w13,
             w2: &self.w2,
             orders: [None; 2],
-            num_experts: self.w13.len(),
-            expert_map: None,
+            num_experts: self.num_experts(),
+            expert_map: self.shared.as_deref(),
             activation: self.routing.activation,
             dtype,
             input_dtype: None,

@@ -1,13 +1,13 @@
 //! Restores the hub's weight from Marlin's format: the inverse of [`prepare`](super::prepare()) for
-//! 16-bit activations, so that a converted layer can be computed and compared.
+//! 16-bit and fp8 activations, so that a converted layer can be computed and compared.
 
 use super::{
-    Activations, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, e4m3_scales_inverse,
+    InputDtype, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, e4m3_scales_inverse,
 };
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::scalar::{ScalarType, float_type};
 use crate::num::tensor::{DType, Tensor};
-use crate::weight::{Groups, Table, TableData, Weight};
+use crate::weight::{Codes, Groups, Table, TableData, Weight};
 use crate::{Error, Result};
 
 /// One matrix in the kernel's format. Shapes are those of [`Prepared`](super::Prepared), one expert's.
@@ -19,6 +19,8 @@ pub struct Stored<'t> {
     pub ty: ScalarType,
     /// The model's 16-bit type.
     pub dtype: ScalarType,
+    /// Activations inside the product.
+    pub input_dtype: InputDtype,
     /// Shape of the matrix.
     pub shape: Shape,
     /// k per scale.
@@ -45,15 +47,28 @@ impl Stored<'_> {
     ///
     /// # Errors
     /// [`Error::Dtype`], [`Error::Shape`] and [`Error::Value`] for tensors that are not in the
-    /// kernel's format.
+    /// kernel's format; [`Error::Unsupported`] for int8 activations, whose scales were rounded.
     pub fn restore(self) -> Result<Weight<'static>> {
+        if self.input_dtype == InputDtype::Int8 {
+            let what = format!("{}: Marlin's format for int8 activations", self.name);
+            return Err(Error::unsupported(what, "its scales are rounded to integers"));
+        }
+        let activations = self.input_dtype.activations();
         let Shape { size_k, size_n } = self.shape;
         let bits = if self.ty.size_bits() > 4 { 8 } else { 4 };
         let order = self.order.as_ref().map(|order| permutation(order, size_k)).transpose()?;
-        let layout = WeightLayout::new(self.shape, bits, Activations::Bits16)?;
+        let layout = WeightLayout::new(self.shape, bits, activations)?;
         self.weight.expect_dtype(&[DType::I32])?;
         let words = self.weight.elements::<u32>();
         let codes = layout.unpack_words(&words, order.as_ref().map(|(_, perm)| perm.as_slice()))?;
+        let codes = match self.ty == ScalarType::UINT4B8 && self.input_dtype == InputDtype::Fp8 {
+            // The kernel's codes are a sign and a magnitude.
+            true => Codes::from_fn(4, self.shape, |k, n| match codes.get(k, n) {
+                code @ 0..8 => code + 8,
+                code => 15 - code,
+            })?,
+            false => codes,
+        };
         let [groups, cols] = self.scales.dims2()?;
         if cols != size_n {
             let found = [groups, cols];
@@ -63,7 +78,7 @@ impl Stored<'_> {
             None => None,
             Some(words) => {
                 words.expect_dtype(&[DType::I32])?;
-                let layout = ZeroPointLayout::new(groups, size_n, bits, Activations::Bits16)?;
+                let layout = ZeroPointLayout::new(groups, size_n, bits, activations)?;
                 Some(layout.unpack_words(&words.elements::<u32>(), self.ty)?)
             }
         };
@@ -94,6 +109,11 @@ impl Stored<'_> {
             DType::F8E8M0 | DType::U8 => {
                 let ty = ScalarType::FLOAT8_E8M0FNU;
                 let packed = Table::from_tensor(&self.scales, ty)?;
+                if self.input_dtype == InputDtype::Fp8 {
+                    // The kernel's scales are larger by 2^6, and their order has no quads.
+                    let scales = layout(ty)?.unpack(&packed)?;
+                    return Ok((scales.map(ty, |b| b.saturating_sub(6)), None));
+                }
                 Ok((layout(ty)?.with_quads().unpack(&packed)?, None))
             }
             DType::F8E4M3 => {
@@ -112,6 +132,11 @@ impl Stored<'_> {
                     return Err(Error::dtype(self.scales.name(), dtype, "a type of scales"));
                 };
                 let scales = layout(ty)?.unpack(&Table::from_tensor(&self.scales, ty)?)?;
+                if self.input_dtype == InputDtype::Fp8 {
+                    // The kernel's scales are larger by 2^9.
+                    let real = |b: u32| ((ty.to_f64(b) / 512.0) as f32).to_bits();
+                    return Ok((scales.map(ScalarType::FLOAT32, real), None));
+                }
                 if self.ty != e4m3 {
                     return Ok((scales, None));
                 }

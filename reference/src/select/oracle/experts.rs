@@ -340,6 +340,13 @@ pub static CUTLASS_NVFP4: Experts = Experts {
     ..PLAIN
 };
 
+/// Backend and class of gpt-oss's experts in TensorRT-LLM's kernel.
+pub const STACKS_TRTLLM: (&str, &str) =
+    ("FLASHINFER_TRTLLM_MXFP4_BF16", "TrtLlmMxfp4ExpertsMonolithic");
+
+/// Backend and class of gpt-oss's experts in Triton's own kernels.
+pub const STACKS_TRITON: (&str, &str) = ("TRITON", "OAITritonMxfp4ExpertsMonolithic");
+
 /// `Nvfp4QuantizationEmulationTritonExperts`: dequantized weights through Triton.
 pub static NVFP4_EMULATION: Experts = Experts {
     name: "Nvfp4QuantizationEmulationTritonExperts",

@@ -1,10 +1,12 @@
 //! Unpacks Marlin's bytes to the hub.
 
-use marlinspike::layouts::marlin::{ScalePermutation, Stored};
+use marlinspike::layouts::marlin::{InputDtype, ScalePermutation, Stored};
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::prepare::gate_up::GateUp;
-use marlinspike::prepare::pad::{unpad, unpad_w13};
+use marlinspike::prepare::gpt_oss::GptOssShard;
+use marlinspike::prepare::pad::{Mxfp4Backend, unpad, unpad_w13};
+use marlinspike::select::Platform;
 use marlinspike::weight::Weight;
 use marlinspike::{Error, Result};
 use rayon::prelude::*;
@@ -17,10 +19,15 @@ use crate::model::layers::Role;
 /// # Errors
 /// Naming the key or tensor that does not fit; [`Error::Unsupported`] for quantized activations.
 pub(super) fn stack(entry: &Entry<'_>) -> Result<Vec<Weight<'static>>> {
-    if entry.section["input_dtype"].as_str() != Some("model") {
-        let what = format!("input_dtype {}", entry.section["input_dtype"]);
-        return Err(Error::unsupported(what, "layers with 16-bit activations run"));
-    }
+    let input_dtype = match entry.section["input_dtype"].as_str() {
+        Some("model") => InputDtype::Model,
+        Some("fp8") => InputDtype::Fp8,
+        _ => {
+            let what = format!("input_dtype {}", entry.section["input_dtype"]);
+            let expected = "layers with 16-bit and fp8 activations run";
+            return Err(Error::unsupported(what, expected));
+        }
+    };
     let dtype = entry.section["dtype"].as_str().and_then(ScalarType::from_name);
     let dtype = dtype.ok_or_else(|| Error::missing("dtype", "config.json: marlinspike"))?;
     let permutation = match entry.text("scale_permutation") {
@@ -42,6 +49,7 @@ pub(super) fn stack(entry: &Entry<'_>) -> Result<Vec<Weight<'static>>> {
             name: format!("{}{}[{e}]", entry.module, entry.role.prefix()),
             ty,
             dtype,
+            input_dtype,
             shape,
             group_size,
             permutation,
@@ -65,7 +73,27 @@ fn unpadded(entry: &Entry<'_>, weight: Weight<'static>) -> Result<Weight<'static
     }
     let size = |key: &str| from[key].as_u64().and_then(|n| usize::try_from(n).ok());
     let sizes = size("hidden_size").zip(size("intermediate_size"));
-    let (hidden, inner) = sizes.ok_or_else(|| entry.bad("padded_from", "two sizes"))?;
+    let (hidden, whole) = sizes.ok_or_else(|| entry.bad("padded_from", "two sizes"))?;
+    let number = |key: &str| entry.section[key].as_u64().and_then(|n| usize::try_from(n).ok());
+    let number = |key: &str| number(key).ok_or_else(|| Error::missing(key, "config.json"));
+    // With expert parallelism each rank holds whole experts.
+    let [tp_size, tp_rank] = match number("ep_size")? {
+        1 => [number("tp_size")?, number("tp_rank")?],
+        _ => [1, 0],
+    };
+    let shard = GptOssShard {
+        hidden_size: hidden,
+        intermediate_size: whole,
+        tp_size,
+        tp_rank,
+        backend: Mxfp4Backend::Marlin,
+        platform: Platform::Cuda,
+    };
+    let inner = shard.features()?.len();
+    if inner == 0 {
+        let what = format!("{}: features of rank {tp_rank} of {tp_size}", entry.module);
+        return Err(Error::size(what, 0, "1 or more"));
+    }
     match entry.role {
         Role::W13 => unpad_w13(&weight, GateUp::Interleaved, [hidden, inner]),
         _ => unpad(&weight, Shape::new(inner, hidden)),
