@@ -30,8 +30,7 @@ impl MarlinLinear {
         weight: &Weight<'_>,
         dtype: ScalarType,
     ) -> Result<Self, AccelError> {
-        MarlinWeight::new(device, std::slice::from_ref(weight), dtype)
-            .map(|weight| Self { weight })
+        MarlinWeight::new(device, std::slice::from_ref(weight), dtype).map(|weight| Self { weight })
     }
 
     /// Memory for `size_m` rows.

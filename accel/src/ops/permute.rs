@@ -161,12 +161,7 @@ pub(crate) fn permute_cols_on_device(
     check::rows(&ROW, "x", x.len(), perm.len())?;
     let elements = check::threads(&ROW, "x", x.len())?;
     // x and out have `elements` elements in rows of size_k; perm has size_k entries below size_k.
-    let arguments = PermuteArguments {
-        x: x.into(),
-        perm: perm.into(),
-        out: out.into(),
-        elements,
-        size_k,
-    };
+    let arguments =
+        PermuteArguments { x: x.into(), perm: perm.into(), out: out.into(), elements, size_k };
     KERNEL.launch(device, &[], Grid::one_thread_each(elements), arguments)
 }

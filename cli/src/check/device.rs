@@ -6,8 +6,8 @@ use anyhow::Result;
 use marlinspike_accel::backend::{Count, NOT_ON_DEVICE};
 use serde_json::{Value, json};
 
-pub(super) use marlinspike_accel::backend::{BackendError, Counts, check};
 pub(super) use marlinspike_accel::AccelError as DeviceError;
+pub(super) use marlinspike_accel::backend::{BackendError, Counts, check};
 
 pub(super) use crate::backend::Device;
 

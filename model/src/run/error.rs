@@ -68,7 +68,9 @@ pub enum RunError {
         source: DeviceError,
     },
     /// A device runs the canonical schedule alone.
-    #[error("--arithmetic: found {found}, expected canonical, the schedule of the device's kernels")]
+    #[error(
+        "--arithmetic: found {found}, expected canonical, the schedule of the device's kernels"
+    )]
     Arithmetic {
         /// The wanted arithmetic.
         found: &'static str,
@@ -84,7 +86,9 @@ pub enum RunError {
 impl RunError {
     /// A layer in a form that no device computes.
     pub(super) fn no_kernel(module: &str, found: &str) -> Self {
-        let source = format!("found {found}, expected quantized weights of a checkpoint or of a folder converted for GPUs");
+        let source = format!(
+            "found {found}, expected quantized weights of a checkpoint or of a folder converted for GPUs"
+        );
         Self::Device { module: module.to_owned(), source: source.into() }
     }
 

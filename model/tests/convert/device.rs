@@ -98,8 +98,7 @@ fn a_right_device_passes_and_one_wrong_bit_fails() {
         write_model(format, &model);
         for layer in [None, Some("model.layers.0.self_attn.q_proj")] {
             let mut options = options(layer);
-            options.method.activations =
-                marlinspike_model::run::options::Activations::SixteenBit;
+            options.method.activations = marlinspike_model::run::options::Activations::SixteenBit;
             let right = Defined::new(None);
             let found = run_on(&model, &options, Some(&right)).unwrap();
             assert_eq!(mismatches(&found), 0, "{format:?} {layer:?}");
@@ -120,6 +119,26 @@ fn a_shared_expert_is_added_to_the_devices_sum() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/data/models/gpt-oss-tiny");
     let right = run_on(&model, &options(None), Some(&Defined::new(None))).unwrap();
     assert_eq!(mismatches(&right), 0);
+}
+
+/// f16 scales and bf16 activations: the kernels hold scales in bf16. The digests are those of
+/// `run --backend cuda` on an H200.
+#[test]
+fn scales_are_rounded_to_the_type_of_the_activations() {
+    let model = golden("checkpoints").join("gptq-dynamic");
+    for (name, digest) in [
+        ("mlp.gate_proj", "919628bb5503f230dc277195fdd4539d88575befbc4612c5ef94d436f8e00e01"),
+        ("mlp.up_proj", "0929e2cfb51dc33edd97c0c283d1f4b1a501955887f9f87387237a9e5b70cd5e"),
+        ("self_attn.o_proj", "abd717488f5ac791c8c50a527cbd67fc3ac5adf70f6919e6575e15b0b9378772"),
+    ] {
+        let mut options = options(Some(&format!("model.layers.0.{name}")));
+        let found = run_on(&model, &options, Some(&Defined::new(None))).unwrap();
+        assert_eq!((mismatches(&found), &*found.y().digest()), (0, digest), "{name}");
+        assert!(found.notes.iter().any(|n| n.contains("scales rounded from float16 to bfloat16")));
+        // The checkpoint's own scales give other bits.
+        options.arithmetic = Some(Arithmetic::Canonical);
+        assert_ne!(run(&model, &options).unwrap().y().digest(), digest, "{name}");
+    }
 }
 
 #[test]

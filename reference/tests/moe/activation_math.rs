@@ -164,7 +164,9 @@ fn gelu_in_f64_is_inside_the_bound_for_every_gate() {
         (Activation::Gelu, &|g| libm::erf(g / std::f64::consts::SQRT_2)),
         (Activation::GeluTanh, &|g| libm::tanh(inner(g))),
     ];
-    let types: [(ScalarType, fn(u16) -> f32, fn(f32) -> u16); 2] = [
+    type Widen = fn(u16) -> f32;
+    type Round = fn(f32) -> u16;
+    let types: [(ScalarType, Widen, Round); 2] = [
         (ScalarType::FLOAT16, scalar::f16_to_f32, scalar::f32_to_f16_rne),
         (ScalarType::BFLOAT16, scalar::bf16_to_f32, scalar::f32_to_bf16_rne),
     ];

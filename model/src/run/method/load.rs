@@ -105,7 +105,8 @@ impl Loaded {
         let before = self.weights.scale_type();
         self.weights = self.weights.in_dtype(dtype)?;
         if before != self.weights.scale_type() {
-            self.notes.push(format!("scales rounded from {before} to {dtype}, as Marlin holds them"));
+            self.notes
+                .push(format!("scales rounded from {before} to {dtype}, as Marlin holds them"));
         }
         Ok(self)
     }
