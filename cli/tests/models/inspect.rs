@@ -322,11 +322,11 @@ fn a_newer_release_is_compared_with_the_one_that_verdicts_follow() {
 fn ranks_that_cut_a_quantization_group_are_refused_by_name() {
     let temp = tempfile::tempdir().unwrap();
     let linear = "model.layers.0.self_attn.o_proj";
-    // K = 512 over the ranks, for groups of 128 and of 32.
+    // K = 512 over the ranks, for groups of 128 and of 64.
     for (format, to, right, wrong, group) in [
         (Format::Gptq4, "marlin", "4", "8", 128),
         (Format::Fp8Block, "marlin", "2", "8", 128),
-        (Format::CtPack, "kleidiai", "16", "32", 32),
+        (Format::CtPack, "kleidiai", "8", "32", 64),
     ] {
         let model = temp.path().join(format!("{to}-{group}-{right}"));
         write_model(format, &model);

@@ -220,7 +220,7 @@ fn parts_that_do_not_fit_together_are_refused_by_name() {
     let temp = tempfile::tempdir().unwrap();
     let merge = Settings { merge_projections: true, ..settings() };
     let refused = |model: &Path, parts: &[&str]| {
-        let out = temp.path().join("out");
+        let out = model.with_extension("out");
         let text = convert(model, &out, &merge).unwrap_err().to_string();
         assert!(parts.iter().all(|p| text.contains(p)), "{text}");
         assert!(!out.join("config.json").exists());
