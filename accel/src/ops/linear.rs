@@ -4,7 +4,7 @@ use marlinspike::num::scalar::ScalarType;
 use marlinspike::weight::Weight;
 
 use super::gemm::{MarlinWeight, marlin_gemm};
-use super::permute::permute_cols_on_device;
+use super::permute::permute_columns_on_device;
 use crate::{device::Device, error::AccelError, memory::Buffer};
 
 /// One matrix in Marlin's layout for 16-bit activations.
@@ -55,7 +55,7 @@ impl MarlinLinear {
     ) -> Result<(), AccelError> {
         let x = match (self.weight.device_perm(), &mut work.in_order) {
             (Some(perm), Some(in_order)) => {
-                permute_cols_on_device(device, x, perm, in_order)?;
+                permute_columns_on_device(device, x, perm, in_order)?;
                 in_order
             }
             _ => x,

@@ -135,7 +135,7 @@ pub fn permute_cols(device: &Device, x: &[u16], perm: &[u32]) -> Result<Vec<u16>
     }
     check::rows(&ROW, "x", x.len(), perm.len())?;
     let mut out = device.zeroed::<u16>(x.len())?;
-    permute_cols_on_device(device, &device.upload(x)?, &device.upload(perm)?, &mut out)?;
+    permute_columns_on_device(device, &device.upload(x)?, &device.upload(perm)?, &mut out)?;
     device.download(&out)
 }
 
@@ -144,7 +144,7 @@ pub fn permute_cols(device: &Device, x: &[u16], perm: &[u32]) -> Result<Vec<u16>
 /// # Errors
 /// [`AccelError::Argument`] for buffers of unequal lengths, of other than whole rows, or of another
 /// device; those of preparing and launching a kernel.
-pub(crate) fn permute_cols_on_device(
+pub(crate) fn permute_columns_on_device(
     device: &Device,
     x: &Buffer<u16>,
     perm: &Buffer<u32>,

@@ -2,10 +2,12 @@
 
 use marlinspike::Error;
 
-use super::device::DeviceError;
 use crate::convert::error::ConvertError;
 use crate::map::MapError;
 use crate::model::ModelError;
+
+/// Why a device did not compute a layer.
+pub type DeviceError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A layer that did not run.
 #[derive(Debug, thiserror::Error)]

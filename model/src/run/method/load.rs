@@ -19,7 +19,7 @@ use crate::model::layers::{Layers, Role, Stack};
 use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError};
 use crate::run::block::Surrounding;
-use crate::run::block::tail::{Engine, Linear};
+use crate::run::block::tail::Engine;
 use crate::run::error::RunError;
 use crate::run::input::{Halves, Inputs, Routing, Sizes};
 use crate::run::options::{Activations, MethodOptions};
@@ -182,34 +182,6 @@ impl Loaded {
                 Ok(outputs)
             }
         }
-    }
-
-    /// The outputs from `sum` on, the sum over the routed experts `[M, H]`: `y`, or `y_experts`, the
-    /// shared expert's part and `y`.
-    ///
-    /// # Errors
-    /// As the products of `engine`.
-    pub(in crate::run) fn finish(
-        &self,
-        inputs: &Inputs<Halves>,
-        sum: Vec<u16>,
-        engine: Engine<'_>,
-    ) -> Result<Vec<Output>> {
-        let Halves { ty: dtype, bits: x } = &inputs.x;
-        let hidden = self.sizes().size_k;
-        if self.surrounding.tail.is_empty() {
-            return Ok(vec![Output::halves("y", *dtype, hidden, &sum)]);
-        }
-        let widen = |bits: &[u16]| -> Vec<f32> {
-            bits.iter().map(|&b| dtype.to_f64(b.into()) as f32).collect()
-        };
-        let (x, y_experts) = (widen(x), widen(&sum));
-        let (shared, y) = self.surrounding.tail.apply(&x, &y_experts, *dtype, engine)?;
-        let floats = |name, values: &[f32]| Output::floats(name, *dtype, hidden, values);
-        let mut outputs = vec![Output::halves("y_experts", *dtype, hidden, &sum)];
-        outputs.extend(shared.map(|values| floats("shared", &values)));
-        outputs.push(floats("y", &y));
-        Ok(outputs)
     }
 
     /// How activations enter the products.
@@ -396,23 +368,4 @@ fn experts(
         }
     };
     Ok(Moe { w13, w2, quantizers, multipliers, routing, shared: None })
-}
-
-impl Linear for Loaded {
-    fn rows(&self, x: &[f32], ty: ScalarType, engine: Engine<'_>) -> Result<Vec<f32>> {
-        let size_k = self.sizes().size_k;
-        if !x.len().is_multiple_of(size_k.max(1)) {
-            let found = format!("{} values", x.len());
-            return Err(Error::size(
-                format!("{}: activations", self.module),
-                found,
-                format!("rows of {size_k}"),
-            ));
-        }
-        let bits = x.iter().map(|&x| ty.encode_rne(x.into()) as u16).collect();
-        let inputs = Inputs { x: Halves { ty, bits }, routing: Routing::Logits(Vec::new()) };
-        let out = self.forward(&inputs, engine)?.swap_remove(0);
-        let widen = |b: &[u8]| ty.to_f64(u16::from_le_bytes([b[0], b[1]]).into()) as f32;
-        Ok(out.bytes.chunks_exact(2).map(widen).collect())
-    }
 }

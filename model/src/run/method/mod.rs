@@ -7,6 +7,8 @@ mod fp8;
 mod int8;
 pub mod load;
 mod matrices;
+mod on_device;
+mod outputs;
 pub mod packed;
 pub(super) mod parts;
 
@@ -17,7 +19,7 @@ use rayon::ThreadPool;
 
 use super::block::dense;
 use super::block::tail::Engine;
-use super::device::{self, Device};
+use super::device::Device;
 use super::error::RunError;
 use super::input::{Halves, Inputs};
 use super::options::{Options, Source};
@@ -53,7 +55,7 @@ pub(super) fn run(
     let defined = Engine { dot: dense::exact, multiply: &define };
     let (outputs, timing) = match device {
         Some(device) => {
-            let (outputs, seconds) = device::forward(device, &loaded, &inputs, options, pool)?;
+            let (outputs, seconds) = on_device::forward(device, &loaded, &inputs, options, pool)?;
             (outputs, Timing { kernel: device.name(), threads: None, seconds })
         }
         None => {
