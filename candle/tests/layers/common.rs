@@ -74,7 +74,7 @@ pub(crate) fn defined_experts(x: &Values, logits: &[f32]) -> Values {
 }
 
 /// SiLU experts by the scalar kernel.
-pub(crate) fn defined_layer(
+fn defined_layer(
     w13: &[PackedRhs<'_>],
     w2: &[PackedRhs<'_>],
     x: &Values,

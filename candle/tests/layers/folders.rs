@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Module as _, Tensor};
 use half::bf16;
 use marlinspike::moe::math;
+use marlinspike::w4a8::moe::{ExpertOptions, Mode};
 use marlinspike::w4a8::scalar::Scalar;
 use marlinspike::w4a8::{self, Values};
 use marlinspike_bench::tile::activations;
@@ -17,7 +18,7 @@ use marlinspike_model::model::routing::MoeRouting;
 use marlinspike_model::model::{Model, ModelFiles, values};
 use marlinspike_model::run::pack::Packer;
 
-use crate::common::{ROUNDING, bits, defined_layer, lanes, pool};
+use crate::common::{ROUNDING, bits, lanes, pool};
 
 /// Tiny models with int4 experts, and the place of a block in each.
 const MODELS: [(&str, &str); 4] = [
@@ -61,17 +62,17 @@ fn defined_block(model: &Model<'_>, place: &str, x: &[f32], dtype: DType) -> Vec
     let packer = Packer::new(model).unwrap();
     let floats = |name: &str| values::floats(&model.tensor(name).unwrap()).unwrap();
     let module = format!("{place}.experts");
-    let layer = packer.experts(&module, ROUNDING, Box::new(Scalar)).unwrap();
-    let experts = layer.config().num_experts;
+    let options = ExpertOptions { rounding: ROUNDING, mode: Mode::Extended, kernel: None };
+    let layer = packer.experts(&module, options).unwrap();
+    let experts = layer.num_experts();
     let routing = MoeRouting::read(model, &module, experts, false).unwrap();
     let is_f32 = model.config["model_type"].as_str().unwrap().starts_with("deepseek");
     let ty = if is_f32 { DType::F32 } else { dtype };
     let logits = lanes(x, &floats(&format!("{place}.gate.weight")));
     let logits: Vec<f32> = logits.into_iter().map(|l| round(ty, l)).collect();
     let routed = routing.route(&logits, experts).unwrap();
-    let (w13, w2): (Vec<_>, Vec<_>) = (layer.w13().iter().collect(), layer.w2().iter().collect());
     let row = typed(dtype, x);
-    let mut y = defined_layer(&w13, &w2, &row, &routed).to_f32();
+    let mut y = layer.definition(&row, routed.routed().unwrap()).unwrap().to_f32();
     let shared = format!("{place}.shared_experts");
     if !packer.modules().any(|m| m.starts_with(&shared)) {
         assert!(model.entries().all(|e| !e.name().starts_with(&shared)), "an unquantized expert");
