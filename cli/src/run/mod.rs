@@ -48,6 +48,8 @@ Activations come from --input, a safetensors file (or a case file: names may beg
   router_logits   [M, experts] float32, or
   topk_ids        [M, top_k] int32 and
   topk_weights    [M, top_k] float32
+  token_ids       [M] int32 or int64: layers whose table of token ids chooses the experts
+  token_types     [M] int32 or int64: layers with a group of experts for each type of token
 Without --input, --seed gives M rows of numbers spread evenly over -1 to 1, the same on every
 machine. router_logits are the logits that experts are selected from, with the router's bias and
 soft cap already applied. Without router_logits and topk_ids, the router's weight in the files
@@ -57,7 +59,8 @@ Tokens are routed by the rule of config.json's model_type (docs/src/reference/mo
 families). An unknown model_type is refused; --routing FILE then states the rule as JSON:
   {\"scoring_func\": \"sigmoid\", \"top_k\": 8, \"renormalize\": true, \"routed_scaling_factor\": 2.5,
    \"correction_bias\": \"gate.e_score_correction_bias\"}
-y includes the shared expert; the output file also has y_experts, the sum over the routed experts.
+y is the block's output, with the shared expert and the block's norm; the output file also has
+y_experts, the sum over the routed experts.
 On the int4 path y is the sum over the routed experts.
 
 --backend cuda computes the products, the activation and the sum over the experts with this project's

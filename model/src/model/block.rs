@@ -1,7 +1,7 @@
 //! The parts of an experts layer's block around its routed experts: router, shared expert, output
 //! bias.
 
-use marlinspike::moe::families::{self, ExpertsRule, Surroundings};
+use marlinspike::moe::families::{self, BlockNumbers, ExpertsRule, FoundStage, Path, Surroundings};
 use marlinspike::num::tensor::{DType, Tensor};
 
 use super::routing::layer_prefix;
@@ -12,8 +12,8 @@ use super::{Model, ModelError};
 pub struct BlockParts {
     /// The family's rule of the block.
     pub rule: ExpertsRule,
-    /// c of the logits' soft cap c · tanh(logit / c).
-    pub softcap: Option<f32>,
+    /// Numbers of the block that its config states.
+    pub numbers: BlockNumbers,
     /// Whether the router multiplies in f32, whatever the type of the hidden states.
     pub logits_are_f32: bool,
     /// Tensors that are not quantized.
@@ -68,7 +68,27 @@ impl BlockParts {
             .map(full)
             .find(|[_, up, down]| quantized(up) && quantized(down));
         let logits_are_f32 = families::logits_are_f32(&resolved.model_type);
-        let softcap = numbers.logit_softcap;
-        Ok(Some(Self { rule, softcap, logits_are_f32, tensors, shared_modules }))
+        Ok(Some(Self { rule, numbers, logits_are_f32, tensors, shared_modules }))
+    }
+
+    /// The stages of the block `module` at `path`, after `hidden` features.
+    ///
+    /// # Errors
+    /// [`ModelError::Module`] for a tensor that is missing or does not fit, by name.
+    pub fn stages_at(
+        &self,
+        model: &Model<'_>,
+        module: &str,
+        path: Path,
+        hidden: usize,
+    ) -> Result<Vec<FoundStage>, ModelError> {
+        let (prefix, parent) = places(module);
+        let find = |name: &str| {
+            let names = [format!("{prefix}{parent}{name}"), format!("{prefix}{name}")];
+            let found = names.iter().find_map(|full| model.tensor(full).ok());
+            found.map(Tensor::into_owned)
+        };
+        let found = self.rule.stages_at(path, &find, hidden);
+        found.map_err(|e| ModelError::module(module, e))
     }
 }

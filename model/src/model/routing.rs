@@ -2,7 +2,7 @@
 //! tensors that the rule names.
 
 use marlinspike::moe::activation::Definition;
-use marlinspike::moe::families::{self, RouterTensors, RoutingRule, Support};
+use marlinspike::moe::families::{self, RouterTensors, RoutingRule, Support, Tokens};
 use marlinspike::moe::router::Routing;
 use marlinspike::ndarray::Array2;
 use marlinspike::num::array::rows_of;
@@ -53,6 +53,10 @@ impl MoeRouting {
         interleaved: bool,
     ) -> Result<Self, ModelError> {
         let found = find(model, module, num_experts, false)?;
+        if let Some(what) = found.rule.token_input() {
+            let reason = format!("{what}: only blocks whose experts are not quantized have it");
+            return Err(ModelError::module(module, reason));
+        }
         if found.rule.zero_experts > 0 {
             let reason = format!(
                 "routing of {}: {} zero experts, whose part of the output is not computed",
@@ -64,7 +68,8 @@ impl MoeRouting {
     }
 
     /// Like [`Self::read`], for experts of 16 or 32 bits, whose whole block is computed: zero
-    /// experts and experts without gate too.
+    /// experts, experts without gate and rules that depend on the tokens too. `num_experts` are those
+    /// of one group.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -89,12 +94,13 @@ impl MoeRouting {
     ) -> Result<Self, ModelError> {
         let wrong = |e: marlinspike::Error| ModelError::module(module, e);
         let Found { source, rule, mut notes } = found;
-        if let Some(what) = rule.token_input() {
-            let reason = format!("{what}: inputs of `run` have no such tensor");
-            return Err(ModelError::module(module, reason));
-        }
-        let correction_bias = floats(model, module, rule.correction_bias.as_deref(), scores)?;
-        let expert_scale = floats(model, module, rule.expert_scale.as_deref(), scores)?;
+        let entries = [rule.token_groups, scores];
+        let correction_bias = floats(model, module, rule.correction_bias.as_deref(), entries)?;
+        let expert_scale = match rule.shared_experts {
+            0 => floats(model, module, rule.expert_scale.as_deref(), entries)?,
+            // One factor for all experts, routed and shared.
+            _ => floats(model, module, rule.expert_scale.as_deref(), [1, 1])?,
+        };
         let tensors = RouterTensors {
             correction_bias: correction_bias.as_deref(),
             expert_scale: expert_scale.as_deref(),
@@ -125,7 +131,21 @@ impl MoeRouting {
     /// # Errors
     /// As [`RoutingRule::route`].
     pub fn route(&self, logits: &[f32], num_experts: usize) -> marlinspike::Result<Routing> {
-        self.rule.route(rows_of("router_logits", logits, num_experts)?, self.tensors())
+        self.route_tokens(logits, num_experts, Tokens::default())
+    }
+
+    /// [`Self::route`] of a rule that also depends on the tokens.
+    ///
+    /// # Errors
+    /// As [`RoutingRule::route_tokens`].
+    pub fn route_tokens(
+        &self,
+        logits: &[f32],
+        num_experts: usize,
+        tokens: Tokens<'_>,
+    ) -> marlinspike::Result<Routing> {
+        let logits = rows_of("router_logits", logits, num_experts)?;
+        self.rule.route_tokens(logits, self.tensors(), tokens)
     }
 
     /// A short description of the rule.
@@ -186,8 +206,10 @@ fn find(
     }
     let experts = families::family(&source).map(|family| family.experts);
     let ends = |name: &str| layer_tensors(model, module).any(|(_, below)| below.ends_with(name));
-    if let Some(what) = experts.and_then(|rule| rule.further_parts(&ends)) {
-        let reason = format!("a block of {source} has {what}, which are not computed");
+    let further = experts.filter(|_| !whole).and_then(|rule| rule.further_parts(&ends));
+    if let Some(what) = further {
+        let reason =
+            format!("a block of {source} has {what}, which quantized experts do not run with");
         return Err(ModelError::module(module, reason));
     }
     if let Some(stated) = resolved.num_experts.filter(|&n| n != num_experts) {
@@ -206,7 +228,7 @@ fn find(
 }
 
 /// The full name of a tensor that a rule names relative to the parent of `experts`.
-fn full_name(module: &str, name: &str) -> Option<String> {
+pub(crate) fn full_name(module: &str, name: &str) -> Option<String> {
     let (mut parent, mut name) = (module.strip_suffix(".experts")?, name);
     while let Some(rest) = name.strip_prefix("../") {
         (parent, name) = (parent.rsplit_once('.')?.0, rest);
@@ -214,12 +236,12 @@ fn full_name(module: &str, name: &str) -> Option<String> {
     Some(format!("{parent}.{name}"))
 }
 
-/// The named tensor as f32, `[len]` or `[1, len]`.
+/// The named tensor as f32, `[groups, len]`, or `[len]` for one group.
 fn floats(
     model: &Model<'_>,
     module: &str,
     name: Option<&str>,
-    len: usize,
+    [groups, len]: [usize; 2],
 ) -> Result<Option<Vec<f32>>, ModelError> {
     let Some(name) = name else { return Ok(None) };
     let wrong = |e: marlinspike::Error| ModelError::module(module, e);
@@ -230,8 +252,8 @@ fn floats(
     };
     let tensor = model.tensor(&full)?;
     tensor.expect_dtype(&[DType::F32, DType::BF16, DType::F16]).map_err(wrong)?;
-    if tensor.shape() != [1, len] {
-        tensor.expect_shape(&[len]).map_err(wrong)?;
+    if tensor.shape() != [groups, len] {
+        tensor.expect_shape(&[groups * len]).map_err(wrong)?;
     }
     super::values::floats(&tensor).map(Some).map_err(wrong)
 }

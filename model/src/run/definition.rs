@@ -1,7 +1,7 @@
 //! The definition of a layer of the int4 path, for comparison with its output.
 
 use marlinspike::Result;
-use marlinspike::moe::families::RouterTensors;
+use marlinspike::moe::families::{RouterTensors, Tokens};
 use marlinspike::moe::layer::Routed;
 use marlinspike::num::array::rows_of;
 use marlinspike::w4a8::scalar::Scalar;
@@ -35,7 +35,7 @@ impl Layer<'_> {
         };
         let source = "the layer's file".to_owned();
         let given = (&logits[..], experts);
-        RoutingReport::new(source, rule, tensors, given, made).map(Some)
+        RoutingReport::new(source, rule, (tensors, Tokens::default()), given, made).map(Some)
     }
 
     /// The output by the scalar definition, value by value.

@@ -184,7 +184,7 @@ impl<X: Numbers> Inputs<X> {
 }
 
 /// A tensor by its name, or by its name in case files.
-fn find<'f>(file: &Container<'f>, name: &str) -> Result<Option<Tensor<'f>>> {
+pub(super) fn find<'f>(file: &Container<'f>, name: &str) -> Result<Option<Tensor<'f>>> {
     let names = [name.to_owned(), format!("in.{name}")];
     let found = names.iter().find(|n| file.get(n).is_some());
     found.map(|n| file.tensor(n)).transpose()

@@ -2,7 +2,9 @@
 
 use marlinspike::Result;
 use marlinspike::case::ScoringFunc;
-use marlinspike::moe::families::{Differences, Renormalize, RouterTensors, RoutingRule, Score};
+use marlinspike::moe::families::{
+    Differences, Renormalize, RouterTensors, RoutingRule, Score, Tokens,
+};
 use marlinspike::moe::router::{Router, Routing as Made};
 use marlinspike::num::array::rows_of;
 
@@ -23,16 +25,16 @@ impl RoutingReport {
     /// implementation where it is given.
     ///
     /// # Errors
-    /// As [`RoutingRule::compare`].
+    /// As [`RoutingRule::compare_tokens`].
     pub(super) fn new(
         source: String,
         rule: RoutingRule,
-        tensors: RouterTensors<'_>,
+        (tensors, tokens): (RouterTensors<'_>, Tokens<'_>),
         (logits, experts): (&[f32], usize),
         made: Option<Made>,
     ) -> Result<Self> {
         let logits = rows_of("router_logits", logits, experts)?;
-        let compare = |m: Made| rule.compare(logits, tensors, m.routed()?);
+        let compare = |m: Made| rule.compare_tokens(logits, tensors, tokens, m.routed()?);
         let differences = made.map(compare).transpose()?;
         Ok(Self { source, rule, differences })
     }

@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::container::Container;
 use crate::moe::block::{Block, Stage};
 use crate::moe::families::{
-    self, BlockNumbers, BlockTensors, ExpertsRule, FoundStage, SharedRule, StageRule, tensor_below,
+    self, BlockNumbers, BlockTensors, ExpertsRule, FoundStage, SharedRule, tensor_below,
 };
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
@@ -78,7 +78,7 @@ fn add_block<'a>(
     case: &mut Case<'a>,
     file: &Container<'a>,
     hidden: Tensor<'a>,
-    tensors: BlockTensors,
+    mut tensors: BlockTensors,
     (own, numbers): (ExpertsRule, BlockNumbers),
 ) -> Result<()> {
     let ([experts, _, size_i], CaseConfig::Router(config)) =
@@ -104,9 +104,12 @@ fn add_block<'a>(
     block.logit_softcap = numbers.logit_softcap;
     block.logit_multiplier = numbers.logit_multiplier;
     (block.gate_softcap, block.up_softcap) = (numbers.gate_softcap, numbers.up_softcap);
+    for (name, _) in tensors.stages.iter_mut().flatten().flat_map(|s| &mut s.tensors) {
+        *name = input_name(name);
+    }
     let [router_input, expert_input, expert_output, routed_output, output] = &tensors.stages;
     let made = |stages: &[FoundStage]| -> Vec<Stage> {
-        stages.iter().map(|found| stage(found, &numbers, block.hidden_size)).collect()
+        stages.iter().map(|found| Stage::of(found, &numbers, block.hidden_size)).collect()
     };
     let (inputs, outputs) =
         ([made(router_input), made(expert_input)], [made(expert_output), made(routed_output)]);
@@ -118,7 +121,8 @@ fn add_block<'a>(
         block.shared_intermediate_size = w2.dims2()?[1];
     }
     for (name, tensor) in tensors.stages.into_iter().flatten().flat_map(|s| s.tensors) {
-        case.inputs.insert(input_name(&name), tensor.renamed(format!("in.{}", input_name(&name))));
+        let tensor = tensor.renamed(format!("in.{name}"));
+        case.inputs.insert(name, tensor);
     }
     config.block = Some(block);
     case.add_input("hidden_states", hidden);
@@ -152,27 +156,6 @@ fn add_block<'a>(
 /// The name of a stage's tensor among the inputs of a case.
 fn input_name(name: &str) -> String {
     name.replace('.', "_")
-}
-
-/// A stage of a block of `hidden` features.
-fn stage(found: &FoundStage, numbers: &BlockNumbers, hidden: usize) -> Stage {
-    let mut names = found.tensors.iter().map(|(name, _)| input_name(name));
-    let first = names.next();
-    match found.rule {
-        StageRule::Linear(_) | StageRule::LinearIfPresent(_) => Stage::Linear {
-            weight: first.unwrap_or_default(),
-            bias: names.next(),
-            size_n: found.width,
-        },
-        StageRule::Norm { eps, weight_offset, weight_first, .. } => {
-            Stage::RmsNorm { eps: numbers.eps(&eps), weight: first, weight_offset, weight_first }
-        }
-        StageRule::Scale(_) => Stage::Scale { weight: first.unwrap_or_default() },
-        StageRule::RootOfHidden => {
-            Stage::Multiply { factor: (1.0 / (hidden as f64).sqrt()) as f32 }
-        }
-        StageRule::Gelu => Stage::Gelu {},
-    }
 }
 
 /// Integers as i32.

@@ -76,6 +76,13 @@ impl Dense {
         Self { values: self.values.chunks_exact(self.size_k).flat_map(row).collect(), size_k }
     }
 
+    /// `count` matrices, one below the other.
+    pub(crate) fn parts(self, count: usize) -> Vec<Self> {
+        let each = self.values.len() / count;
+        let part = |values: &[f32]| Self { values: values.to_vec(), size_k: self.size_k };
+        self.values.chunks_exact(each).map(part).collect()
+    }
+
     /// The matrix of a tensor `[N, K]`.
     ///
     /// # Errors

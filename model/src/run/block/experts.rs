@@ -1,6 +1,5 @@
 //! Routed experts that are not quantized: computed stage by stage, and judged by the derived bound.
 
-use marlinspike::moe::activation::Definition;
 use marlinspike::moe::block::{Capped, Mlp, Near, Sum};
 use marlinspike::moe::families::BlockTensors;
 use marlinspike::moe::layer::Routed;
@@ -11,6 +10,7 @@ use marlinspike::{Error, Result};
 use rayon::prelude::*;
 
 use super::dense::{Dense, compensated, round, values};
+use super::stages::Stages;
 use super::tail::activate_row;
 
 /// Stacks of the routed experts.
@@ -22,7 +22,9 @@ pub(super) struct Experts {
     pub(super) count: usize,
     pub(super) hidden: usize,
     pub(super) inner: usize,
-    pub(super) activation: Definition,
+    pub(super) activation: Capped,
+    /// Stages after each expert.
+    pub(super) after: Stages,
     weight_on_input: bool,
 }
 
@@ -36,20 +38,21 @@ struct Expert {
 impl Experts {
     pub(super) fn new(
         tensors: BlockTensors,
-        activation: Definition,
+        activation: Capped,
+        after: Stages,
         weight_on_input: bool,
     ) -> Result<Self> {
         let [count, hidden, inner] = tensors.w2.dims3()?;
-        tensors.w13.expect_shape(&[count, activation.width_in(inner), hidden])?;
+        let width = activation.definition.width_in(inner);
+        tensors.w13.expect_shape(&[count, width, hidden])?;
         let bias = |t: Option<Tensor<'_>>, n: usize| -> Result<Option<Vec<f32>>> {
             let Some(t) = t else { return Ok(None) };
             t.expect_shape(&[count, n])?;
             values(&t).map(Some)
         };
-        let biases =
-            [bias(tensors.w13_bias, activation.width_in(inner))?, bias(tensors.w2_bias, hidden)?];
+        let biases = [bias(tensors.w13_bias, width)?, bias(tensors.w2_bias, hidden)?];
         let matrices = [tensors.w13, tensors.w2];
-        Ok(Self { matrices, biases, count, hidden, inner, activation, weight_on_input })
+        Ok(Self { matrices, biases, count, hidden, inner, activation, after, weight_on_input })
     }
 
     fn expert(&self, e: usize) -> Result<Expert> {
@@ -92,6 +95,7 @@ impl Experts {
             Ok(slots
                 .into_iter()
                 .map(|s| (s, expert.forward(&input(s), &self.activation, ty)))
+                .map(|(s, output)| (s, self.after.row(output, ty, compensated)))
                 .collect())
         };
         let made = (0..self.count).into_par_iter().map(one).collect::<Result<Vec<_>>>()?;
@@ -117,21 +121,20 @@ impl Experts {
     /// The exact sum, with the largest error of an implementation whose stages have type `ty`.
     pub(super) fn near(
         &self,
-        x: &[f32],
+        x: &[Near],
         routed: Routed<'_>,
         ty: ScalarType,
     ) -> Result<Array2<Near>> {
-        let x: Vec<Near> = x.iter().map(|&x| Near::point(x.into())).collect();
-        let x = ArrayView2::from_shape((x.len() / self.hidden, self.hidden), &x)
+        let x = ArrayView2::from_shape((x.len() / self.hidden, self.hidden), x)
             .map_err(|_| Error::shape("x", &[x.len()], "[M, H]"))?;
         let experts = (0..self.count).map(|e| self.expert(e)).collect::<Result<Vec<_>>>()?;
-        let activation = Capped::none(self.activation);
-        let sum = self.sum(&activation, ty);
-        Ok(sum.run(x, routed, |e| experts[e].mlp(), |output| output))
+        let after = |output| self.after.near(output, ty);
+        Ok(self.sum(ty).run(x, routed, |e| experts[e].mlp(), after))
     }
 
     /// The rule of the sum over a token's experts.
-    pub(super) fn sum<'s>(&'s self, activation: &'s Capped, ty: ScalarType) -> Sum<'s> {
+    pub(super) fn sum(&self, ty: ScalarType) -> Sum<'_> {
+        let activation = &self.activation;
         Sum { activation, weight_on_input: self.weight_on_input, num_experts: self.count, ty }
     }
 }
@@ -148,7 +151,7 @@ pub(super) fn matrix(dense: &Dense) -> Array2<f64> {
 }
 
 impl Expert {
-    fn forward(&self, x: &[f32], activation: &Definition, ty: ScalarType) -> Vec<f32> {
+    fn forward(&self, x: &[f32], activation: &Capped, ty: ScalarType) -> Vec<f32> {
         let add = |mut y: Vec<f32>, bias: &Option<Vec<f32>>| {
             for (y, b) in y.iter_mut().zip(bias.iter().flatten()) {
                 *y = round(ty, f64::from(*y) + f64::from(*b));

@@ -3,14 +3,18 @@
 
 pub(crate) mod dense;
 mod experts;
+mod judge;
 pub mod plain;
 pub mod router;
+pub(crate) mod stages;
 pub mod tail;
+mod tokens;
 
 use marlinspike::Error;
-use marlinspike::moe::families::RoutingRule;
+use marlinspike::moe::families::{Path, RoutingRule};
 
 use self::router::Router;
+use self::stages::Stages;
 use self::tail::{Linear, Tail};
 use super::error::RunError;
 use crate::model::Model;
@@ -45,12 +49,27 @@ impl Surrounding {
             let notes = crate::model::routing::shared_experts_left_out(model, module);
             return Ok(Self { notes: notes.into_iter().collect(), ..Self::default() });
         };
-        let router = Router::new(&parts, scores, hidden).map_err(RunError::weight(module))?;
-        let tail = Tail::new(&parts, routing, hidden, load)?;
+        Self::of(model, module, &parts, routing, [scores, hidden], load)
+    }
+
+    /// [`Self::read`] of `parts` that were read.
+    pub(crate) fn of(
+        model: &Model<'_>,
+        module: &str,
+        parts: &BlockParts,
+        routing: &RoutingRule,
+        [scores, hidden]: [usize; 2],
+        load: impl Fn(&str) -> Result<Box<dyn Linear>, RunError>,
+    ) -> Result<Self, RunError> {
+        let stages = |path| -> Result<Stages, RunError> {
+            let found = parts.stages_at(model, module, path, hidden)?;
+            let stages = Stages::new(&found, &parts.numbers, hidden, hidden);
+            stages.map_err(RunError::weight(module))
+        };
+        let router = Router::new(parts, stages(Path::RouterInput)?, routing, [scores, hidden]);
+        let router = router.map_err(RunError::weight(module))?;
+        let tail = Tail::new(parts, stages(Path::Output)?, routing, hidden, load)?;
         let mut notes = Vec::new();
-        if !parts.rule.stages.is_empty() {
-            notes.push("y is the block's output before its norm".to_owned());
-        }
         if tail.shared.is_none() {
             notes.extend(crate::model::routing::shared_experts_left_out(model, module));
         }
@@ -60,13 +79,15 @@ impl Surrounding {
     /// The block of experts whose `hidden` features were padded with zeros to `size_k`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a shared expert or an output bias, which are not padded.
+    /// [`Error::Unsupported`] for a shared expert, an output bias or a norm, which are not padded.
     pub(crate) fn padded(self, hidden: usize, size_k: usize) -> marlinspike::Result<Self> {
         if hidden == size_k {
             return Ok(self);
         }
         if !self.tail.is_empty() {
-            let what = format!("a shared expert with experts padded from {hidden} to {size_k}");
+            let part =
+                if self.tail.shared.is_some() { "a shared expert" } else { "an output stage" };
+            let what = format!("{part} with experts padded from {hidden} to {size_k}");
             return Err(Error::unsupported(what, "use --no-padding"));
         }
         Ok(Self { router: self.router.map(|router| router.padded(size_k)), ..self })

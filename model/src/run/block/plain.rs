@@ -3,18 +3,19 @@
 
 use std::time::Instant;
 
-use marlinspike::moe::block::{Capped, Mlp, Near, Shared as SharedNear};
-use marlinspike::moe::families::{self, BlockTensors};
+use marlinspike::moe::block::Near;
+use marlinspike::moe::families::{self, BlockTensors, ExpertsRule, Path};
 use marlinspike::moe::layer::Routed;
-use marlinspike::ndarray::Array2;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::{Error, Result};
 use rayon::ThreadPool;
 
 use super::dense::{compensated, round, values};
-use super::experts::{Experts, matrix};
-use super::tail::{Engine, Linears};
+use super::experts::Experts;
+use super::stages::Stages;
+use super::tail::{Engine, activations};
+use super::tokens::{TokenInputs, TokenNeeds, TokenTable};
 use super::{Router, Surrounding};
 use crate::model::block::{BlockParts, places};
 use crate::model::routing::MoeRouting;
@@ -22,8 +23,11 @@ use crate::model::{Model, ModelError};
 use crate::run::error::RunError;
 use crate::run::input::{Inputs, Numbers, Routing, Sizes};
 use crate::run::options::{Options, Source};
-use crate::run::output::{Check, LayerKind, Method, Output, Run, Timing};
+use crate::run::output::{LayerKind, Method, Output, Run, Timing};
 use crate::run::routing::RoutingReport;
+
+/// A tensor that scales the router's state of the layer before (zaya).
+const ROUTER_STATE: &str = "gate.router_states_scale";
 
 /// Activations of 16 or 32 bits.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,13 +56,29 @@ impl Numbers for Floats {
 
 /// A block in memory.
 #[derive(Debug)]
-struct PlainBlock {
-    experts: Experts,
+pub(super) struct PlainBlock {
+    pub(super) experts: Experts,
     routing: MoeRouting,
-    surrounding: Surrounding,
-    /// Outputs of the router, zero experts included.
+    pub(super) surrounding: Surrounding,
+    /// Hidden states to the experts' input, and the experts' sum to the part of the output.
+    pub(super) stages: [Stages; 2],
+    /// The experts of each token id, if they choose the experts.
+    table: Option<TokenTable>,
+    /// H: features of the hidden states.
+    pub(super) hidden: usize,
+    /// Outputs of the router for a token, zero experts included.
     scores: usize,
     format: String,
+}
+
+/// Ids and weights of each token, as the experts take them.
+#[derive(Debug)]
+pub(super) struct Routes {
+    top_k: usize,
+    ids: Vec<i32>,
+    weights: Vec<f32>,
+    /// Weights `[M, shared experts]`, if the router gives them.
+    pub(super) shared: Option<Vec<Near>>,
 }
 
 impl PlainBlock {
@@ -67,31 +87,117 @@ impl PlainBlock {
         let name = format!("{prefix}{parent}experts");
         let wrong = |e: Error| RunError::from(ModelError::module(module, e));
         let none = |_: &str| false;
-        let Some(parts) = BlockParts::read(model, module, &none)? else {
+        let Some(mut parts) = BlockParts::read(model, module, &none)? else {
             let reason = "its family is not known, and with it the form of its experts";
             return Err(ModelError::module(module, reason).into());
         };
         let hidden = match &parts.tensors.router_weight {
-            Some(t) => t.dims2().map_err(wrong)?[1],
-            None => hidden_size(model, module)?,
+            Some(t) if router_sees_hidden(parts.rule) => t.dims2().map_err(wrong)?[1],
+            _ => hidden_size(model, module)?,
         };
         let stated = families::resolve(&model.config, &name).ok().and_then(|r| r.num_experts);
         let get = |below: &str| model.tensor(&format!("{prefix}{below}")).ok();
         let tensors = BlockTensors::read(&get, hidden, stated, parts.rule).map_err(wrong)?;
         let [count, _, _] = tensors.w2.dims3().map_err(wrong)?;
         let format = format!("{} experts, not quantized", tensors.w13.dtype());
-        let routing = MoeRouting::read_whole(model, &name, count, parts.rule.interleaved)?;
-        let scores = count + routing.rule.zero_experts;
-        let on_input = routing.rule.apply_router_weight_on_input;
-        let experts = Experts::new(tensors, routing.activation, on_input).map_err(wrong)?;
+        let group = count / parts.rule.token_groups;
+        let routing = MoeRouting::read_whole(model, &name, group, parts.rule.interleaved)?;
+        let rule = &routing.rule;
+        let scores = group + rule.zero_experts;
+        let [activation, _] = activations(&parts, rule).map_err(wrong)?;
+        let inner = tensors.w2.shape()[1];
+        let stages = |path: Path, before: usize| {
+            let at = Path::ALL.iter().position(|p| *p == path).unwrap_or_default();
+            Stages::new(&tensors.stages[at], &parts.numbers, hidden, before).map_err(wrong)
+        };
+        let around = [stages(Path::ExpertInput, hidden)?, stages(Path::RoutedOutput, inner)?];
+        let after = stages(Path::ExpertOutput, inner)?;
+        parts.tensors.router_weight.clone_from(&tensors.router_weight);
+        let on_input = rule.apply_router_weight_on_input;
+        let experts = Experts::new(tensors, activation, after, on_input).map_err(wrong)?;
         let load = |name: &str| Err(ModelError::module(name, "not quantized").into());
-        let sizes = [scores, hidden];
-        let surrounding = Surrounding::read(model, module, &routing.rule, sizes, &none, load)?;
-        Ok(Self { experts, routing, surrounding, scores, format })
+        let mut surrounding = Surrounding::of(model, module, &parts, rule, [scores, hidden], load)?;
+        if rule.shared_experts > 0 && surrounding.router.is_none() {
+            let missing = Error::missing("gate.weight", "the weights of the shared experts");
+            return Err(wrong(missing));
+        }
+        if get(&format!("{parent}{ROUTER_STATE}")).is_some() {
+            let note =
+                "the router's state of the layer before is not an input; it is taken as absent";
+            surrounding.notes.push(note.to_owned());
+        }
+        let table = rule.token_table.as_deref();
+        let table = table.map(|table| TokenTable::read(model, &name, table, rule.top_k));
+        let table = table.transpose()?;
+        Ok(Self { experts, routing, surrounding, stages: around, table, hidden, scores, format })
+    }
+
+    /// What the routing of `inputs` takes from the tokens.
+    fn tokens(
+        &self,
+        source: &Source,
+        inputs: &Inputs<Floats>,
+    ) -> std::result::Result<TokenInputs, RunError> {
+        let by_logits = matches!(inputs.routing, Routing::Logits(_));
+        let needs = TokenNeeds {
+            tokens: inputs.x.values.len() / self.hidden,
+            table: self.table.as_ref().filter(|_| by_logits),
+            groups: self.routing.rule.token_groups,
+        };
+        let made = TokenInputs::new(source, needs)?;
+        let (count, router) = (self.routing.rule.shared_experts, &self.surrounding.router);
+        match router.as_ref().filter(|_| count > 0) {
+            None => Ok(made),
+            Some(router) => {
+                let logits = router.shared_logits(&inputs.x.values, inputs.x.ty, count)?;
+                Ok(made.with_shared(&logits))
+            }
+        }
     }
 
     /// Ids and weights of the inputs, routed from logits if they have those.
-    fn routed(&self, routing: &Routing) -> Result<(usize, Vec<i32>, Vec<f32>)> {
+    fn routes(&self, x: &Floats, routing: &Routing, tokens: &TokenInputs) -> Result<Routes> {
+        let (top_k, mut ids, weights) = self.routed(routing, tokens)?;
+        let shared = self.shared_weights(x, routing, (top_k, &ids), tokens)?;
+        let group = self.experts.count / self.routing.rule.token_groups;
+        for (slot, id) in ids.iter_mut().enumerate() {
+            *id += tokens.groups.as_ref().map_or(0, |g| (g[slot / top_k] * group) as i32);
+        }
+        Ok(Routes { top_k, ids, weights, shared })
+    }
+
+    /// Weights of the shared experts for the chosen ids, if the router gives them.
+    fn shared_weights(
+        &self,
+        x: &Floats,
+        routing: &Routing,
+        (top_k, ids): (usize, &[i32]),
+        tokens: &TokenInputs,
+    ) -> Result<Option<Vec<Near>>> {
+        let rule = &self.routing.rule;
+        let Some(router) = self.surrounding.router.as_ref().filter(|_| rule.shared_experts > 0)
+        else {
+            return Ok(None);
+        };
+        let logits = match routing {
+            Routing::Logits(logits) => logits.clone(),
+            Routing::Given { .. } => router.logits(&x.values, x.ty, tokens.groups.as_deref()),
+        };
+        let rows = logits.chunks_exact(self.scores).zip(ids.chunks_exact(top_k)).enumerate();
+        let of = |(t, (row, ids)): (usize, (&[f32], &[i32]))| {
+            let ids: Vec<usize> = ids.iter().map(|&id| id as usize).collect();
+            let all =
+                rule.define_shared_weights(row, &ids, self.routing.tensors(), (tokens.tokens(), t));
+            all.into_iter().map(|(exact, error)| Near { exact, error })
+        };
+        Ok(Some(rows.flat_map(of).collect()))
+    }
+
+    fn routed(
+        &self,
+        routing: &Routing,
+        tokens: &TokenInputs,
+    ) -> Result<(usize, Vec<i32>, Vec<f32>)> {
         match routing {
             Routing::Given { top_k, ids, weights } => {
                 let known = |id: &i32| usize::try_from(*id).is_ok_and(|id| id < self.scores);
@@ -103,7 +209,7 @@ impl PlainBlock {
                 Ok((*top_k, ids.clone(), weights.clone()))
             }
             Routing::Logits(logits) => {
-                let made = self.routing.route(logits, self.scores)?;
+                let made = self.routing.route_tokens(logits, self.scores, tokens.tokens())?;
                 let made = made.routed()?;
                 Ok((made.topk_ids().ncols(), made.ids().to_vec(), made.weights().to_vec()))
             }
@@ -111,79 +217,38 @@ impl PlainBlock {
     }
 
     /// `y_experts` and what follows it, `y` last.
-    fn forward(&self, x: &Floats, routed: Routed<'_>) -> Result<Vec<Output>> {
-        let hidden = self.experts.hidden;
-        let output = |name, values: &[f32]| Output::floats(name, x.ty, hidden, values);
-        let y_experts = self.experts.forward(&x.values, routed, x.ty)?;
+    fn forward(&self, x: &Floats, routes: &Routes) -> Result<Vec<Output>> {
+        let output = |name, values: &[f32]| Output::floats(name, x.ty, self.hidden, values);
+        let [before, after] = &self.stages;
+        let input = before.rows(&x.values, x.ty, compensated);
+        let y_experts = self.experts.forward(&input, routes.routed()?, x.ty)?;
+        let added = after.rows(&y_experts, x.ty, compensated);
+        let weights = routes.shared.as_ref();
+        let weights = weights.map(|all| all.iter().map(|w| w.exact as f32).collect::<Vec<_>>());
         let refuse = |p: &marlinspike::method::Product<'_>| {
             Err(Error::unsupported(format!("{} products", p.weights.len()), "not quantized"))
         };
         let engine = Engine { dot: compensated, multiply: &refuse };
-        let (shared, y) = self.surrounding.tail.apply(&x.values, &y_experts, x.ty, engine)?;
-        let mut outputs = vec![output("y_experts", &y_experts)];
+        let tail = &self.surrounding.tail;
+        let (shared, y) = tail.apply(&x.values, &added, weights.as_deref(), x.ty, engine)?;
+        let inner = self.experts.hidden;
+        let mut outputs = vec![Output::floats("y_experts", x.ty, inner, &y_experts)];
         outputs.extend(shared.map(|shared| output("shared", &shared)));
         outputs.push(output("y", &y));
         Ok(outputs)
     }
+}
 
-    /// Compares `y_experts` and `y` with the derived bound of both.
-    fn check(&self, x: &Floats, routed: Routed<'_>, outputs: &[Output]) -> Result<Check> {
-        let near = self.experts.near(&x.values, routed, x.ty)?;
-        let last = outputs.len() - 1;
-        let sum = outside(&outputs[0], &near);
-        if sum.mismatches > 0 {
-            return Ok(sum);
-        }
-        Ok(outside(&outputs[last], &self.y_near(x, near)))
-    }
-
-    fn y_near(&self, x: &Floats, mut y: Array2<Near>) -> Array2<Near> {
-        let activation = Capped::none(self.experts.activation);
-        let (tail, sum) = (&self.surrounding.tail, self.experts.sum(&activation, x.ty));
-        let mlp = tail.shared.as_ref().and_then(|s| match &s.linears {
-            Linears::Dense(w13, w2) => Some((s, w13, w2)),
-            Linears::Quantized(..) => None,
-        });
-        let shared = mlp.map(|(s, w13, w2)| {
-            let mlp = Mlp { w13: matrix(w13), w2: matrix(w2), w13_bias: None, w2_bias: None };
-            let gate = s.gate.as_ref().map(matrix);
-            (SharedNear { mlp, gate }, Capped::none(s.activation))
-        });
-        for (mut row, x_row) in
-            y.rows_mut().into_iter().zip(x.values.chunks_exact(self.experts.hidden))
-        {
-            let x_row: Vec<f64> = x_row.iter().map(|&x| x.into()).collect();
-            let of = |(s, d): &(SharedNear, Capped)| s.apply(&x_row, d, None, x.ty);
-            let added = shared.as_ref().map(of);
-            for (h, y) in row.iter_mut().enumerate() {
-                let mut terms = vec![*y];
-                terms.extend(added.as_ref().map(|added| added[h]));
-                terms.extend(tail.output_bias.as_ref().map(|b| Near::point(b[h].into())));
-                if terms.len() > 1 {
-                    *y = sum.total(&terms);
-                }
-                if tail.is_averaged {
-                    *y = y.halved();
-                }
-            }
-        }
-        y
+impl Routes {
+    pub(super) fn routed(&self) -> Result<Routed<'_>> {
+        Routed::from_rows(self.top_k, &self.ids, &self.weights)
     }
 }
 
-/// Values of an output outside the bound.
-fn outside(found: &Output, near: &Array2<Near>) -> Check {
-    let accepts = |bits: u32, near: &Near| {
-        !near.error.is_finite() || near.interval().rounded(found.ty).contains(found.ty.to_f64(bits))
-    };
-    let pairs = found.bits().zip(near.iter()).enumerate();
-    let mut wrong = pairs.filter(|(_, (bits, near))| !accepts(*bits, near)).peekable();
-    let first = wrong.peek().map(|(i, (bits, near))| {
-        let at = [i / found.size_n, i % found.size_n];
-        (at, *bits, found.ty.encode_rne(near.exact))
-    });
-    let missing = found.bits().count().abs_diff(near.len());
-    Check { mismatches: wrong.count() + missing, first, stage: Some(found.name) }
+/// Whether the router's weight is stored as `[E, H]`, H the features of the hidden states.
+fn router_sees_hidden(rule: ExpertsRule) -> bool {
+    let staged = rule.stages.iter().any(|(path, _)| *path == Path::RouterInput);
+    rule.token_groups == 1 && !staged
 }
 
 /// The number of features of the hidden states.
@@ -206,7 +271,7 @@ pub(in crate::run) fn run(
     pool: &ThreadPool,
 ) -> Result<Run, RunError> {
     let block = PlainBlock::read(model, module)?;
-    let hidden = block.experts.hidden;
+    let hidden = block.hidden;
     let router: Option<&Router> = block.surrounding.router.as_ref();
     let sizes =
         Sizes { size_k: hidden, num_experts: Some(block.scores), has_router: router.is_some() };
@@ -215,24 +280,27 @@ pub(in crate::run) fn run(
         Source::Seeded { seed, tokens, dtype } => Inputs::seeded(*seed, *tokens, *dtype, sizes)?,
     };
     let ty = inputs.x.ty;
-    let logits = router.map(|r| r.fill(&inputs.x.values, ty, &mut inputs.routing, options.check));
+    let tokens = block.tokens(&options.input, &inputs)?;
+    let (x, groups, check) = (&inputs.x.values, tokens.groups.as_deref(), options.check);
+    let logits = router.map(|r| r.fill(x, ty, groups, &mut inputs.routing, check));
     let logits = logits.transpose()?.flatten();
-    let (top_k, ids, weights) = block.routed(&inputs.routing)?;
-    let routed = Routed::from_rows(top_k, &ids, &weights)?;
+    let routes = block.routes(&inputs.x, &inputs.routing, &tokens)?;
     let (mut seconds, mut outputs) = (f64::INFINITY, Vec::new());
     for _ in 0..options.repeat.get() {
         let begun = Instant::now();
-        outputs = pool.install(|| block.forward(&inputs.x, routed))?;
+        outputs = pool.install(|| block.forward(&inputs.x, &routes))?;
         seconds = seconds.min(begun.elapsed().as_secs_f64());
     }
-    let check = options.check.then(|| pool.install(|| block.check(&inputs.x, routed, &outputs)));
+    let check = options.check.then(|| pool.install(|| block.check(&inputs.x, &routes, &outputs)));
     let routing = match &inputs.routing {
         Routing::Given { .. } => None,
         Routing::Logits(logits) => {
             let r = &block.routing;
-            let made = options.check.then(|| r.route(logits, block.scores)).transpose()?;
+            let route = || r.route_tokens(logits, block.scores, tokens.tokens());
+            let made = options.check.then(route).transpose()?;
             let (given, rule) = ((&logits[..], block.scores), r.rule.clone());
-            Some(RoutingReport::new(r.source.clone(), rule, r.tensors(), given, made)?)
+            let own = (r.tensors(), tokens.tokens());
+            Some(RoutingReport::new(r.source.clone(), rule, own, given, made)?)
         }
     };
     let arithmetic = "f64 sums, every stage rounded to the type of x";
@@ -243,7 +311,7 @@ pub(in crate::run) fn run(
         packed: false,
         kind: LayerKind::Moe {
             num_experts: block.experts.count,
-            top_k,
+            top_k: routes.top_k,
             hidden_size: hidden,
             intermediate_size: block.experts.inner,
         },

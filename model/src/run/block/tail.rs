@@ -1,9 +1,8 @@
-//! From the sum over the routed experts to the block's output: shared expert, its gate, the block's
-//! bias.
+//! From the sum over the routed experts to the block's output: shared experts, their gate or
+//! weights, the block's bias, its norm.
 
 use marlinspike::method::Product;
-use marlinspike::moe::activation::Definition;
-use marlinspike::moe::block::Block;
+use marlinspike::moe::block::{Block, Capped};
 use marlinspike::moe::families::{RoutingRule, SharedRule};
 use marlinspike::num::array::HalfArray2;
 use marlinspike::num::scalar::ScalarType;
@@ -11,13 +10,14 @@ use marlinspike::num::tensor::Tensor;
 use marlinspike::{Error, Result};
 
 use super::dense::{Dense, Dot, round, values};
+use super::stages::Stages;
 use crate::model::block::BlockParts;
 
 /// The linear layers of a shared expert.
 #[derive(Debug)]
 pub(crate) enum Linears {
-    /// `[2S, H]` and `[H, S]`.
-    Dense(Dense, Dense),
+    /// `[2S, H]` and `[H, S]`; several where the router weights each shared expert.
+    Dense(Vec<[Dense; 2]>),
     /// Gate, unless the expert has none, and up; down.
     Quantized(Vec<Box<dyn Linear>>, Box<dyn Linear>),
 }
@@ -32,7 +32,7 @@ pub(crate) trait Linear: std::fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) linears: Linears,
-    pub(crate) activation: Definition,
+    pub(crate) activation: Capped,
     /// Row of the gate: the output is multiplied with σ(gate · x).
     pub(crate) gate: Option<Dense>,
 }
@@ -44,6 +44,8 @@ pub struct Tail {
     pub(crate) output_bias: Option<Vec<f32>>,
     /// Whether the output is the mean of the routed sum and the shared expert's output.
     pub(crate) is_averaged: bool,
+    /// The last stages of the block.
+    pub(crate) stages: Stages,
 }
 
 /// How products are computed.
@@ -53,29 +55,39 @@ pub(crate) struct Engine<'e> {
     pub(crate) multiply: &'e (dyn Fn(&Product<'_>) -> Result<HalfArray2> + Sync),
 }
 
-/// The activation of a shared expert.
+/// The activations of a block's routed experts and of its shared expert.
 ///
 /// # Errors
-/// As [`RoutingRule::activation`].
-pub(crate) fn shared_activation(rule: SharedRule, routing: &RoutingRule) -> Result<Definition> {
+/// As [`Block::activation`].
+pub(crate) fn activations(parts: &BlockParts, routing: &RoutingRule) -> Result<[Capped; 2]> {
     let mut block = Block::new(1, 1, 1);
-    match rule {
+    block.interleaved = parts.rule.interleaved;
+    block.gate_softcap = parts.numbers.gate_softcap;
+    block.up_softcap = parts.numbers.up_softcap;
+    match parts.rule.shared {
         SharedRule::Plain => block.shared_is_plain = true,
         SharedRule::Step(limit) => block.shared_swiglustep_limit = limit,
         _ => {}
     }
-    Ok(block.shared_activation(routing)?.definition)
+    Ok([block.activation(routing)?, block.shared_activation(routing)?])
 }
 
 /// One column of an activation, every stage rounded to `ty`.
-pub(crate) fn activate(d: &Definition, [gate, up]: [f32; 2], ty: ScalarType) -> f32 {
+pub(crate) fn activate(capped: &Capped, [gate, up]: [f32; 2], ty: ScalarType) -> f32 {
+    let d = &capped.definition;
     let at_most = |x: f32, limit: Option<f32>| limit.map_or(x, |l| x.min(l));
-    let gate = at_most(gate, d.gate_limit);
-    let value = round(ty, d.function.exact(gate.into(), d.alpha.into()));
-    let value = at_most(value, d.value_limit);
+    let cap = |x: f64, c: f32| f64::from(c) * (x / f64::from(c)).tanh();
+    let gate = f64::from(at_most(gate, d.gate_limit));
+    let value = match capped.gate {
+        // The sigmoid sees the gate without its cap.
+        Some(c) => cap(gate, c) / (1.0 + (-gate).exp()),
+        None => d.function.exact(gate, d.alpha.into()),
+    };
+    let value = at_most(round(ty, value), d.value_limit);
     if !d.is_gated() {
         return value;
     }
+    let up = capped.up.map_or(up, |c| round(ty, cap(up.into(), c)));
     let mut up = d.up_limit.map_or(up, |l| up.clamp(-l, l));
     if d.up_shift != 0.0 {
         up = round(ty, f64::from(up) + f64::from(d.up_shift));
@@ -84,25 +96,32 @@ pub(crate) fn activate(d: &Definition, [gate, up]: [f32; 2], ty: ScalarType) -> 
 }
 
 /// A row of `gate_up` to one of `activated`.
-pub(crate) fn activate_row(d: &Definition, gate_up: &[f32], ty: ScalarType) -> Vec<f32> {
+pub(crate) fn activate_row(capped: &Capped, gate_up: &[f32], ty: ScalarType) -> Vec<f32> {
+    let d = &capped.definition;
     let size_i = gate_up.len() / d.width_in(1);
-    let column = |i| activate(d, d.places(i, size_i).map(|at| gate_up[at]), ty);
+    let column = |i| activate(capped, d.places(i, size_i).map(|at| gate_up[at]), ty);
     (0..size_i).map(column).collect()
 }
 
+/// Shared experts with weights of the router, or 1.
+fn weighted(routing: &RoutingRule) -> usize {
+    routing.shared_experts.max(1)
+}
+
 impl Tail {
-    /// The tail of a block with `hidden` features. `load` gives a quantized linear layer.
+    /// The tail of a block with `hidden` features; `stages` are its last ones. `load` gives a quantized linear layer.
     ///
     /// # Errors
     /// For tensors that do not fit, by name, and as `load`.
     pub(crate) fn new<E: From<Error>>(
         parts: &BlockParts,
+        stages: Stages,
         routing: &RoutingRule,
         hidden: usize,
         load: impl Fn(&str) -> std::result::Result<Box<dyn Linear>, E>,
     ) -> std::result::Result<Self, E> {
         let tensors = &parts.tensors;
-        let activation = shared_activation(parts.rule.shared, routing)?;
+        let [_, activation] = activations(parts, routing)?;
         let linears = match (&parts.shared_modules, &tensors.shared) {
             (Some([gate, up, down]), _) => {
                 let first: &[&String] = if parts.rule.gated { &[gate, up] } else { &[up] };
@@ -111,10 +130,13 @@ impl Tail {
                 Some(Linears::Quantized(first, load(down)?))
             }
             (None, Some([w13, w2])) => {
-                let size_s = *w2.shape().last().unwrap_or(&0);
-                w13.expect_shape(&[activation.width_in(size_s), hidden])?;
-                w2.expect_shape(&[hidden, size_s])?;
-                Some(Linears::Dense(Dense::new(w13, hidden)?, Dense::new(w2, size_s)?))
+                let (size_s, count) = (*w2.shape().last().unwrap_or(&0), weighted(routing));
+                let width = activation.definition.width_in(size_s);
+                w13.expect_shape(&[count * width, hidden])?;
+                w2.expect_shape(&[count * hidden, size_s])?;
+                let w13 = Dense::new(w13, hidden)?.parts(count);
+                let w2 = Dense::new(w2, size_s)?.parts(count);
+                Some(Linears::Dense(w13.into_iter().zip(w2).map(|(a, b)| [a, b]).collect()))
             }
             (None, None) => None,
         };
@@ -130,23 +152,25 @@ impl Tail {
         let output_bias = tensors.output_bias.as_ref().map(bias).transpose()?;
         let is_averaged = parts.rule.shared == SharedRule::Averaged && linears.is_some();
         let shared = linears.map(|linears| Shared { linears, activation, gate });
-        Ok(Self { shared, output_bias, is_averaged })
+        Ok(Self { shared, output_bias, is_averaged, stages })
     }
 
     /// Whether the output is the sum over the routed experts.
     pub(crate) fn is_empty(&self) -> bool {
-        self.shared.is_none() && self.output_bias.is_none()
+        self.shared.is_none() && self.output_bias.is_none() && self.stages.is_empty()
     }
 
-    /// The shared expert's output, if there is one, and the block's.
+    /// The output of the shared experts, if there are any, and the block's. `weights` are the
+    /// router's weights `[M, shared experts]`, if it gives them.
     pub(crate) fn apply(
         &self,
         x: &[f32],
         y_experts: &[f32],
+        weights: Option<&[f32]>,
         ty: ScalarType,
         engine: Engine<'_>,
     ) -> Result<(Option<Vec<f32>>, Vec<f32>)> {
-        let shared = self.shared.as_ref().map(|s| s.forward(x, ty, engine)).transpose()?;
+        let shared = self.shared.as_ref().map(|s| s.forward(x, weights, ty, engine)).transpose()?;
         let columns = self.output_bias.as_ref().map_or(1, Vec::len);
         let value = |(i, y): (usize, &f32)| {
             let mut sum = f64::from(*y);
@@ -158,21 +182,52 @@ impl Tail {
             }
             if self.is_averaged { round(ty, sum / 2.0) } else { sum as f32 }
         };
-        let y = y_experts.iter().enumerate().map(value).collect();
+        let y: Vec<f32> = y_experts.iter().enumerate().map(value).collect();
+        let y = if self.stages.is_empty() { y } else { self.stages.rows(&y, ty, engine.dot) };
         Ok((shared, y))
     }
 }
 
 impl Shared {
-    /// The shared expert's part of the output.
-    fn forward(&self, x: &[f32], ty: ScalarType, engine: Engine<'_>) -> Result<Vec<f32>> {
+    /// The sum of the shared experts of one token. A weight multiplies the activated features.
+    fn row(
+        &self,
+        experts: &[[Dense; 2]],
+        x: &[f32],
+        weights: Option<&[f32]>,
+        ty: ScalarType,
+        dot: Dot,
+    ) -> Vec<f32> {
+        let one = |(j, [w13, w2]): (usize, &[Dense; 2])| {
+            let mut activated = activate_row(&self.activation, &w13.row(x, ty, dot), ty);
+            if let Some(weight) = weights.map(|w| f64::from(round(ty, w[j].into()))) {
+                activated.iter_mut().for_each(|a| *a = round(ty, f64::from(*a) * weight));
+            }
+            w2.row(&activated, ty, dot)
+        };
+        let add = |sum: Vec<f32>, other: Vec<f32>| -> Vec<f32> {
+            let pairs = sum.into_iter().zip(other);
+            pairs.map(|(a, b)| round(ty, f64::from(a) + f64::from(b))).collect()
+        };
+        experts.iter().enumerate().map(one).reduce(add).unwrap_or_default()
+    }
+
+    /// The shared experts' part of the output.
+    fn forward(
+        &self,
+        x: &[f32],
+        weights: Option<&[f32]>,
+        ty: ScalarType,
+        engine: Engine<'_>,
+    ) -> Result<Vec<f32>> {
         let mut out = match &self.linears {
-            Linears::Dense(w13, w2) => {
-                let row = |x: &[f32]| {
-                    let gate_up = w13.row(x, ty, engine.dot);
-                    w2.row(&activate_row(&self.activation, &gate_up, ty), ty, engine.dot)
+            Linears::Dense(experts) => {
+                let (count, hidden) = (experts.len(), experts[0][0].size_k);
+                let row = |(t, x): (usize, &[f32])| {
+                    let weights = weights.map(|w| &w[t * count..(t + 1) * count]);
+                    self.row(experts, x, weights, ty, engine.dot)
                 };
-                x.chunks_exact(w13.size_k).flat_map(row).collect()
+                x.chunks_exact(hidden).enumerate().flat_map(row).collect()
             }
             Linears::Quantized(first, down) => {
                 let gate_up = first.iter().map(|l| l.rows(x, ty, engine));

@@ -3,6 +3,7 @@
 use marlinspike::config::{ActivationScheme, Scheme};
 use marlinspike::formats::global_scale::W13Scale;
 use marlinspike::method::{MethodLayer, Product, Quantizer};
+use marlinspike::moe::families::Tokens;
 use marlinspike::moe::layer::Routed;
 use marlinspike::num::array::FloatView2;
 use marlinspike::num::dims::GroupSize;
@@ -205,7 +206,8 @@ impl Loaded {
         let made = check.then(|| routing.route(logits, experts)).transpose()?;
         let (source, rule) = (routing.source.clone(), routing.rule.clone());
         let given = (&logits[..], experts);
-        RoutingReport::new(source, rule, routing.tensors(), given, made).map(Some)
+        RoutingReport::new(source, rule, (routing.tensors(), Tokens::default()), given, made)
+            .map(Some)
     }
 
     /// Computes the logits that the inputs of experts lack, if the files have the router's weight.
@@ -220,7 +222,7 @@ impl Loaded {
         let Halves { ty, bits } = &inputs.x;
         let Some(router) = &self.surrounding.router else { return Ok(None) };
         let x: Vec<f32> = bits.iter().map(|&b| ty.to_f64(b.into()) as f32).collect();
-        router.fill(&x, *ty, &mut inputs.routing, check)
+        router.fill(&x, *ty, None, &mut inputs.routing, check)
     }
 
     /// Kind and sizes.

@@ -29,7 +29,7 @@ impl Loaded {
             bits.iter().map(|&b| dtype.to_f64(b.into()) as f32).collect()
         };
         let (x, y_experts) = (widen(x), widen(&sum));
-        let (shared, y) = self.surrounding.tail.apply(&x, &y_experts, *dtype, engine)?;
+        let (shared, y) = self.surrounding.tail.apply(&x, &y_experts, None, *dtype, engine)?;
         let floats = |name, values: &[f32]| Output::floats(name, *dtype, hidden, values);
         let mut outputs = vec![Output::halves("y_experts", *dtype, hidden, &sum)];
         outputs.extend(shared.map(|values| floats("shared", &values)));

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::near::{FLUSH, Near, U};
 use super::values::{function, product};
 use crate::moe::activation::Function;
+use crate::moe::families::{BlockNumbers, FoundStage, StageRule};
 use crate::num::scalar::ScalarType;
 
 /// One stage. Tensors are named as inputs of a case: `in.NAME`.
@@ -63,6 +64,27 @@ pub enum Stage {
 }
 
 impl Stage {
+    /// A stage of a family's block of `hidden` features, with its tensors' names as they were found.
+    pub fn of(found: &FoundStage, numbers: &BlockNumbers, hidden: usize) -> Self {
+        let mut names = found.tensors.iter().map(|(name, _)| name.clone());
+        let first = names.next();
+        match found.rule {
+            StageRule::Linear(_) | StageRule::LinearIfPresent(_) => Self::Linear {
+                weight: first.unwrap_or_default(),
+                bias: names.next(),
+                size_n: found.width,
+            },
+            StageRule::Norm { eps, weight_offset, weight_first, .. } => {
+                Self::RmsNorm { eps: numbers.eps(&eps), weight: first, weight_offset, weight_first }
+            }
+            StageRule::Scale(_) => Self::Scale { weight: first.unwrap_or_default() },
+            StageRule::RootOfHidden => {
+                Self::Multiply { factor: (1.0 / (hidden as f64).sqrt()) as f32 }
+            }
+            StageRule::Gelu => Self::Gelu {},
+        }
+    }
+
     /// Names of its tensors with their shapes after `width` features.
     pub fn tensors(&self, width: usize) -> Vec<(&str, Vec<usize>)> {
         match self {

@@ -45,6 +45,20 @@ impl ExpertsRule {
 }
 
 impl ExpertsRule {
+    /// The stages at `path` after `hidden` features; `find` looks up a tensor by its name below the
+    /// experts' parent or the layer.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::Shape`] and [`Error::Dtype`] naming a tensor.
+    pub fn stages_at(
+        &self,
+        path: Path,
+        find: &dyn Fn(&str) -> Option<Tensor<'static>>,
+        hidden: usize,
+    ) -> Result<Vec<FoundStage>> {
+        stage_rules::read(self.stages, path, find, hidden)
+    }
+
     /// What the block has before its output, besides a router, experts of `[H]` features and a
     /// shared expert. `has` says whether the layer has a tensor whose name ends so.
     pub fn further_parts(&self, has: &dyn Fn(&str) -> bool) -> Option<&'static str> {
@@ -255,11 +269,11 @@ impl Experts {
     ) -> Result<BlockTensors> {
         let Self { mut gate_up, mut down, biases: [w13_bias, w2_bias] } = self;
         let find = |name: &str| below(name).or_else(|| get(name)).map(Tensor::into_owned);
-        let read = |path| stage_rules::read(rule.stages, path, &find, hidden);
+        let read = |path| rule.stages_at(path, &find, hidden);
         let width = |stages: &[FoundStage]| stages.last().map_or(hidden, |s| s.width);
         let (router_input, expert_input) = (read(Path::RouterInput)?, read(Path::ExpertInput)?);
         let experts_hidden = width(&expert_input);
-        let inner = |path| stage_rules::read(rule.stages, path, &find, experts_hidden);
+        let inner = |path| rule.stages_at(path, &find, experts_hidden);
         let (expert_output, routed_output) =
             (inner(Path::ExpertOutput)?, inner(Path::RoutedOutput)?);
         let router = (rule.token_groups > 1).then(|| of_groups(below, width(&router_input)));
