@@ -56,6 +56,34 @@ fn every_file_is_listed_and_every_hash_matches() {
     assert!(seen.bytes < MAX_DATA_BYTES, "{} bytes", seen.bytes);
 }
 
+/// The fragments, from which the manifest is rebuilt, describe the committed files.
+#[test]
+fn fragments_agree_with_the_manifest() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &Path| -> serde_json::Value {
+        serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+    };
+    let manifest = read(&root.join("manifest.json"));
+    let mut folders = vec![root.join("fragments")];
+    let mut seen = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let fragment = read(&path);
+            let listed = ["checkpoints", "models"]
+                .iter()
+                .any(|list| manifest[list].as_array().unwrap().contains(&fragment));
+            assert!(listed, "{} is not in manifest.json", path.display());
+            seen += 1;
+        }
+    }
+    assert!(seen > 15, "only {seen} fragments");
+}
+
 #[test]
 fn the_metadata_of_each_case_agree_with_its_entry() {
     let manifest = committed();

@@ -72,13 +72,10 @@ impl BlockSize {
     ) -> Result<(), CaseError> {
         let Some(schedule) = schedule else { return Ok(()) };
         let by_group = match schedule {
-            ScheduleChoice::Canonical => false,
             ScheduleChoice::Given(s) => s.group_sum.is_some_and(|g| g.row_scale.is_some()),
+            ScheduleChoice::Canonical | ScheduleChoice::CanonicalV2 => false,
         };
-        let named = || match schedule {
-            ScheduleChoice::Canonical => "canonical".to_owned(),
-            ScheduleChoice::Given(_) => "a schedule".to_owned(),
-        };
+        let named = || schedule.name().unwrap_or("a schedule");
         match (block, by_group) {
             (Some(_), false) => {
                 let expected = "a schedule with group_sum.row_scale, for scales of blocks";

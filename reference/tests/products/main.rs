@@ -1,6 +1,7 @@
 //! Matrix products: exact values, bounds, schedules and launches.
 #![allow(missing_docs)]
 
+mod canonical_tree;
 mod gemm_bound;
 mod gemm_exact;
 mod gemm_recipe;

@@ -24,7 +24,7 @@ fn base() -> Value {
 }
 
 /// int4 in groups of 64, with a bias.
-fn weight(size_k: usize, size_n: usize, seed: usize) -> Weight<'static> {
+pub(crate) fn weight(size_k: usize, size_n: usize, seed: usize) -> Weight<'static> {
     let shape = Shape::new(size_k, size_n);
     let codes = Codes::from_fn(4, shape, |k, n| ((k * 7 + n * 13 + k * n + seed) % 16) as u8);
     let halves = |rows: usize, base: f64| {
@@ -44,7 +44,7 @@ fn weight(size_k: usize, size_n: usize, seed: usize) -> Weight<'static> {
     }
 }
 
-fn x(rows: usize, size_k: usize) -> Vec<u32> {
+pub(crate) fn x(rows: usize, size_k: usize) -> Vec<u32> {
     let value = |i: usize| ((i * 7919 + i / 5) % 2003) as f64 / 500.0 - 2.0;
     (0..rows * size_k).map(|i| F16.encode_rne(value(i))).collect()
 }
@@ -163,7 +163,7 @@ proptest! {
 }
 
 /// The outputs, row-major.
-fn execute(schedule: &Schedule, x: &[u32], w: &Weight<'_>) -> Result<Vec<u32>, Error> {
+pub(crate) fn execute(schedule: &Schedule, x: &[u32], w: &Weight<'_>) -> Result<Vec<u32>, Error> {
     let x = rows_of("x", x, w.shape().size_k)?;
     schedule.execute(x, w, Extras::default()).map(into_vec)
 }

@@ -228,7 +228,7 @@ pub(in crate::ops) fn at_most(
 
 pub(in crate::ops) fn schedule_json(choice: &ScheduleChoice) -> Value {
     match choice {
-        ScheduleChoice::Canonical => "canonical".into(),
         ScheduleChoice::Given(schedule) => schedule.to_json(),
+        named => named.name().into(),
     }
 }

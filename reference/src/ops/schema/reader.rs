@@ -196,19 +196,23 @@ impl<'m> Reader<'m> {
         })
     }
 
-    /// A schedule of a product: the name `canonical`, or an object.
+    /// A schedule of a product: a name, or an object.
     pub(crate) fn schedule(&self, key: &str) -> Result<Option<ScheduleChoice>, CaseError> {
         self.note(key, || KeyKind::Schedule);
         match self.get(key) {
             None => Ok(None),
-            Some(Value::String(name)) if name == "canonical" => Ok(Some(ScheduleChoice::Canonical)),
             Some(value @ Value::Object(_)) => Schedule::from_json(value)
                 .map(|s| Some(ScheduleChoice::Given(Box::new(s))))
                 .map_err(|error| CaseError::Schedule {
                     key: self.path(key),
                     error: Box::new(error),
                 }),
-            Some(other) => Err(self.refuse(key, other, "\"canonical\" or an object")),
+            Some(other) => {
+                let named = ScheduleChoice::NAMED.into_iter().find(|(name, _)| other == name);
+                let refused =
+                    || self.refuse(key, other, "\"canonical\", \"canonical_v2\" or an object");
+                named.map(|(_, choice)| Some(choice)).ok_or_else(refused)
+            }
         }
     }
 

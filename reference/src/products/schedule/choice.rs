@@ -10,11 +10,22 @@ use crate::{Error, Result};
 pub enum ScheduleChoice {
     /// The name `canonical`: [`Schedule::canonical`] of the case's weight and types.
     Canonical,
+    /// The name `canonical_v2`: [`Schedule::canonical_v2`] of the case's weight and types.
+    CanonicalV2,
     /// A given schedule.
     Given(Box<Schedule>),
 }
 
 impl ScheduleChoice {
+    /// The schedules that have a name.
+    pub(crate) const NAMED: [(&'static str, Self); 2] =
+        [("canonical", Self::Canonical), ("canonical_v2", Self::CanonicalV2)];
+
+    /// The name; `None` for a given schedule.
+    pub fn name(&self) -> Option<&'static str> {
+        Self::NAMED.iter().find(|(_, named)| named == self).map(|(name, _)| *name)
+    }
+
     /// Resolves the schedule for these matrices, activations of type `input` and output `dtype`.
     pub(crate) fn resolve(
         &self,
@@ -25,7 +36,10 @@ impl ScheduleChoice {
         match (self, weights.first()) {
             (Self::Given(schedule), _) => Ok((**schedule).clone()),
             (Self::Canonical, Some(w)) => Schedule::canonical(w, dtype, input),
-            (Self::Canonical, None) => Err(Error::size("experts", 0, "1 or more")),
+            (Self::CanonicalV2, Some(w)) => Schedule::canonical_v2(w, dtype, input),
+            (Self::Canonical | Self::CanonicalV2, None) => {
+                Err(Error::size("experts", 0, "1 or more"))
+            }
         }
     }
 }

@@ -283,7 +283,7 @@ impl Plan<'_> {
         operands: &[Operands; LANES],
     ) -> Lanes {
         let s = self.schedule;
-        let sum = s.chunk_sum.reduce(sums);
+        let sum = s.add_chunks(sums);
         let ty = s.output_type();
         let row = s.chunks.row_of_block(place);
         std::array::from_fn(|l| {

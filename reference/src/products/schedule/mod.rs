@@ -12,7 +12,7 @@
 //! 3. With [`GroupSum`], a warp's sum ends with each group of k, and is multiplied by the group's
 //!    scale, and the row's ([`RowScale`]), and added to an f32.
 //! 4. [`Schedule::warp_steps`] are applied, the warps' sums are added; [`Schedule::chunk_steps`] are
-//!    applied, the chunks' sums are added.
+//!    applied, the chunks' sums are added, first within each leaf ([`Schedule::leaf_chunks`]).
 //! 5. [`Schedule::epilogue`] produces the output.
 //!
 //! f32 additions round to nearest even. Every NaN result is 0x7FFFFFFF (16 bits: 0x7FFF).
@@ -32,6 +32,7 @@ mod reduce;
 mod related;
 mod sample;
 mod steps;
+mod tree;
 mod w8a8;
 
 use serde::{Deserialize, Serialize};
@@ -46,6 +47,7 @@ pub use named::Cta;
 pub use names::{AccumulatorType, UnitName};
 pub use related::Related;
 pub(crate) use sample::Sample;
+pub use tree::Split;
 pub use w8a8::{FP8_PROMOTION, FP8_UNIT, Fp8BlockKernel, Fp8Kernel};
 
 use crate::num::scalar::ScalarType;
@@ -76,7 +78,11 @@ pub struct Schedule {
     /// Applied to each chunk's sum before the chunks are added.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chunk_steps: Vec<Step>,
-    /// How chunks are added.
+    /// This many neighbouring chunks form a leaf: their sums are added in ascending order in f32, and
+    /// `chunk_sum` adds the leaves. `None`: `chunk_sum` adds the chunks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leaf_chunks: Option<usize>,
+    /// How chunks are added, or leaves.
     #[serde(default)]
     pub chunk_sum: Sum,
     /// Applied to the sum of all chunks, in order; the last one's type is the output's.

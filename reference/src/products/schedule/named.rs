@@ -16,7 +16,13 @@ const LEAST_CHUNK: usize = 256;
 /// Chunks consist of tiles of this many k.
 const CHUNK_STEP: usize = 128;
 
-fn step(op: StepOp, ty: ScalarType) -> Step {
+/// k of each of at most `most` chunks of `size_k`.
+pub(super) const fn chunk_length(size_k: usize, most: usize) -> usize {
+    let chunk = size_k.div_ceil(most).next_multiple_of(CHUNK_STEP);
+    if chunk > LEAST_CHUNK { chunk } else { LEAST_CHUNK }
+}
+
+pub(super) fn step(op: StepOp, ty: ScalarType) -> Step {
     Step { op, ty }
 }
 
@@ -52,8 +58,7 @@ impl Schedule {
     /// assert_eq!(Schedule::canonical_chunk(14336), 1792);
     /// ```
     pub const fn canonical_chunk(size_k: usize) -> usize {
-        let chunk = size_k.div_ceil(Self::CANONICAL_CHUNKS).next_multiple_of(CHUNK_STEP);
-        if chunk > LEAST_CHUNK { chunk } else { LEAST_CHUNK }
+        chunk_length(size_k, Self::CANONICAL_CHUNKS)
     }
 
     /// The canonical schedule of a product with `weight` whose output is `dtype` (f16 or bf16) and
@@ -104,6 +109,7 @@ impl Schedule {
             group_sum: eight_bits.then_some(GroupSum::of(scale, MultiplyAdd::Fused)),
             warp_steps: Vec::new(),
             chunk_steps: Vec::new(),
+            leaf_chunks: None,
             chunk_sum: Sum::default(),
             epilogue,
         })
@@ -190,6 +196,7 @@ impl Schedule {
             group_sum,
             warp_steps,
             chunk_steps,
+            leaf_chunks: None,
             chunk_sum: Sum { order: Order::Descending, ty: F32 },
             epilogue,
         })

@@ -125,6 +125,12 @@ impl Schedule {
     }
 
     fn validate_chunks(&self, size_k: usize) -> Result<()> {
+        if let Some(chunks) = self.leaf_chunks
+            && !(2..MAX_CHUNKS).contains(&chunks)
+        {
+            let expected = format!("from 2 to {}", MAX_CHUNKS - 1);
+            return Err(ScheduleError::value("leaf_chunks", chunks, expected));
+        }
         match &self.chunks {
             Chunks::Whole => Ok(()),
             Chunks::Size(n) => length("chunks.size", *n, size_k),

@@ -1,6 +1,6 @@
 //! Reduces partial sums in the stated order.
 
-use super::{Order, Sum};
+use super::{Order, Schedule, Sum};
 use crate::num::scalar::ScalarType;
 use crate::products::tensor_core::{LANES, Lanes, add_f32};
 
@@ -18,6 +18,16 @@ fn stored(x: Lanes, ty: ScalarType) -> Lanes {
     }
     // Back to f32: exact.
     x.map(|bits| (ty.to_f64(round_bits(f32::from_bits(bits), ty)) as f32).to_bits())
+}
+
+impl Schedule {
+    /// The sum of the chunks' sums (f32 bits), which must not be empty; overwrites them.
+    pub(super) fn add_chunks(&self, sums: &mut [Lanes]) -> Lanes {
+        let Some(chunks) = self.leaf_chunks else { return self.chunk_sum.reduce(sums) };
+        let leaf = Sum::default();
+        let mut leaves: Vec<Lanes> = sums.chunks_mut(chunks).map(|own| leaf.reduce(own)).collect();
+        self.chunk_sum.reduce(&mut leaves)
+    }
 }
 
 impl Sum {

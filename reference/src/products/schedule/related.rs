@@ -1,6 +1,6 @@
 //! Variants of a schedule, to find the one that explains an output.
 
-use super::{Chunks, MultiplyAdd, Order, RowScale, Rows, Schedule, Step, StepOp, WeightForm};
+use super::{Chunks, MultiplyAdd, Order, RowScale, Rows, Schedule, Step, StepOp, Sum, WeightForm};
 use super::{Cta, FP8_PROMOTION};
 use crate::num::scalar::ScalarType;
 use crate::weight::Weight;
@@ -48,6 +48,14 @@ impl Schedule {
                 }
             });
         }
+        add("schedule-leaves", "chunks were added without leaves".to_owned(), &|s| {
+            s.leaf_chunks = None;
+        });
+        let text = "chunks of the canonical schedule's version 1 were added in a chain".to_owned();
+        add("schedule-version", text, &|s| {
+            s.chunks = Chunks::Size(Self::canonical_chunk(size_k));
+            (s.leaf_chunks, s.chunk_sum) = (None, Sum::default());
+        });
         if half != ScalarType::FLOAT32 {
             let text = format!("the chunks' sums were added in {half}");
             add("schedule-chunk-type", text, &|s| s.chunk_sum.ty = half);

@@ -74,7 +74,7 @@ impl<'s> Sample<'s> {
         let width = LANES.min(self.weight.shape().size_n - self.first);
         // Schedules of one order differ in what follows: they come one after another.
         let (chunk_sum, epilogue) = (Sum::default(), Vec::new());
-        let before = Schedule { chunk_sum, epilogue, ..schedule.clone() };
+        let before = Schedule { leaf_chunks: None, chunk_sum, epilogue, ..schedule.clone() };
         let same = self.sums.as_ref().is_some_and(|(k, s, _)| (k, s) == (&key, &before));
         if !same {
             let sums =

@@ -102,6 +102,7 @@ impl Schedule {
             group_sum: None,
             warp_steps: Vec::new(),
             chunk_steps: Vec::new(),
+            leaf_chunks: None,
             chunk_sum: Sum::default(),
             epilogue,
         })

@@ -185,7 +185,7 @@ impl<'c> Walk<'c> {
         declared: &'c Declared,
         strict: Option<Convention>,
     ) -> Self {
-        let canonical = |s: &Option<ScheduleChoice>| *s == Some(ScheduleChoice::Canonical);
+        let canonical = |s: &Option<ScheduleChoice>| s.as_ref().is_some_and(|s| s.name().is_some());
         let canonical = canonical(&config.schedule_w13) && canonical(&config.schedule_w2);
         Self { case, config, declared, strict, canonical }
     }

@@ -1,0 +1,216 @@
+//! The canonical schedule, version 2: one GPU and every tensor-parallel size give the same bits.
+//!
+//! Version 1 cuts the K that a GPU holds and adds the chunks in a chain, so a rank's part of K changes
+//! the order of additions. Version 2 cuts the model's K into P leaves of equal length, P a power of
+//! two up to eight, and adds their f32 sums in a balanced tree. A rank of T, which divides P, holds
+//! P / T neighbouring leaves: a whole subtree. The upper levels of the tree add the ranks' f32 sums.
+//! Scales, bias, router weight and the one rounding follow the last addition.
+//!
+//! ```
+//! use marlinspike::products::schedule::{Schedule, Split};
+//!
+//! assert_eq!(Schedule::canonical_leaves(14336), 8);
+//! assert_eq!(Split::new(14336, 1, 2)?.rows(), 7168..14336);
+//! // 1408 = 2 · 704 has two leaves, which four ranks cannot share.
+//! assert!(Split::new(1408, 0, 4).is_err());
+//! # Ok::<(), marlinspike::Error>(())
+//! ```
+
+use std::ops::Range;
+
+use ndarray::{Array2, ArrayView2};
+
+use super::named::{chunk_length, step};
+use super::operand::Plan;
+use super::steps::Operands;
+use super::{Chunks, Extras, Order, Schedule, StepOp, Sum};
+use crate::num::array::row_major;
+use crate::num::scalar::ScalarType;
+use crate::products::tensor_core::{LANES, Lanes};
+use crate::weight::{Groups, Weight};
+use crate::{Error, Result};
+
+/// Leaves consist of tiles of this many k.
+const LEAF_STEP: usize = 64;
+/// k of the shortest leaf, unless there is only one.
+const LEAST_LEAF: usize = 128;
+
+const F32: ScalarType = ScalarType::FLOAT32;
+
+/// One tensor-parallel rank's part of the model's K.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Split {
+    size_k: usize,
+    rank: usize,
+    ranks: usize,
+}
+
+impl Split {
+    /// The part of `rank` among `ranks`, for a layer with `size_k` rows in the whole model.
+    ///
+    /// # Errors
+    /// [`Error::Size`] if `ranks` does not divide [`Schedule::canonical_leaves`], naming the numbers
+    /// of ranks that do, and if `rank` is not below `ranks`.
+    pub fn new(size_k: usize, rank: usize, ranks: usize) -> Result<Self> {
+        let leaves = Schedule::canonical_leaves(size_k);
+        if ranks == 0 || !leaves.is_multiple_of(ranks) {
+            let fitting: Vec<String> =
+                (1..=leaves).filter(|&n| leaves.is_multiple_of(n)).map(|n| n.to_string()).collect();
+            let expected = format!("{}: size_k {size_k} has {leaves} leaves", fitting.join(" or "));
+            return Err(Error::size("ranks", ranks, expected));
+        }
+        if rank >= ranks {
+            return Err(Error::size("rank", rank, format!("below {ranks} ranks")));
+        }
+        Ok(Self { size_k, rank, ranks })
+    }
+
+    /// All of K.
+    pub const fn whole(size_k: usize) -> Self {
+        Self { size_k, rank: 0, ranks: 1 }
+    }
+
+    /// Ranks that share K.
+    pub const fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// The rows of the model's weight that the rank holds.
+    pub fn rows(&self) -> Range<usize> {
+        let len = self.size_k / self.ranks;
+        self.rank * len..(self.rank + 1) * len
+    }
+}
+
+impl Schedule {
+    /// P, the leaves of version 2 of the canonical schedule: the largest of 8, 4, 2 and 1 whose leaves
+    /// are multiples of 64 k and have at least 128.
+    pub const fn canonical_leaves(size_k: usize) -> usize {
+        let mut leaves = Self::CANONICAL_CHUNKS;
+        while leaves > 1
+            && (!size_k.is_multiple_of(LEAF_STEP * leaves) || size_k / leaves < LEAST_LEAF)
+        {
+            leaves /= 2;
+        }
+        leaves
+    }
+
+    /// Version 2 of the canonical schedule; arguments as in [`Schedule::canonical`]. Without leaves to
+    /// add ([`Schedule::canonical_leaves`] is 1) it is version 1.
+    ///
+    /// A leaf is cut into at most 8 / P chunks by the rule of version 1, added in ascending order.
+    ///
+    /// # Errors
+    /// As [`Schedule::canonical`].
+    pub fn canonical_v2(weight: &Weight<'_>, dtype: ScalarType, input: ScalarType) -> Result<Self> {
+        let v1 = Self::canonical(weight, dtype, input)?;
+        Ok(v1.with_leaves(Split::whole(weight.shape().size_k)))
+    }
+
+    /// The schedule of one rank's sum in version 2. `weight` holds the rows [`Split::rows`] of the
+    /// model's weight. With several ranks the output is the rank's f32 sum, without scale, bias, router
+    /// weight or rounding, for [`Schedule::add_ranks`].
+    ///
+    /// # Errors
+    /// As [`Schedule::canonical`]; [`Error::Shape`] for a weight of another K. With several ranks,
+    /// [`Error::Unsupported`] for act-order, which sorts k across ranks, and for int8 activations with
+    /// several groups, whose int16 scales depend on the largest scale of all ranks.
+    pub fn canonical_v2_part(
+        weight: &Weight<'_>,
+        split: Split,
+        dtype: ScalarType,
+        input: ScalarType,
+    ) -> Result<Self> {
+        let (shape, rows) = (weight.shape(), split.rows().len());
+        if shape.size_k != rows {
+            let expected = format!("[{rows}, {}], 1 / {} of K", shape.size_n, split.ranks);
+            return Err(Error::shape(&weight.name, &[shape.size_k, shape.size_n], expected));
+        }
+        let mut part = Self::canonical(weight, dtype, input)?.with_leaves(split);
+        if split.ranks == 1 {
+            return Ok(part);
+        }
+        let whole = "the whole K on each rank";
+        if matches!(weight.groups, Groups::Indexed { .. }) {
+            return Err(Error::unsupported(
+                format!("{}: act-order over ranks", weight.name),
+                whole,
+            ));
+        }
+        if input == ScalarType::INT8 && weight.scales.rows() > 1 {
+            let what = format!("{}: int8 activations with group scales over ranks", weight.name);
+            return Err(Error::unsupported(what, whole));
+        }
+        part.epilogue = vec![step(StepOp::Round, F32)];
+        Ok(part)
+    }
+
+    /// `self`, canonical, with the leaves of a rank.
+    fn with_leaves(mut self, split: Split) -> Self {
+        let leaves = Self::canonical_leaves(split.size_k);
+        if leaves == 1 {
+            return self;
+        }
+        let (leaf, size_k) = (split.size_k / leaves, split.rows().len());
+        let most = Self::CANONICAL_CHUNKS / leaves;
+        let chunk = if most == 1 { leaf } else { chunk_length(leaf, most).min(leaf) };
+        self.chunks = match leaf.is_multiple_of(chunk) {
+            true => Chunks::Size(chunk),
+            false => {
+                let starts = (0..size_k).step_by(leaf);
+                let all = starts.flat_map(|at| (at..at + leaf).step_by(chunk));
+                Chunks::Boundaries(all.filter(|&k| k > 0).collect())
+            }
+        };
+        self.leaf_chunks = (chunk < leaf).then(|| leaf.div_ceil(chunk));
+        self.chunk_sum = Sum { order: Order::Pairwise, ty: F32 };
+        self
+    }
+
+    /// The outputs `[M, N]` of a product from the f32 sums `[M, N]` of its ranks, in order of rank, as
+    /// bits of the output's type: the upper levels of the tree, then the epilogue of `self`, the
+    /// schedule of the whole product. `weight` is any rank's: its bias and its scales of columns or
+    /// of the matrix are every rank's.
+    ///
+    /// # Errors
+    /// [`Error::Size`] for a number of parts that is no power of two; [`Error::Shape`] for parts and
+    /// extras of another shape; the errors of [`Schedule::execute`] for `weight`.
+    pub fn add_ranks(
+        &self,
+        parts: &[ArrayView2<'_, f32>],
+        weight: &Weight<'_>,
+        extras: Extras<'_>,
+    ) -> Result<Array2<u32>> {
+        if !parts.len().is_power_of_two() {
+            return Err(Error::size("parts", parts.len(), "a power of two"));
+        }
+        let (size_m, size_n) = (parts[0].nrows(), weight.shape().size_n);
+        if let Some(part) = parts.iter().find(|p| p.dim() != (size_m, size_n)) {
+            return Err(Error::shape("parts", part.shape(), format!("[{size_m}, {size_n}]")));
+        }
+        self.expect_extras([size_m, weight.scales.rows()], extras)?;
+        let tree = Self { chunks: Chunks::Whole, leaf_chunks: None, ..self.clone() };
+        let plan = Plan::new(&tree, weight, None, f32::NEG_INFINITY)?;
+        let rows: Vec<Vec<f32>> = parts.iter().map(|p| row_major(*p).into_owned()).collect();
+        let mut y = vec![0; size_m * size_n];
+        for first in (0..size_n).step_by(LANES) {
+            let operands = plan.columns(first)?.operands;
+            let width = LANES.min(size_n - first);
+            for m in 0..size_m {
+                let at = m * size_n + first;
+                let lane =
+                    |row: &[f32], l: usize| if l < width { row[at + l].to_bits() } else { 0 };
+                let mut sums: Vec<Lanes> =
+                    rows.iter().map(|row| std::array::from_fn(|l| lane(row, l))).collect();
+                let operands = operands.map(|o| Operands {
+                    activation_scale: extras.activation_scales.map(|all| all[m]),
+                    router_weight: extras.router_weights.map(|all| all[m]),
+                    ..o
+                });
+                let lanes = plan.finish_chunks(&mut sums, m, first, &operands);
+                y[at..at + width].copy_from_slice(&lanes[..width]);
+            }
+        }
+        Ok(Array2::from_shape_vec((size_m, size_n), y).expect("every output"))
+    }
+}
