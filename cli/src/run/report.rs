@@ -16,6 +16,9 @@ pub(super) fn json(run: &Run) -> String {
             json!({"index": at, "found": format!("{found:#x}"), "expected": format!("{expected:#x}")})
         });
         let mut check = json!({"mismatches": c.mismatches, "first": first});
+        if c.unbounded > 0 {
+            check["unbounded"] = json!(c.unbounded);
+        }
         if let Some(stage) = c.stage {
             check["stage"] = json!(stage);
         }
@@ -94,10 +97,15 @@ pub(super) fn text(run: &Run) -> String {
     let is_bounded = run.method.as_ref().is_some_and(|m| m.is_bounded);
     match run.check {
         None => {}
+        Some(Check { mismatches: 0, unbounded: count @ 1.., .. }) => {
+            text.push_str(&format!(
+                "NOT CHECKED: {count} values have no bound, because their sums may overflow or are not finite\n"
+            ));
+        }
         Some(Check { mismatches: 0, .. }) if is_bounded => {
             text.push_str("within the bound of products and sums in f32, at every value\n");
         }
-        Some(Check { first: Some(([m, n], found, expected)), mismatches, stage }) => {
+        Some(Check { first: Some(([m, n], found, expected)), mismatches, stage, .. }) => {
             let of = stage.map_or(String::new(), |s| format!(" of {s}"));
             text.push_str(&format!(
                 "DIFFERENT: {mismatches} values{of}; first at [{m}, {n}]: found {found:#x}, expected {expected:#x}\n"

@@ -100,6 +100,8 @@ pub struct Check {
     pub first: Option<([usize; 2], u32, u32)>,
     /// If stages were compared: the first that differs, or the last.
     pub stage: Option<&'static str>,
+    /// Values without a bound, because their sums may overflow or are not finite. They are not judged.
+    pub unbounded: usize,
 }
 
 impl Check {
@@ -110,7 +112,7 @@ impl Check {
         let size_n = found.size_n.max(1);
         let first = differing.peek().map(|&(i, (a, b))| ([i / size_n, i % size_n], a, b));
         let missing = found.bits().count().abs_diff(expected.bits().count());
-        Self { mismatches: differing.count() + missing, first, stage: None }
+        Self { mismatches: differing.count() + missing, first, stage: None, unbounded: 0 }
     }
 
     /// Compares stage by stage and stops at the first that differs.
@@ -119,7 +121,7 @@ impl Check {
             let stage = (found.len() > 1).then_some(a.name);
             Self { stage, ..Self::of(a, b) }
         });
-        let mut last = Self { mismatches: 0, first: None, stage: None };
+        let mut last = Self { mismatches: 0, first: None, stage: None, unbounded: 0 };
         for check in checks {
             last = check;
             if last.mismatches > 0 {
@@ -248,11 +250,11 @@ impl Run {
         self.outputs.iter().find(|o| o.name == "y_experts")
     }
 
-    /// Whether every comparison found equal bits.
+    /// Whether every comparison found equal bits, or values within their bounds, at every value.
     pub fn is_equal(&self) -> bool {
         let routing = self.routing.as_ref().and_then(|r| r.differences.as_ref());
         let logits = self.logits.as_ref().and_then(|l| l.outside);
-        self.check.is_none_or(|c| c.mismatches == 0)
+        self.check.is_none_or(|c| c.mismatches == 0 && c.unbounded == 0)
             && logits.is_none_or(|outside| outside.count == 0)
             && routing.is_none_or(Differences::is_empty)
     }
@@ -267,7 +269,7 @@ mod tests {
         let of = |values: &[f32], size_n| Output::values(&Values::F32(values.to_vec()), size_n);
         let expected = of(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0], 3);
         let equal = Check::of(&expected, &expected);
-        assert_eq!(equal, Check { mismatches: 0, first: None, stage: None });
+        assert_eq!(equal, Check { mismatches: 0, first: None, stage: None, unbounded: 0 });
         // Zeros of both signs are equal as numbers.
         let found = of(&[0.0, 1.0, 2.0, 3.0, -4.0, 5.5], 3);
         let differs = Check::of(&found, &expected);

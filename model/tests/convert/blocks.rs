@@ -289,3 +289,24 @@ fn inputs_of_tokens_are_needed_and_checked() {
         assert!(seeded(3) == seeded(3) && seeded(3) != seeded(4), "{name}");
     }
 }
+
+/// Activations whose sums overflow have no bound: such a block does not pass.
+#[test]
+fn values_without_a_bound_are_not_judged() {
+    let temp = tempfile::tempdir().unwrap();
+    let path = golden().into_iter().find(|path| name(path) == "qwen3_moe");
+    let bytes = fs::read(path.unwrap()).unwrap();
+    write(&Container::parse(&bytes).unwrap(), temp.path(), |_, t| t);
+    assert!(checked(temp.path()).is_equal());
+    let input = fs::read(temp.path().join("input.st")).unwrap();
+    let x = Container::parse(&input).unwrap().tensor("x").unwrap().into_owned();
+    let numbers = widened(&x);
+    let most = numbers.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+    let large = numbers.iter().map(|x| x / most * 3e38).collect::<Vec<f32>>();
+    let large = Tensor::from_vec("x", DType::F32, x.shape().to_vec(), large).unwrap();
+    save(&temp.path().join("input.st"), &[large]);
+    let found = checked(temp.path());
+    let check = found.check.unwrap();
+    assert!(check.mismatches == 0 && check.unbounded > 0, "{check:?}");
+    assert!(!found.is_equal());
+}

@@ -23,7 +23,9 @@ impl PlainBlock {
         if sum.mismatches > 0 {
             return Ok(sum);
         }
-        Ok(outside(&outputs[last], &self.y_near(x, routes, &near)?))
+        let y = outside(&outputs[last], &self.y_near(x, routes, &near)?);
+        // Values of `y` come from sums: without a bound for these, they have none.
+        Ok(Check { unbounded: y.unbounded.max(sum.unbounded), ..y })
     }
 
     fn y_near(&self, x: &Floats, routes: &Routes, y: &Array2<Near>) -> Result<Array2<Near>> {
@@ -68,11 +70,13 @@ fn nears(shared: &Shared) -> Vec<SharedNear> {
     experts.iter().map(one).collect()
 }
 
-/// Values of an output outside the bound.
+/// Values of an output outside the bound, and those without one.
 fn outside(found: &Output, near: &Array2<Near>) -> Check {
+    let has_bound = |near: &Near| near.error.is_finite() && near.exact.is_finite();
     let accepts = |bits: u32, near: &Near| {
-        !near.error.is_finite() || near.interval().rounded(found.ty).contains(found.ty.to_f64(bits))
+        !has_bound(near) || near.interval().rounded(found.ty).contains(found.ty.to_f64(bits))
     };
+    let unbounded = near.iter().filter(|near| !has_bound(near)).count();
     let pairs = found.bits().zip(near.iter()).enumerate();
     let mut wrong = pairs.filter(|(_, (bits, near))| !accepts(*bits, near)).peekable();
     let first = wrong.peek().map(|(i, (bits, near))| {
@@ -80,5 +84,5 @@ fn outside(found: &Output, near: &Array2<Near>) -> Check {
         (at, *bits, found.ty.encode_rne(near.exact))
     });
     let missing = found.bits().count().abs_diff(near.len());
-    Check { mismatches: wrong.count() + missing, first, stage: Some(found.name) }
+    Check { mismatches: wrong.count() + missing, first, stage: Some(found.name), unbounded }
 }
