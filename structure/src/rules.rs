@@ -52,9 +52,9 @@ pub struct Count {
     pub thing: String,
     /// Its names.
     pub names: Vec<String>,
-    /// Most files today.
+    /// The largest number of files today.
     pub ceiling: usize,
-    /// Most files that the design aims at.
+    /// The largest number of files that the design aims at.
     pub target: usize,
 }
 
