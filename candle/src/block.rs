@@ -23,7 +23,7 @@ pub struct MoeBlock {
 }
 
 impl MoeBlock {
-    /// The block of a router and its experts.
+    /// A block with a router and its experts.
     ///
     /// # Errors
     /// [`Error::Shape`] unless the router's weight is `[E, H]` of the experts.
@@ -41,7 +41,7 @@ impl MoeBlock {
     /// The block with a shared expert, whose output is added to that of the routed experts.
     ///
     /// # Errors
-    /// [`Error::Shape`] for another hidden size.
+    /// [`Error::Shape`] if its hidden size is not that of the experts.
     pub fn with_shared_expert(self, shared: SharedExpert) -> Result<Self> {
         let (found, expected) = (shared.hidden_size(), self.experts.hidden_size());
         if found != expected {

@@ -111,7 +111,7 @@ pub struct Router {
 }
 
 impl Router {
-    /// The router of a weight `[E, H]` and an optional bias.
+    /// A router with a weight `[E, H]` and an optional bias.
     pub fn new(linear: DenseLinear) -> Self {
         Self { linear, is_f32: false, softcap: None }
     }

@@ -126,7 +126,7 @@ impl<'f> Decoder<'f> {
     ///
     /// # Errors
     /// [`GenerateError::EmptyPrompt`], [`GenerateError::Token`] and [`GenerateError::CacheFull`] before
-    /// anything is computed; [`GenerateError::NotFinite`] for logits that are no numbers. Caches do not
+    /// anything is computed; [`GenerateError::NotFinite`] for logits that are not finite. Caches do not
     /// hold the tokens of a failed call.
     pub fn forward(&self, inputs: &mut [Input<'_>], wanted: LogitsOf) -> Result<Vec<f32>> {
         let rows = self.rows(inputs)?;

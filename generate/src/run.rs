@@ -12,7 +12,7 @@ use crate::sample::{Sampler, Sampling};
 /// What to generate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// Most new tokens.
+    /// The largest number of new tokens.
     pub max_tokens: usize,
     /// How each is chosen.
     pub sampling: Sampling,
@@ -20,7 +20,7 @@ pub struct Options {
     pub stop: Vec<u32>,
     /// Tokens of the prompt per forward call; absent: all. Smaller calls need less memory.
     pub chunk: Option<NonZero<usize>>,
-    /// Most bytes for packed layers, the KV cache and the buffers of a call: [`Decoder::memory`].
+    /// Memory limit in bytes for packed layers, the KV cache and the buffers of a call: [`Decoder::memory`].
     pub memory_limit: u64,
 }
 

@@ -25,7 +25,7 @@ impl Weights {
     /// Builds the number of matrices that [`copies`] returns.
     ///
     /// # Errors
-    /// candle's, for K that is no multiple of 256.
+    /// candle's, for K that is not a multiple of 256.
     pub fn new(tile: &Tile, cold_bytes: usize) -> Result<Self> {
         let (k, n) = (tile.shape().size_k, tile.shape().size_n);
         let floats: Vec<f32> = (0..tile.columns()).flat_map(|column| tile.floats(column)).collect();

@@ -13,7 +13,7 @@ use serde_json::json;
 /// Times dense products and Mixture-of-Experts layers with 4-bit weights: this project's, candle's
 /// Q4_K (dense) and, built with GGML_DIR, ggml's repacked Q4_0, on the same matrices, in turns.
 ///
-/// Weights are cold: calls take turns over more than 160 MB of them. candle fixes its number of
+/// Weights are cold: calls cycle through more than 160 MB of them. candle fixes its number of
 /// threads once per process, so each number of threads gets a separate process.
 #[derive(Debug, Clone, Parser)]
 #[command(version)]

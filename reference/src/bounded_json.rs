@@ -29,7 +29,7 @@ pub enum JsonError {
     /// More values than fit the memory.
     #[error("takes more than {limit} bytes of memory when parsed")]
     Memory {
-        /// Most bytes.
+        /// The largest number of bytes.
         limit: usize,
     },
 }

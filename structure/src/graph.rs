@@ -1,4 +1,4 @@
-//! Imports between modules, and the circles among siblings.
+//! Imports between modules, and the cycles among siblings.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ const MAX_ALIASES: usize = 12;
 
 /// Sibling modules that import each other, directly or through one another.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Circle {
+pub struct Cycle {
     /// Their parent: the crate's folder, then module names, joined by `::`.
     pub parent: String,
     /// Their names.
@@ -98,8 +98,8 @@ pub fn top_edges(of: &Crate) -> BTreeMap<(String, String), BTreeSet<String>> {
     edges
 }
 
-/// Every circle among siblings of a crate.
-pub fn circles(of: &Crate) -> Vec<Circle> {
+/// Every cycle among siblings of a crate.
+pub fn cycles(of: &Crate) -> Vec<Cycle> {
     // For each parent: edges between siblings, with the imports that cause them.
     type Siblings = BTreeMap<(String, String), BTreeSet<String>>;
     let mut families: BTreeMap<Vec<String>, Siblings> = BTreeMap::new();
@@ -115,7 +115,7 @@ pub fn circles(of: &Crate) -> Vec<Circle> {
         let import = format!("{} imports {}", a.file, b.path.join("::"));
         family.entry(pair).or_default().insert(import);
     }
-    let mut circles = Vec::new();
+    let mut cycles = Vec::new();
     for (parent, edges) in &families {
         let names: BTreeSet<&String> = edges.keys().flat_map(|(a, b)| [a, b]).collect();
         let reach: BTreeMap<&String, BTreeSet<&String>> =
@@ -132,11 +132,11 @@ pub fn circles(of: &Crate) -> Vec<Circle> {
                     .into_iter()
                     .chain(parent.iter().map(String::as_str))
                     .collect();
-                circles.push(Circle { parent: parent.join("::"), members, imports });
+                cycles.push(Cycle { parent: parent.join("::"), members, imports });
             }
         }
     }
-    circles
+    cycles
 }
 
 fn reachable<'e>(

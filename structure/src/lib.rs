@@ -6,7 +6,7 @@
 //! | module | measures |
 //! | --- | --- |
 //! | [`source`] | the crates, their module trees, and what each module imports |
-//! | [`graph`] | imports between siblings, and the circles among them |
+//! | [`graph`] | imports between siblings, and the cycles among them |
 //! | [`size`] | lines of files and functions, parameters of functions |
 //! | [`naming`] | which files name a format, a layout or an operation |
 //! | [`rules`] | what ARCHITECTURE.md and `limits.txt` allow |

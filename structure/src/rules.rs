@@ -37,8 +37,8 @@ pub struct Limits {
     pub functions: BTreeMap<String, String>,
     /// Functions over the limit of parameters.
     pub parameters: BTreeMap<String, String>,
-    /// Circles among siblings: parent and members.
-    pub circles: BTreeMap<(String, BTreeSet<String>), String>,
+    /// Cycles among siblings: parent and members.
+    pub cycles: BTreeMap<(String, BTreeSet<String>), String>,
     /// Ceilings on the number of files that name a thing.
     pub counts: Vec<Count>,
     /// Upstream's own names, with where they are from: they do not count as names of a format.
@@ -52,9 +52,9 @@ pub struct Count {
     pub thing: String,
     /// Its names.
     pub names: Vec<String>,
-    /// Most files today.
+    /// The largest number of files today.
     pub ceiling: usize,
-    /// Most files that the design aims at.
+    /// The largest number of files that the design aims at.
     pub target: usize,
 }
 
@@ -78,13 +78,13 @@ pub fn limits(text: &str) -> Result<Limits> {
                 };
                 table.insert(subject.to_owned(), reason.to_owned());
             }
-            ["circle", subject, reason] if !reason.is_empty() => {
+            ["cycle", subject, reason] if !reason.is_empty() => {
                 let (parent, members) = subject
                     .split_once(':')
                     .and_then(|_| subject.rsplit_once(": "))
                     .with_context(|| format!("{line:?}: expected `parent: member member`"))?;
                 let members = members.split_whitespace().map(str::to_owned).collect();
-                limits.circles.insert((parent.to_owned(), members), reason.to_owned());
+                limits.cycles.insert((parent.to_owned(), members), reason.to_owned());
             }
             ["count", subject, ceiling, target] => {
                 let (thing, names) =

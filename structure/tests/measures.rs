@@ -22,18 +22,18 @@ fn workspace(files: &[(&str, &str)]) -> Workspace {
     Workspace::read(folder.path(), &[]).expect("a workspace")
 }
 
-/// Parent and members of each circle.
-fn circles(files: &[(&str, &str)]) -> Vec<(String, Vec<String>)> {
-    let found = graph::circles(&workspace(files).crates[0]);
+/// Parent and members of each cycle.
+fn cycles(files: &[(&str, &str)]) -> Vec<(String, Vec<String>)> {
+    let found = graph::cycles(&workspace(files).crates[0]);
     found.into_iter().map(|c| (c.parent, c.members.into_iter().collect())).collect()
 }
 
-fn circle(parent: &str, members: &[&str]) -> Vec<(String, Vec<String>)> {
+fn cycle(parent: &str, members: &[&str]) -> Vec<(String, Vec<String>)> {
     vec![(parent.to_owned(), members.iter().map(|&m| m.to_owned()).collect())]
 }
 
 #[test]
-fn a_circle_is_found_however_it_is_spelled() {
+fn a_cycle_is_found_however_it_is_spelled() {
     let lib = ("lib.rs", "mod a; mod b; mod c;");
     let a = ("a.rs", "use crate::b::B; pub struct A(B);");
     let ways = [
@@ -46,9 +46,9 @@ fn a_circle_is_found_however_it_is_spelled() {
     ];
     for b in ways {
         let c = ("c.rs", "pub use crate::a::A as Again;");
-        let found = circles(&[lib, a, ("b.rs", b), c]);
+        let found = cycles(&[lib, a, ("b.rs", b), c]);
         let members: &[&str] = if b.contains('*') { &["a", "b", "c"] } else { &["a", "b"] };
-        assert_eq!(found, circle("c", members), "{b}");
+        assert_eq!(found, cycle("c", members), "{b}");
     }
 }
 
@@ -63,13 +63,13 @@ fn what_only_tests_import_ties_nothing() {
         "pub struct B; // crate::a::A\n/// [`crate::a::A`]\nfn f() {}",
         "pub struct B; use other::a::A;",
     ] {
-        assert_eq!(circles(&[lib, a, ("b.rs", b)]), [], "{b}");
+        assert_eq!(cycles(&[lib, a, ("b.rs", b)]), [], "{b}");
     }
 }
 
 #[test]
-fn circles_below_the_top_and_through_three() {
-    let found = circles(&[
+fn cycles_below_the_top_and_through_three() {
+    let found = cycles(&[
         ("lib.rs", "mod top;"),
         ("top/mod.rs", "mod x; mod y; mod z; pub struct Own;"),
         ("top/x.rs", "use super::{Own, y};"),
@@ -77,7 +77,7 @@ fn circles_below_the_top_and_through_three() {
         ("top/z/mod.rs", "mod deep; pub struct Z;"),
         ("top/z/deep.rs", "use crate::top::x; use crate::top::Own;"),
     ]);
-    assert_eq!(found, circle("c::top", &["x", "y", "z"]));
+    assert_eq!(found, cycle("c::top", &["x", "y", "z"]));
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn malformed_rules_are_refused() {
     assert!(rules::edges("nothing").is_err());
     assert!(rules::limits("file | a.rs | ").is_err(), "an exception needs a reason");
     assert!(rules::limits("count | a: b | many | 2").is_err());
-    let limits = rules::limits("circle | c::top: x y | they share a table").expect("limits");
+    let limits = rules::limits("cycle | c::top: x y | they share a table").expect("limits");
     let members = BTreeSet::from(["x".to_owned(), "y".to_owned()]);
-    assert!(limits.circles.contains_key(&("c::top".to_owned(), members)));
+    assert!(limits.cycles.contains_key(&("c::top".to_owned(), members)));
 }

@@ -70,23 +70,23 @@ fn only_the_edges_of_architecture_md() {
 }
 
 #[test]
-fn no_circles_between_siblings() {
-    let allowed = limits().circles;
+fn no_cycles_between_siblings() {
+    let allowed = limits().cycles;
     let mut breaches = Vec::new();
     let mut found = BTreeSet::new();
-    for circle in workspace().crates.iter().flat_map(graph::circles) {
-        let key = (circle.parent.clone(), circle.members.clone());
+    for cycle in workspace().crates.iter().flat_map(graph::cycles) {
+        let key = (cycle.parent.clone(), cycle.members.clone());
         if !allowed.contains_key(&key) {
-            let members: Vec<_> = circle.members.into_iter().collect();
-            let imports: Vec<_> = circle.imports.into_iter().collect();
-            let (parent, members) = (circle.parent, members.join(" "));
-            breaches.push(format!("circle | {parent}: {members}\n    {}", imports.join("\n    ")));
+            let members: Vec<_> = cycle.members.into_iter().collect();
+            let imports: Vec<_> = cycle.imports.into_iter().collect();
+            let (parent, members) = (cycle.parent, members.join(" "));
+            breaches.push(format!("cycle | {parent}: {members}\n    {}", imports.join("\n    ")));
         }
         found.insert(key);
     }
     for (parent, members) in allowed.keys().filter(|key| !found.contains(*key)) {
         let members: Vec<_> = members.iter().cloned().collect();
-        breaches.push(format!("no longer a circle: {parent}: {}", members.join(" ")));
+        breaches.push(format!("no longer a cycle: {parent}: {}", members.join(" ")));
     }
     report(&breaches);
 }

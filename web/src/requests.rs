@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 /// Largest case file in bytes: WebAssembly has 4 GiB, of which a case may need 256 times its file.
 pub const MAX_FILE: usize = 12 << 20;
 
-/// Most multiply-adds of a case, so that the page answers within a minute.
+/// The largest number of multiply-adds of a case, so that the page answers within a minute.
 pub const MAX_WORK: u64 = 2_000_000_000;
 
 /// The verdict on a case file: `{"verdict", "name", "op", "outputs", "html"}`, or `{"error"}`.

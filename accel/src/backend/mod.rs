@@ -60,7 +60,7 @@ pub const NOT_ON_DEVICE: &str = "not on cuda: ";
 ///
 /// # Errors
 /// [`BackendError::Accel`] for a device that fails; [`BackendError::Case`] for inputs that cannot
-/// be used. An operation that refuses its arguments leaves its output unchecked; that is no error.
+/// be used. An operation that refuses its arguments leaves its output unchecked; this is not an error.
 pub fn check<O: Operations>(
     operations: &O,
     case: &Case<'_>,

@@ -228,7 +228,7 @@ impl Dense {
             None => marlin_gemm(device, x, weight, y),
         };
         match tiled {
-            // 128 columns where N is no multiple of them, or more shared memory than there is.
+            // Blocks of 128 columns if N is not a multiple of 128, or more shared memory than available.
             Err(AccelError::Argument { what: "tiling", .. }) => marlin_gemm(device, x, weight, y),
             other => other,
         }
@@ -332,7 +332,7 @@ impl Subject<laws::MoeLayer> for Cuda {
         !not_taken(&MarlinLayer::new(&self.0, &local.layer(i)))
     }
 
-    /// Stricter than the laws, of which some allow a bound: every bit of every call is the canonical
+    /// Stricter than the laws, some of which allow a bound: every bit of every call is the canonical
     /// arithmetic's.
     fn call(&self, i: &laws::LayerInput, out: &mut [u16]) -> Result<(), SubjectError> {
         let made = self.layer(i).map_err(failed)?;

@@ -13,13 +13,13 @@ Example: marlinspike bench cpu --quick
 
 The limits of the machine are measured first: bytes read from memory per second, and \
 multiply-accumulates per second of the kernel's instruction. Dense products and Mixture-of-Experts \
-layers follow, with f32 activations and outputs. Their packed weights are cold: calls take turns over \
+layers follow, with f32 activations and outputs. Their packed weights are cold: calls cycle through \
 more than 160 MB of weights, and more than twice the last-level cache. With one token, each call of a \
-layer hits different experts. `of limit` is the least time by the limits (reading the weights or \
-issuing the multiply-accumulates, whichever is longer) over the measured time.
+layer hits different experts. `of limit` is the shortest time that the limits allow (reading the weights \
+or issuing the multiply-accumulates, whichever takes longer) over the measured time.
 
 Threads are pinned, in ascending order, to the logical CPUs that the process may use; `taskset -c` \
-selects others. Measure on an idle machine: the distance between best and median shows the noise.";
+selects others. Measure on an idle machine: the difference between best and median shows the noise.";
 
 const EXAMPLES: &str = "\
 Examples:

@@ -38,7 +38,7 @@ pub(super) struct Case {
     pub(super) group: GroupSize,
     pub(super) tokens: usize,
     pub(super) threads: usize,
-    /// Bytes of the weights that calls take turns over.
+    /// Bytes of the weights that calls cycle through.
     pub(super) weight_bytes: usize,
     /// Bytes of weights that a call reads.
     pub(super) bytes_read: f64,

@@ -1,4 +1,4 @@
-//! The output of `--json`: one object per case and line, then one with the summary and, with
+//! The output of `--json`: one object per line for each case, then one with the summary and, with
 //! `--backend`, the comparisons made for each operation.
 //!
 //! `docs/src/check.schema.json` publishes the keys, so none may be removed or renamed.

@@ -115,15 +115,15 @@ pub struct Args {
     #[arg(long, value_enum, value_name = "NAME")]
     backend: Option<Backend>,
 
-    /// Most multiply-adds that a case may need [default: 10^12]
+    /// Largest number of multiply-adds that a case may need [default: 10^12]
     ///
-    /// The configuration of a case states its sizes, so even a small file can need much time. A
+    /// The configuration of a case states its sizes, so even a small file can take a long time. A
     /// case that needs more than this, or more memory than 64 MiB plus 256 times its file size, is
     /// an error that names the sizes. With --backend the limit is always 10^12.
     #[arg(long, value_name = "N", default_value_t = Limits::default().work, hide_default_value = true)]
     max_work: u64,
 
-    /// Print one JSON object per case and line, then one with the summary, and nothing else
+    /// Print one JSON object per line for each case, then one with the summary, and nothing else
     ///
     /// docs/src/check.schema.json describes the objects. A run that fails as a whole ends with
     /// `{"error": ..., "help": ...}`.

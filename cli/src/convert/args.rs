@@ -15,8 +15,9 @@ use super::preparation::PreparationArgs;
 use crate::args;
 
 const LAYERS: &str = "\
-A dense layer has <module>.<name>; experts <...experts>.w13_<name> and w2_<name>, gate before up
-(rows of gate and up that alternate in the checkpoint stay so, as the activation reads them).
+Tensors of a dense layer are named <module>.<name>, those of experts <...experts>.w13_<name> and
+w2_<name>, gate before up. Gate and up rows that alternate in the checkpoint keep their order,
+because the activation reads them in it.
 
 Tensor parallelism, by the module's name:
   N is cut       q_proj k_proj v_proj gate_proj up_proj w1 w3 q_b_proj kv_b_proj fc1 lm_head
@@ -25,8 +26,8 @@ Tensor parallelism, by the module's name:
 A row-parallel rank keeps the whole bias, which only rank 0 may add; with act-order it keeps all
 scales. With --ep-size above 1 each rank gets whole experts, and --tp-size cuts only dense layers.
 
-With --merge-projections the columns of a rank's q_proj, k_proj and v_proj are one layer, qkv_proj,
-and those of gate_proj and up_proj another, gate_up_proj: the parameters of a loaded engine.";
+With --merge-projections the columns of a rank's q_proj, k_proj and v_proj become one layer, qkv_proj,
+and those of gate_proj and up_proj become gate_up_proj, like the parameters of a loaded engine.";
 
 const WORK: &str = "\
 Experts are prepared as upstream prepares them. FP8 experts with one scale per tensor are
@@ -48,7 +49,7 @@ Exit codes:
 /// The long help: common parts, and what each format says of itself.
 fn details() -> String {
     let formats = || Format::ALL.iter().map(|format| format.descriptor());
-    let tensors: Vec<_> = formats().map(|d| d.tensors).collect();
+    let tensors: Vec<_> = formats().map(|d| format!("  {}", d.tensors)).collect();
     let examples = formats().flat_map(|d| d.examples);
     let examples: Vec<_> = examples.map(|e| format!("  marlinspike convert {e}")).collect();
     let takes: Vec<_> = formats().map(|d| d.takes).filter(|takes| !takes.is_empty()).collect();

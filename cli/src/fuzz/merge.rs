@@ -12,11 +12,11 @@ use crate::{Outcome, output};
 
 pub(super) const ABOUT: &str = "\
 Merges summaries of `marlinspike fuzz --summary`: adds up counts and coverage, names shards without a \
-summary, and copies the failing cases into one folder, each content once.
+summary, and copies the failing cases to one folder, without duplicates.
 
 Example: marlinspike fuzz merge machine*/summary.json --regressions regressions
 
-A failing case is looked for next to its summary, then at its path from the summary's folder. \
+Failing cases are searched next to their summary, then at their path relative to the summary's folder. \
 Runs of different operations and seeds may be merged.
 
 Exit codes:

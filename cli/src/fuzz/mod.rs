@@ -113,7 +113,7 @@ pub struct Args {
     #[arg(long)]
     no_reference: bool,
 
-    /// 64-bit seed, decimal or 0x...; drawn and printed when left out
+    /// 64-bit seed, decimal or 0x... [default: a random one, which is printed]
     #[arg(long, value_parser = crate::vectors::seed)]
     seed: Option<u64>,
 

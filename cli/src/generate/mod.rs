@@ -42,7 +42,7 @@ Exit codes:
   0  the text is complete
   2  bad input or usage, or a model that does not run";
 
-/// Most new tokens without `--max-tokens`.
+/// Largest number of new tokens without `--max-tokens`.
 const MAX_TOKENS: usize = 256;
 
 /// What the model continues.
@@ -63,10 +63,10 @@ pub struct SamplingArgs {
     /// Draw tokens from the softmax of logits / T instead of taking the largest logit.
     #[arg(long, value_name = "T")]
     pub temperature: Option<f64>,
-    /// Draw from the K largest logits only.
+    /// Draw only from the K largest logits.
     #[arg(long, value_name = "K", requires = "temperature")]
     pub top_k: Option<usize>,
-    /// Draw from the largest probabilities that sum to P only.
+    /// Draw only from the largest probabilities, up to a sum of P.
     #[arg(long, value_name = "P", requires = "temperature")]
     pub top_p: Option<f64>,
     /// Seed of the draws.
@@ -99,7 +99,7 @@ pub struct Args {
     /// System message of the conversation.
     #[arg(long, value_name = "TEXT", requires = "chat")]
     pub system: Option<String>,
-    /// Most new tokens [default: 256, or what the model's positions leave].
+    /// Largest number of new tokens [default: 256, or fewer if the model has fewer positions left].
     #[arg(long, value_name = "N", value_parser = args::repeats)]
     pub max_tokens: Option<NonZero<usize>>,
     /// How tokens are chosen.
@@ -108,13 +108,13 @@ pub struct Args {
     /// Worker threads [default: one per core].
     #[arg(long, value_name = "N", value_parser = args::threads)]
     pub threads: Option<NonZero<usize>>,
-    /// Keep each thread on a core of its own; for a machine without other work.
+    /// Pin each thread to its own core; for machines without other load.
     #[arg(long)]
     pub pin: bool,
     /// Tokens of the prompt per pass; smaller passes need less memory [default: the whole prompt].
     #[arg(long, value_name = "N", value_parser = args::repeats)]
     pub chunk: Option<NonZero<usize>>,
-    /// Most memory for packed layers, KV cache and buffers, in GB [default: 90 % of the free memory].
+    /// Memory limit for packed layers, KV cache and buffers, in GB [default: 90 % of the free memory].
     #[arg(long, value_name = "GB", value_parser = args::shard_gb)]
     pub memory: Option<f64>,
     /// Print one JSON object instead of the text.

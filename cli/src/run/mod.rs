@@ -150,7 +150,7 @@ impl ActivationArgs {
 /// What the layer runs with, and how often.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ExecutionArgs {
-    /// Run on a device, by the canonical schedule. Activations have 16 bits, also of int4 layers.
+    /// Run on a device, by the canonical schedule, with 16-bit activations even for int4 layers.
     #[arg(long, value_enum, value_name = "NAME", conflicts_with = "kernel")]
     pub backend: Option<Backend>,
     /// Kernel: scalar, portable, or one for this CPU [default: the fastest].
@@ -159,7 +159,7 @@ pub struct ExecutionArgs {
     /// Worker threads [default: one per core].
     #[arg(long, value_name = "N", value_parser = args::threads)]
     pub threads: Option<NonZero<usize>>,
-    /// Runs; the shortest time is shown.
+    /// Number of runs; the shortest time is shown.
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::repeats)]
     pub repeat: NonZero<usize>,
 }

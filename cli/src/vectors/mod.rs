@@ -62,7 +62,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR", required_unless_present = "list")]
     out: Option<PathBuf>,
 
-    /// Print one JSON object per case and line, then one with the summary, and nothing else
+    /// Print one JSON object per line for each case, then one with the summary, and nothing else
     #[arg(long)]
     json: bool,
 

@@ -302,7 +302,7 @@ fn a_newer_release_is_compared_with_the_one_that_verdicts_follow() {
     let shown = text(temp.path(), &[]);
     assert!(shown.lines().any(|l| l == line), "{shown}");
     assert!(!text(temp.path(), &["--vllm", "0.21.0"]).contains("in vLLM"));
-    // Columns that are no whole tiles on one of four ranks are padded.
+    // Columns that are not whole tiles on one of four ranks are padded.
     let padded = upstream_changes(temp.path(), &["--capability", "8.0", "--tp-size", "16"]);
     let text = format!("{padded:?}");
     assert!(text.contains("32 is not a multiple of 64 -> padded with zeros to K x N = "), "{text}");

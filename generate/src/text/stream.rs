@@ -41,7 +41,7 @@ impl<'t> TextStream<'t> {
         Ok(piece)
     }
 
-    /// The rest of the text, with replacement characters for bytes that are no characters.
+    /// The rest of the text, with replacement characters for bytes that are not characters.
     ///
     /// # Errors
     /// [`TextError::Tokenizer`].

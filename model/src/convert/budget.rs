@@ -38,7 +38,7 @@ impl Budget {
         self.total
     }
 
-    /// Most bytes that were in use at once so far.
+    /// The largest number of bytes that were in use at once so far.
     pub fn peak(&self) -> u64 {
         self.lock().peak
     }

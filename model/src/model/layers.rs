@@ -10,7 +10,7 @@ use super::fused::{self, Fused};
 pub use super::matrix::{Matrix, Role};
 use super::{Model, ModelError};
 
-/// Most experts of one layer; real models have a few hundred.
+/// The largest number of experts of one layer; real models have a few hundred.
 const MAX_EXPERTS: usize = 1 << 16;
 
 /// Quantized matrices that form one stack in the kernel's format.

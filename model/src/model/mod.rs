@@ -33,7 +33,7 @@ use files::Stamp;
 /// a million.
 pub const CONFIG_LIMIT: u64 = 8 << 20;
 
-/// Most memory that a parsed config takes, in bytes.
+/// The most memory that a parsed config may take, in bytes.
 pub const CONFIG_MEMORY: usize = 128 << 20;
 
 /// Largest index read, in bytes: real ones have about 100 bytes per tensor.

@@ -13,7 +13,7 @@ use super::error::RunError;
 use crate::map::MappedFile;
 use crate::model::ModelError;
 
-/// Most values of seeded activations: 16 GiB as f32.
+/// The largest number of values of seeded activations: 16 GiB as f32.
 const MAX_VALUES: usize = 1 << 32;
 
 /// The sizes that activations of a layer must match.

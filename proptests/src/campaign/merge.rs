@@ -103,7 +103,7 @@ pub struct MergedFinding {
 /// folder, then at its path as it is.
 ///
 /// # Errors
-/// [`CampaignError::Summary`] for a file that is no summary, for a run that is given twice and for a
+/// [`CampaignError::Summary`] for a file that is not a summary, for a run that is given twice and for a
 /// case that is not found; [`CampaignError::Io`]; [`CampaignError::Case`] for a file that is not a
 /// case. Nothing is copied unless every file can be read.
 pub fn merge(summaries: &[PathBuf], regressions: Option<&Path>) -> Result<Merged, CampaignError> {

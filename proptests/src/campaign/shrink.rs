@@ -18,7 +18,7 @@ const DRAWS: u64 = 3;
 const SIZES: [u64; 12] = [1, 2, 3, 4, 8, 16, 32, 48, 64, 96, 128, 256];
 /// Configurations of the lattice that are tried, the smallest first.
 const LATTICE: usize = 24;
-/// Most parts of an input that are made constant one by one.
+/// The largest number of parts of an input that are made constant one by one.
 const PARTS: usize = 64;
 /// Inputs that the reference computes from `x`.
 const QUANTIZED: [&str; 2] = ["a_q", "a_scales"];

@@ -226,7 +226,7 @@ fn unchecked_cases_are_no_success() {
     assert!(run.summary.failed == 0 && !run.success);
 }
 
-/// Kept files that are no cases are named.
+/// Kept files that are not cases are named.
 #[test]
 fn a_torn_kept_case_is_an_error() {
     let folder = tempfile::tempdir().unwrap();

@@ -360,7 +360,7 @@ def merge(
 ) -> List[MergedSummary]:
     """Merges summary files of several machines into one summary for each operation.
 
-    ``regressions`` is a folder into which the failing cases are copied, each content once; a case is
+    ``regressions`` is a folder to which the failing cases are copied, without duplicates; a case is
     looked for next to its summary, then at its path from the summary's folder.
     """
     folder = None if regressions is None else os.fspath(regressions)

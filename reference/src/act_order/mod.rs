@@ -130,12 +130,29 @@ mod tests {
         }
         let unsorted = expect_sorting(&g_idx, &[0, 1, 2, 3]).unwrap_err();
         assert!(matches!(unsorted, Error::Value { ref index, .. } if index == &[1]), "{unsorted}");
+        let later = expect_sorting(&[2, 0, 1, 0], &[1, 3, 0, 2]).unwrap_err().to_string();
+        assert!(later.contains("row 2 of group 1 after a row of group 2"), "{later}");
         let repeated = expect_sorting(&g_idx, &[1, 1, 0, 2]).unwrap_err();
         assert!(matches!(repeated, Error::Value { ref index, .. } if index == &[1]), "{repeated}");
         let outside = expect_sorting(&g_idx, &[1, 3, 0, 4]).unwrap_err();
         assert!(matches!(outside, Error::Value { ref index, .. } if index == &[3]), "{outside}");
         let short = expect_sorting(&g_idx, &[1, 3, 0]).unwrap_err();
         assert!(matches!(short, Error::Shape { .. }), "{short}");
+    }
+
+    #[test]
+    fn trivial_groups_are_consecutive() {
+        assert!(is_trivial(&[0, 0, 1, 1, 2], 2));
+        assert!(is_trivial(&[0, 1, 2], 1));
+        assert!(!is_trivial(&[0, 0, 1, 0], 2));
+        assert!(!is_trivial(&[0, 0], 0));
+    }
+
+    /// Upstream: `not act_order or (act_order and not is_row_parallel)`.
+    #[test]
+    fn only_row_parallel_act_order_sees_a_part_of_k() {
+        assert!(is_k_full(false, false) && is_k_full(false, true) && is_k_full(true, false));
+        assert!(!is_k_full(true, true));
     }
 
     #[test]

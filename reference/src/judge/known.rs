@@ -12,7 +12,7 @@ use crate::products::schedule::{self, Extras, Schedule, known_schedules};
 use crate::products::tensor_core::LANES;
 use crate::products::{self, Convention, Recipe};
 
-/// Most schedules that match the sample and are executed in full.
+/// The largest number of schedules that match the sample and are executed in full.
 const WHOLE_CANDIDATES: usize = 16;
 /// Rows of the sample; each contributes its first and last columns.
 const SPOT_ROWS: usize = 4;

@@ -8,7 +8,7 @@ use super::{ALL, Fragment, Layout};
 use crate::num::dims::{GroupSize, LogicalK};
 use crate::{Error, Result};
 
-/// Most values of one answer.
+/// The largest number of values of one answer.
 pub const MAX_VALUES: usize = 1 << 17;
 
 /// A layout and the sizes of the matrix to pack.

@@ -13,7 +13,7 @@ use crate::num::dims::GroupSize;
 use crate::products::{self, Request, Rows, Rule, WeightColumns, Wide};
 use crate::weight::{Groups, Weight};
 
-/// Most k of a segment: a product of two e4m3 values is a multiple of 2^-18 and below 2^18, so 2^15
+/// Largest number of k of a segment: a product of two e4m3 values is a multiple of 2^-18 and below 2^18, so 2^15
 /// of them fill 51 bits. int8 codes less a zero point of a row are below 2^21 (a row of 16-bit floats
 /// with two values has zero points below 2^20); a row with larger ones has the scale 0.
 const MOST: usize = 1 << 15;

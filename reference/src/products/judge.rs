@@ -211,7 +211,7 @@ impl Judge<'_> {
         product(rows, columns, request, |element| each(self, element, &context))
     }
 
-    /// How much the products of two scales that are no normal f32 can lose in all.
+    /// How much the products of two scales that are not normal f32 can lose in all.
     fn edge(&self, largest: f32, size_k: usize) -> f64 {
         let scales = &self.weight.scales;
         let of_weight = scales.iter_bits().map(|b| scales.ty().to_f64(b)).fold(0.0, f64::max);

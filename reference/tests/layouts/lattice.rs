@@ -345,3 +345,18 @@ fn group_equal_to_k_is_single() {
     }
     assert_eq!(choose(GroupSize::Channel, 4096, Activations::Bits16), ScalePermutation::Single);
 }
+
+/// A table of another shape is refused, and the error states both shapes.
+#[test]
+fn scales_of_another_shape_are_refused() {
+    let layout = ScaleLayout::new(2, 128, ScalePermutation::Grouped, ScalarType::BFLOAT16).unwrap();
+    for (groups, size_n) in [(1, 128), (3, 128), (2, 64), (2, 192)] {
+        let values = TableData::B16(vec![0; groups * size_n]);
+        let table = Table::new(ScalarType::BFLOAT16, groups, size_n, values).unwrap();
+        for refused in [layout.pack(&table), layout.unpack(&table)] {
+            let text = refused.unwrap_err().to_string();
+            let found = format!("[{groups}, {size_n}]");
+            assert!(text.contains(&found) && text.contains("[2, 128]"), "{text}");
+        }
+    }
+}

@@ -205,3 +205,18 @@ fn groups_of_experts_of_two_widths() {
         assert_eq!(router.elements::<f32>()[row * H + h], expected);
     }
 }
+
+/// A cap of 0 means none, as in laguna's class.
+#[test]
+fn soft_caps_of_logits() {
+    let cap = |value: serde_json::Value| {
+        let mut config = json!({"model_type": "laguna", "moe_routed_scaling_factor": 1.0});
+        config["moe_router_logit_softcapping"] = value;
+        block_rule(&config, "model.layers.0.mlp.experts").map(|(_, numbers)| numbers.logit_softcap)
+    };
+    assert_eq!(cap(json!(30.0)).unwrap(), Some(30.0));
+    assert_eq!(cap(json!(0.0)).unwrap(), None);
+    assert_eq!(cap(json!(null)).unwrap(), None);
+    let error = cap(json!(-1.0)).unwrap_err().to_string();
+    assert!(error.contains("moe_router_logit_softcapping"), "{error}");
+}

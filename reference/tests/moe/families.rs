@@ -674,6 +674,16 @@ fn a_stated_rule_names_what_is_wrong() {
     refused(with("routed_scaling_factor", json!(-1.0)), ["routed_scaling_factor", "-1"]);
     refused(with("activation", json!("mish")), ["activation", "mish"]);
     refused(json!([1]), ["routing", "object"]);
+    // Parts that depend on tokens, with others that would choose the experts too.
+    refused(with("token_groups", json!(0)), ["token_groups", "1 or more"]);
+    let table = |key: &str, value: Value| {
+        let mut all = with("token_table", json!("gate.tid2eid"));
+        all[key] = value;
+        all
+    };
+    assert!(RoutingRule::from_json(&table("renormalize", json!(true))).is_ok());
+    refused(table("correction_bias", json!("gate.bias")), ["token_table", "chooses the experts"]);
+    refused(table("scoring_func", json!("sparsemixer")), ["token_table", "chooses the experts"]);
     let example: Value = serde_json::from_str(marlinspike::moe::families::EXAMPLE).unwrap();
     assert_eq!(RoutingRule::from_json(&example).unwrap().scoring_func, Score::Sigmoid);
 }

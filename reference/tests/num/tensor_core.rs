@@ -90,7 +90,7 @@ fn small_integers_are_added_exactly() {
     let exact: i32 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
     let found = unit.dot(decode(&a).row(0), decode(&b).row(0), 100f32.to_bits());
     assert_eq!(f32::from_bits(found), (exact + 100) as f32);
-    // A length that is no multiple of the instruction's k.
+    // A length that is not a multiple of the instruction's k.
     let exact: i32 = a[..21].iter().zip(&b[..21]).map(|(a, b)| a * b).sum();
     let found = unit.dot(decode(&a[..21]).row(0), decode(&b[..21]).row(0), 0);
     assert_eq!(f32::from_bits(found), exact as f32);

@@ -40,7 +40,7 @@ pub(super) struct Sizes {
     /// Dynamic shared memory, and more for each row.
     shared_bytes: u32,
     shared_row_bytes: u32,
-    /// Most entries that products with experts find blocks of themselves.
+    /// The largest number of entries whose blocks products with experts find without an alignment kernel.
     direct_entries: u32,
 }
 

@@ -26,8 +26,8 @@ The limits of the device are measured first: bytes read from memory per second, 
 second of its tensor cores with bf16 operands (wgmma on Hopper, mma.sync elsewhere; no library). Dense \
 products and whole layers (alignment, gate_up, SiLU, down, sum) follow, with bf16 activations and \
 outputs. Each is a CUDA graph that is replayed over enough different weights or routings that caches \
-hold none of them. `of limit` is the least time by the limits (reading and writing weights and \
-activations once, or the operations, whichever is longer) over the median replay.
+hold none of them. `of limit` is the shortest time that the limits allow (reading and writing weights and \
+activations once, or the operations, whichever takes longer) over the median replay.
 
 --peers compares with other kernels on the same machine. scripts/gpu_peers writes the file: it times \
 PyTorch's products and, if their libraries are installed, vLLM's operators. The ratio is their time \

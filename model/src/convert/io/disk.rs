@@ -11,7 +11,7 @@ use super::{FileStat, Locked, Storage, StorageLock, StoredFile};
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Disk;
 
-/// Most bytes of a lock file that are read.
+/// The largest number of bytes of a lock file that are read.
 const HOLDER_LIMIT: u64 = 1 << 14;
 
 fn file_stat(meta: &Metadata) -> FileStat {

@@ -105,7 +105,7 @@ impl StackPlan {
         codes * u64::from(self.code_bits()) / 8
     }
 
-    /// Most memory that the job of `part` takes, in bytes: the packed codes, their forms on the
+    /// The most memory that the job of `part` may take, in bytes: the packed codes, their forms on the
     /// way there, scales in several forms, and the order of the rows.
     pub fn part_bytes(&self, part: &MatrixPart) -> u64 {
         // The slice of the file, the codes of the hub, their rewriting for the kernel, the result;

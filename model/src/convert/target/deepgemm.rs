@@ -86,8 +86,9 @@ pub const FORMAT: Format = Format::new(&Descriptor {
     tensors: "\
   --to deepgemm        weight, weight_scale_inv (compressed-tensors: weight_scale), bias",
     takes: "\
---to deepgemm takes FP8 checkpoints with blocks of 128 x 128 and quantized activations, K in multiples
-of 128, N of linear layers of 64 and of experts of 128. The UE8M0 forms quantize weights with f32 scales again.",
+--to deepgemm takes FP8 checkpoints with blocks of 128 x 128 and quantized activations. K must be a
+multiple of 128, and N a multiple of 64 for linear layers and of 128 for experts. The UE8M0 forms
+requantize weights that have f32 scales.",
     examples: &["./DeepSeek-V3 ./out --to deepgemm --scale-format ue8m0"],
     model_dtype: false,
     choice: Some(Choice {

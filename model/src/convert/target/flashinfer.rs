@@ -139,8 +139,8 @@ pub const FORMAT: Format = Format::new(&Descriptor {
             Blackwell, FP8 blocks for Hopper too",
     column: "FlashInfer",
     tensors: "\
-  --to flashinfer      experts' weight_packed or weight, weight_scale (weight_scale_inv of FP8
-                       blocks), of NVFP4 weight_scale_2 and input_scale",
+  --to flashinfer      experts' weight_packed or weight, weight_scale (FP8 blocks:
+                       weight_scale_inv); NVFP4 also weight_scale_2, input_scale",
     takes: "\
 --to flashinfer takes NVFP4 experts, compressed-tensors W4A16 experts in groups of 32 (mxint4), and
 experts of FP8 blocks of 128 x 128 with quantized activations.

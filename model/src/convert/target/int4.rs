@@ -50,8 +50,8 @@ const COLUMNS: usize = 64;
 pub const FORMAT: Format = Format::new(&Descriptor {
     name: "kleidiai",
     title: "the int4 path of KleidiAI",
-    about: "blocks of 4-bit columns for CPUs, int4 as KleidiAI's: activations are quantized to \
-            int8 at run time",
+    about: "blocks of 4-bit columns for CPUs, int4 in KleidiAI's layout; activations are quantized \
+            to int8 at run time",
     column: "CPU 4-bit",
     tensors: "\
   --to kleidiai        dense rhs_packed; experts w13_packed, w2_packed (bytes; scales, sums and

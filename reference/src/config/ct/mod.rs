@@ -138,7 +138,7 @@ pub struct CompressedTensorsConfig {
     budget: Arc<PatternBudget>,
 }
 
-/// Most targets and ignore entries accepted.
+/// The largest number of targets and ignore entries accepted.
 const MAX_TARGETS: usize = 65_536;
 
 fn bounded(obj: &Obj<'_>, key: &str, count: usize) -> ConfigResult<()> {

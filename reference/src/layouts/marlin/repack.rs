@@ -212,6 +212,7 @@ mod tests {
                                         perm,
                                         &mut scratch,
                                     );
+                                    assert_eq!(scratch.len(), tile_k * bits as usize / 32 * size_n);
                                     &scratch
                                 }
                             };

@@ -153,7 +153,7 @@ const FUSED_SHARED: [[&str; 2]; 2] =
     [["input_linear.weight", "output_linear.weight"], ["shared_w13_weight", "shared_w2_weight"]];
 /// transformers 5.23.0 saves hy_v4's dense gates under this name.
 pub(super) const MISNAMED: [&str; 3] = ["linear_gate", "up_proj", "down_proj"];
-/// Most experts that are read one by one.
+/// The largest number of experts that are read one by one.
 const MOST: usize = 1 << 16;
 
 /// Gate over up, and down, of all experts.

@@ -27,7 +27,7 @@ enum Correction {
     Subtracted,
     Added,
     Missing,
-    /// For `token` without azp, for `tensor` with azp once more.
+    /// Not multiplied by azp for `token`, multiplied by azp once more for `tensor`.
     OtherFactor,
     /// Saturating where int32 wraps.
     Saturated,
@@ -104,7 +104,7 @@ impl Int8Mm {
         let n = self.config.size_n;
         let mut sums = self.product().sums()?;
         if self.unsigned {
-            // A code below 0 counts 256 more.
+            // A code below 0 is read as 256 more.
             let more = |&a: &i8| i8::from(a < 0);
             let a: Vec<i8> = self.a.iter().map(more).collect();
             let extra = Int8Product { a: &a, ..self.product() }.sums()?;

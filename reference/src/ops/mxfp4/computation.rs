@@ -25,7 +25,7 @@ pub(super) struct Product {
     scales: Vec<u8>,
     bias: Option<Vec<f32>>,
     steps: Steps,
-    /// Whether bf16 results are cut off.
+    /// Whether bf16 results are truncated.
     truncated: bool,
 }
 

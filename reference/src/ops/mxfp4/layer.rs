@@ -182,7 +182,7 @@ impl Operation for Mxfp4MoeConfig {
         ids::<Layer>()
     }
 
-    /// Each stage is judged from the case's own stage before it.
+    /// Each stage is judged from the case's own preceding stage.
     fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
         let mut layer = Layer::new(case, self)?;
         let given = |name: &str| case.output(name).map(Values::from_tensor).transpose();

@@ -62,7 +62,7 @@ pub(super) struct Layer {
     w13: Matrices,
     w2: Matrices,
     activation: Definition,
-    /// The stages that later ones are computed from; absent: the definition's.
+    /// The stages from which later ones are computed; if absent, those of the definition.
     pub(super) gate_up: Option<Values>,
     pub(super) activated: Option<Values>,
     /// Type of the activations inside the layer.

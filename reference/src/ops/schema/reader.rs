@@ -13,7 +13,7 @@ use crate::products::schedule::{Schedule, ScheduleChoice};
 /// Longest `config` of a case, in bytes; real ones have a few hundred.
 pub const CONFIG_BYTES: usize = 4 << 20;
 
-/// Most memory that a parsed `config` takes, in bytes.
+/// The most memory that a parsed `config` may take, in bytes.
 pub const CONFIG_MEMORY: usize = 64 << 20;
 
 /// Parses a JSON object; a repeated key is an error.

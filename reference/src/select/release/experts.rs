@@ -29,7 +29,7 @@ pub fn experts_kernel(
     if let Scheme::Wna16(w) = scheme
         && experts_padding(release, desc, w.group_size).is_err()
     {
-        // Other kernels than these take some of the sizes.
+        // Kernels other than these take some of the sizes.
         return None;
     }
     match release {
@@ -85,7 +85,7 @@ fn newer(scheme: &Scheme, ep_size: usize, device: &Capability) -> Option<Option<
     let (weights, activations, cutlass) = match (MoeQuestion::of(scheme), scheme) {
         (Some(q), _) => (q.weights, q.activations, q.allow_vllm_cutlass),
         (None, Scheme::W4A8Fp8 { .. }) => (WeightKey::Int4, ActivationKey::Fp8DynamicToken, false),
-        // GPTQ with zero points runs with a kernel of its own.
+        // GPTQ with zero points has a separate kernel.
         (None, Scheme::Wna16(w)) if !w.symmetric() && w.checkpoint_format.moe_oracle => {
             return None;
         }

@@ -10,11 +10,11 @@ const fn kernel(backend: &'static str) -> Kernel {
     Kernel { backend, class: "" }
 }
 
-/// The kernel of a linear layer with bf16 activations (`choose_mp_linear_kernel`):
-/// `CutlassW4A8LinearKernel`, which takes quantized activations only, Machete on 9.0, AllSpark
-/// (0.21.0), Humming (0.33.0, before Marlin on 9.0 and last elsewhere), Marlin. `Some(None)` is a
+/// The kernel of a linear layer with bf16 activations (`choose_mp_linear_kernel`). The candidates are
+/// `CutlassW4A8LinearKernel`, which takes only quantized activations, Machete on 9.0, AllSpark
+/// (0.21.0), Humming (0.33.0, before Marlin on 9.0 and last elsewhere) and Marlin. `Some(None)` is a
 /// layer that every kernel refuses. `None` for other schemes and platforms, for compute
-/// capabilities below 7.5 and group sizes that Marlin does not take.
+/// capabilities below 7.5 and for group sizes that Marlin does not take.
 pub fn linear_kernel(
     release: Release,
     scheme: &Scheme,

@@ -53,7 +53,7 @@ impl Release {
         })
     }
 
-    /// Arguments of the CPU operator `dynamic_4bit_int_moe`; 0.33.0 calls it with one less.
+    /// Number of arguments of the CPU operator `dynamic_4bit_int_moe`; 0.33.0 passes one fewer.
     pub const fn int4_moe_arguments(self) -> usize {
         match self {
             Self::V0_21 => 11,
@@ -119,7 +119,7 @@ pub enum Question {
     ActOrder,
     /// The kernel.
     Kernel,
-    /// What Marlin does with sizes that are no multiples of its tiles.
+    /// What Marlin does with sizes that are not multiples of its tiles.
     Sizes,
     /// Whether Marlin takes e4m3fn activations with these weights.
     Fp8Activations,
