@@ -30,8 +30,9 @@ and those of gate_proj and up_proj another, gate_up_proj: the parameters of a lo
 
 const WORK: &str = "\
 Experts are prepared as upstream prepares them. FP8 experts with one scale per tensor are
-requantized to the larger scale of w1 and w3 (--requantize). NVFP4 experts take the global scale of
-w1 (--w13-scale). MXFP4 experts get sizes that are multiples of 256 and 128 (--no-padding).
+requantized to the larger scale of w1 and w3 (--requantize). Experts with a global scale take the one
+of w1 (--w13-scale). Stacks of blocks (`gate_up_proj_blocks`) get sizes that are multiples of 256 and
+128 (--no-padding).
 
 The same command continues an interrupted conversion: it hashes the files that are finished and
 writes damaged ones again. Only one process at a time may convert into a folder.
@@ -48,7 +49,7 @@ Exit codes:
 /// The long help: common parts, and what each format says of itself.
 fn details() -> String {
     let formats = || Format::ALL.iter().map(|format| format.descriptor());
-    let tensors: Vec<_> = formats().map(|d| d.tensors).collect();
+    let tensors: Vec<_> = formats().map(|d| (d.tensors)()).collect();
     let examples = formats().flat_map(|d| d.examples);
     let examples: Vec<_> = examples.map(|e| format!("  marlinspike convert {e}")).collect();
     let takes: Vec<_> = formats().map(|d| d.takes).filter(|takes| !takes.is_empty()).collect();

@@ -15,7 +15,7 @@ pub struct Descriptor {
     /// Heading of its column in tables: what runs a layer in this format.
     pub column: &'static str,
     /// Help: the names of the converted tensors, in lines of at most 100 columns.
-    pub tensors: &'static str,
+    pub tensors: fn() -> String,
     /// Help: which checkpoints it takes; empty where the common help covers it.
     pub takes: &'static str,
     /// Help: arguments of `convert` in examples.

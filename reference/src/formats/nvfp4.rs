@@ -34,6 +34,7 @@ pub static FORMAT: BlockFormat = BlockFormat {
     compressed_tensors_scale: None,
     modelopt: &[("NVFP4", false), ("W4A16_NVFP4", true)],
     quant_method: Some("modelopt_fp4"),
+    expert_methods: &[],
     weight_suffixes: &["weight_packed", "weight"],
     scale_suffixes: &["weight_scale"],
     global_suffixes: &["weight_global_scale", "weight_scale_2"],

@@ -83,8 +83,11 @@ pub const FORMAT: Format = Format::new(&Descriptor {
     title: "DeepGEMM",
     about: "DeepGEMM's form of FP8 blocks, for Hopper and Blackwell",
     column: "DeepGEMM",
-    tensors: "\
-  --to deepgemm        weight, weight_scale_inv (compressed-tensors: weight_scale), bias",
+    tensors: || {
+        "\
+  --to deepgemm        weight, weight_scale_inv (compressed-tensors: weight_scale), bias"
+            .to_owned()
+    },
     takes: "\
 --to deepgemm takes FP8 checkpoints with blocks of 128 x 128 and quantized activations, K in multiples
 of 128, N of linear layers of 64 and of experts of 128. The UE8M0 forms quantize weights with f32 scales again.",
