@@ -3,7 +3,7 @@
 //! A format's behavior is its `Target` ([`super::target`]), found by the descriptor's name.
 
 /// The description of a kernel format.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub struct Descriptor {
     /// The name on the command line and in the converted config.
@@ -26,6 +26,14 @@ pub struct Descriptor {
     /// The option that only this format has.
     pub choice: Option<Choice>,
 }
+
+impl PartialEq for Descriptor {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Descriptor {}
 
 /// An option of one format: a choice among names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

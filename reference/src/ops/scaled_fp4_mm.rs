@@ -248,7 +248,7 @@ impl Fp4Mm {
 
     fn unit(&self) -> Result<&'static BlockScaledUnit> {
         let unit = self.config.unit().or(self.config.any_unit());
-        unit.ok_or_else(|| Error::unsupported("NVFP4", "no unit for it is known"))
+        unit.ok_or_else(|| Error::unsupported("block-scaled e2m1", "no unit for it is known"))
     }
 
     fn bits(&self) -> Result<Elements> {

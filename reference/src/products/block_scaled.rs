@@ -24,7 +24,7 @@ const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
 /// k per scale.
 const BLOCK: usize = 16;
 
-/// Rows of activations quantized by [`crate::quantize::nvfp4`].
+/// Rows of activations quantized by `formats::nvfp4::quantize`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlockScaledRows {
     size_k: usize,
@@ -115,7 +115,7 @@ impl<'p> BlockScaledProduct<'p> {
             return Err(Error::unsupported(what, "the product has neither"));
         }
         let Some(global) = weight.global_scale else {
-            return Err(Error::missing(format!("{name}.global_scale"), "NVFP4"));
+            return Err(Error::missing(format!("{name}.global_scale"), "block-scaled products"));
         };
         if weight.shape().size_k != rows.size_k {
             return Err(Error::size(format!("{name}: size_k"), weight.shape().size_k, rows.size_k));

@@ -3,7 +3,7 @@
 use marlinspike::formats::float_type;
 use marlinspike::layouts::Layout as _;
 use marlinspike::layouts::deepgemm::{MnMajorScales, ScaleForm, repeat_blocks};
-use marlinspike::layouts::flashinfer::PackedRows;
+use marlinspike::layouts::packed_rows::PackedRows;
 use marlinspike::layouts::rows::RowOrder;
 use marlinspike::num::dims::Shape;
 use marlinspike::num::element::E4m3fn;

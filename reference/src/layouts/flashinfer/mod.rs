@@ -21,16 +21,15 @@
 mod backend;
 mod experts;
 mod fp8;
-mod packed_rows;
 pub(super) mod positions;
 mod projection;
 mod routing;
 
 pub use super::block_scale::{BlockScaleLayout, ScaleTile};
+pub use super::packed_rows::{BLOCK_K_BYTES, PackedRows};
 pub use super::rows::{RowOrder, RowStep};
 pub use backend::{Alphas, ExpertBackend, activation_scales};
 pub use experts::{Expert, ExpertLayout, Forgotten, PackedExperts};
 pub use fp8::{Fp8BlockBackend, Fp8BlockExpert};
-pub use packed_rows::{BLOCK_K_BYTES, PackedRows};
 pub use projection::Projection;
 pub use routing::{MoeKernel, RoutingMethod, RoutingSizes, Scoring};
