@@ -92,6 +92,8 @@ pub(crate) struct Entry {
     pub(crate) keys: fn() -> &'static [&'static str],
     /// [`Operation::keys_in`].
     pub(crate) keys_in: fn(&Map<String, Value>) -> Option<&'static [&'static str]>,
+    /// [`Operation::key_meanings`].
+    pub(crate) key_meanings: fn() -> &'static [(&'static str, &'static str)],
     /// [`Operation::read`].
     pub(crate) read: fn(&Reader<'_>) -> Result<CaseConfig, CaseError>,
     /// [`Operation::lattice`].
@@ -107,6 +109,7 @@ impl Entry {
             about,
             keys: C::keys,
             keys_in: C::keys_in,
+            key_meanings: C::key_meanings,
             read: |r| C::read(r).map(C::into),
             lattice: || {
                 let all = C::lattice()?.into_iter().filter(|c| is_read_back(c));
