@@ -24,8 +24,7 @@ Example: marlinspike generate ./packed --chat --prompt 'Why is the sky blue?'
 
 MODEL is a folder that `marlinspike convert` wrote for the int4 path, which is mapped and starts at
 once, or a 4-bit checkpoint (compressed-tensors or GPTQ), whose layers are packed into memory first. It
-needs a tokenizer.json. It runs models of these
-types: {types}.
+needs a tokenizer.json. These models run: {types}.
 
 The text goes to standard output as it is generated, times to standard error. The same model, prompt
 and options give the same text for any number of threads and on every CPU. Without --temperature the
@@ -88,10 +87,8 @@ impl SamplingArgs {
 
 /// The long help.
 fn details() -> String {
-    DETAILS.replace(
-        "{types}",
-        &ARCHITECTURES.iter().map(|a| a.model_type).collect::<Vec<_>>().join(", "),
-    )
+    let types: Vec<_> = ARCHITECTURES.iter().map(|a| a.model_type).collect();
+    DETAILS.replace("{types}", &types.join(", "))
 }
 
 /// Generate text on the CPU.

@@ -38,11 +38,12 @@ MODEL is a folder that `marlinspike convert` wrote, one safetensors file that it
 path, or an original checkpoint. Int4 layers run on the int4 path: a checkpoint's layer is packed
 first, a packed layer is mapped and used in place.
 
-FP8 layers and layers of block formats ({blocks}), linear or experts, run by their quantization
-method: activations are quantized as the config states, experts are prepared as upstream prepares
-them, and --arithmetic determines every bit of the output. --check computes the output again, one
-product after the other. A folder converted for Marlin runs with 16-bit activations, one converted
-for another GPU kernel as its files state; the packed bytes of the kernel format are decoded.
+FP8 layers and layers of block formats ({blocks}), linear or experts, run by
+their quantization method: activations are quantized as the config states, experts are prepared as
+upstream prepares them, and --arithmetic determines every bit of the output. --check computes the
+output again, one product after the other. A folder converted for Marlin runs with 16-bit
+activations, one converted for another GPU kernel as its files state; the packed bytes of the kernel
+format are decoded.
 
 Activations come from --input, a safetensors file (or a case file: names may begin with `in.`):
   x               [M, H] bfloat16; on the int4 path also float32, elsewhere also float16
