@@ -1,7 +1,7 @@
 //! The possible results of a GPU's NVFP4 quantizer.
 //!
 //! The kernels (FlashInfer 0.6.8.post1 `cvt_warp_fp16_to_fp4`, vLLM's `scaled_fp4_quant`) compute
-//! [`super::quantize`] with the instruction r(x) = `rcp.approx.ftz.f32` instead of 1 / x:
+//! [`super::quantize()`] with the instruction r(x) = `rcp.approx.ftz.f32` instead of 1 / x:
 //!
 //! scale = e4m3(global · (max · r(6))), factor = r(scale · r(global)), code = e2m1(x · factor).
 //!
@@ -157,7 +157,7 @@ impl QuantizedRows<'_> {
 /// NaN converts to 6).
 ///
 /// # Errors
-/// As [`super::quantize`]; [`Error::Shape`] for codes or scales of another shape.
+/// As [`super::quantize()`]; [`Error::Shape`] for codes or scales of another shape.
 pub fn kernel_difference<'a>(
     x: impl Into<FloatView2<'a>>,
     global_scale: f32,
@@ -203,7 +203,7 @@ fn even_below(v: f32, factor: f32) -> Option<u8> {
 }
 
 /// Whether every value exactly between two codes (with the correctly rounded reciprocals of
-/// [`super::quantize`]) was rounded to the larger code where the definition selects the smaller, even
+/// [`super::quantize()`]) was rounded to the larger code where the definition selects the smaller, even
 /// one.
 ///
 /// Reciprocals that are too large have the same effect on ties, so this alone does not prove a
