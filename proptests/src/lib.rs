@@ -32,6 +32,8 @@ pub mod fuzz;
 #[cfg(feature = "properties")]
 pub mod laws;
 #[cfg(feature = "properties")]
+mod mutant;
+#[cfg(feature = "properties")]
 pub mod mutants;
 #[cfg(feature = "properties")]
 pub mod ops;

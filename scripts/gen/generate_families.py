@@ -104,7 +104,7 @@ MODELS = {
         },
     ),
     "gpt-oss-tiny": (
-        transformers.GptOssConfig,
+        transformers.LoadWeightsConfig,
         transformers.GptOssForCausalLM,
         {
             **COMMON,

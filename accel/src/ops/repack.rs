@@ -39,7 +39,7 @@ pub(crate) static ALONG_N: Row = Row {
     needs: Needs { compute_capability: (7, 5) },
     law: Law::EqualBits,
     variants: |_| Ok(lattice(&[("BITS", &[4, 8]), ("IS_A_8BIT", &[0, 1])])),
-    arguments: AwqArguments::SIZES,
+    arguments: AlongNArguments::SIZES,
     mutants: &[Mutant::new(
         "positions of a word not interleaved",
         "c % 2 * (PACK / 2) + c / 2",
@@ -48,7 +48,7 @@ pub(crate) static ALONG_N: Row = Row {
 };
 
 static ALONG_K_KERNEL: Kernel<RepackArguments> = Kernel::new(&ALONG_K);
-static ALONG_N_KERNEL: Kernel<AwqArguments> = Kernel::new(&ALONG_N);
+static ALONG_N_KERNEL: Kernel<AlongNArguments> = Kernel::new(&ALONG_N);
 
 arguments! {
     /// Arguments of `gptq_marlin_repack.cu`.
@@ -63,7 +63,7 @@ arguments! {
 
 arguments! {
     /// Arguments of `awq_marlin_repack.cu`.
-    AwqArguments {
+    AlongNArguments {
         qweight: Pointer,
         out: Pointer,
         size_k: u32,
@@ -244,8 +244,12 @@ pub fn awq_marlin_repack(
     let qweight = device.upload(qweight)?;
     let mut out = device.zeroed::<u32>(qweight.len())?;
     // Both have size_k * size_n / PACK words; sizes are multiples of the tile.
-    let arguments =
-        AwqArguments { qweight: (&qweight).into(), out: (&mut out).into(), size_k: k, size_n: n };
+    let arguments = AlongNArguments {
+        qweight: (&qweight).into(),
+        out: (&mut out).into(),
+        size_k: k,
+        size_n: n,
+    };
     ALONG_N_KERNEL.launch(device, &parameters, Grid::one_thread_each(words), arguments)?;
     device.download(&out)
 }

@@ -49,7 +49,7 @@ Exit codes:
 /// The long help: common parts, and what each format says of itself.
 fn details() -> String {
     let formats = || Format::ALL.iter().map(|format| format.descriptor());
-    let tensors: Vec<_> = formats().map(|d| format!("  {}", d.tensors)).collect();
+    let tensors: Vec<_> = formats().map(|d| format!("  {}", (d.tensors)())).collect();
     let examples = formats().flat_map(|d| d.examples);
     let examples: Vec<_> = examples.map(|e| format!("  marlinspike convert {e}")).collect();
     let takes: Vec<_> = formats().map(|d| d.takes).filter(|takes| !takes.is_empty()).collect();

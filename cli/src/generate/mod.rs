@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use marlinspike_generate::config::ARCHITECTURES;
 use marlinspike_generate::run::{Ended, Generated, Options};
 use marlinspike_generate::sample::Sampling;
 use marlinspike_generate::text::{Message, Text, TextError};
@@ -23,7 +24,7 @@ Example: marlinspike generate ./packed --chat --prompt 'Why is the sky blue?'
 
 MODEL is a folder that `marlinspike convert` wrote for the int4 path, which is mapped and starts at
 once, or a 4-bit checkpoint (compressed-tensors or GPTQ), whose layers are packed into memory first. It
-needs a tokenizer.json. Models of the types qwen3_moe, mixtral, deepseek_v3, deepseek_v2 and gpt_oss run.
+needs a tokenizer.json. These models run: {types}.
 
 The text goes to standard output as it is generated, times to standard error. The same model, prompt
 and options give the same text for any number of threads and on every CPU. Without --temperature the
@@ -84,9 +85,15 @@ impl SamplingArgs {
     }
 }
 
+/// The long help.
+fn details() -> String {
+    let types: Vec<_> = ARCHITECTURES.iter().map(|a| a.model_type).collect();
+    DETAILS.replace("{types}", &types.join(", "))
+}
+
 /// Generate text on the CPU.
 #[derive(Debug, Clone, clap::Args)]
-#[command(after_long_help = DETAILS)]
+#[command(after_long_help = details())]
 pub struct Args {
     /// Folder with a converted or an original checkpoint.
     pub model: PathBuf,

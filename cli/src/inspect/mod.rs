@@ -18,9 +18,9 @@ Example: marlinspike inspect ./Qwen3-30B-A3B-GPTQ
 Prints one line for each quantized layer. The experts of a MoE layer have one line for w13 (gate and
 up) and one for w2, as K x N x experts. Shapes are those of the whole layer; with --tp-size the
 verdicts are for one rank's part. Below the table it prints the MoE kernel that upstream (vLLM 0.21.0)
-selects for FP8, NVFP4, MXFP8 and GPTQ experts, on one rank with every package installed. --json
-prints all refusals. Lines that begin with \"in vLLM\" state what the release of --vllm decides
-differently: act-order, the kernel, and sizes that Marlin pads.
+selects for experts, on one rank with every package installed. --json prints all refusals. Lines that
+begin with \"in vLLM\" state what the release of --vllm decides differently: act-order, the kernel, and
+sizes that Marlin pads.
 
 Examples:
   marlinspike inspect ./Qwen3-30B-A3B-GPTQ

@@ -1,9 +1,11 @@
 //! Options of layers outside the int4 path.
 
-use marlinspike::formats::mxfp8;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use marlinspike::formats::BLOCK_FORMATS;
+use marlinspike::formats::blocks::BlockFormat;
 use marlinspike::method::Arithmetic;
 use marlinspike::quantize::Fp8GroupRule;
-use marlinspike_model::run::options::{Activations, MethodOptions, Nvfp4Backend};
+use marlinspike_model::run::options::{Activations, ExpertBackend, MethodOptions};
 
 use crate::convert::preparation::PreparationArgs;
 
@@ -39,16 +41,25 @@ impl ArithmeticArg {
     }
 }
 
-/// Type of the activations in the products.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum ActivationsArg {
-    /// As the checkpoint states; 16 bits for MXFP8 checkpoints that state nothing.
-    #[default]
-    Auto,
-    /// 16 bits, as in Marlin's kernels.
-    None,
-    /// MXFP8: e4m3 with a power-of-two scale for each 32 k.
-    Mxfp8,
+/// A parser of the activations' types: block formats of 8 bits, and the names that are no type.
+fn activations() -> impl TypedValueParser<Value = Activations> {
+    let general = [
+        ("auto", "As the checkpoint states; 16 bits if it states nothing", Activations::Checkpoint),
+        ("none", "16 bits, as in Marlin's kernels", Activations::SixteenBit),
+    ]
+    .map(|(name, help, found)| (PossibleValue::new(name).help(help), found));
+    let blocks = BLOCK_FORMATS.into_iter().filter(|format| format.codes_per_byte() == 1);
+    let blocks = blocks.map(|format| {
+        let BlockFormat { name, element, scale, block, .. } = format;
+        let help = format!("{}: {element}, a scale of {scale} for each {block} k", format.title());
+        (PossibleValue::new(*name).help(help), Activations::Block(format))
+    });
+    let all: Vec<(PossibleValue, Activations)> = general.into_iter().chain(blocks).collect();
+    let values: Vec<PossibleValue> = all.iter().map(|(value, _)| value.clone()).collect();
+    PossibleValuesParser::new(values).try_map(move |name: String| {
+        let found = all.iter().find(|(value, _)| value.get_name() == name);
+        found.map(|(_, activations)| *activations).ok_or("no type has this name")
+    })
 }
 
 /// Options of these layers.
@@ -59,11 +70,11 @@ pub struct MethodArgs {
     #[arg(long, value_enum, value_name = "NAME")]
     pub arithmetic: Option<ArithmeticArg>,
     /// Type of the activations in the products.
-    #[arg(long, value_enum, default_value_t, value_name = "HOW")]
-    pub activations: ActivationsArg,
+    #[arg(long, default_value = "auto", value_parser = activations(), value_name = "HOW")]
+    pub activations: Activations,
     /// NVFP4: upstream's name of the kernel whose rule gives the global scales of the activations.
-    #[arg(long, default_value = Nvfp4Backend::NAMES[0], value_parser = backend, value_name = "NAME")]
-    pub nvfp4_backend: Nvfp4Backend,
+    #[arg(long, default_value = ExpertBackend::NAMES[0], value_parser = backend, value_name = "NAME")]
+    pub nvfp4_backend: ExpertBackend,
     /// FP8 blocks: how each group of 128 activations is quantized. `quotient` is vLLM's CUDA
     /// operator, `reciprocal` its Triton kernel, `deep_gemm` DeepGEMM's own function.
     #[arg(long, default_value = Fp8GroupRule::NAMED[0].0, value_parser = rule, value_name = "RULE")]
@@ -85,11 +96,7 @@ impl MethodArgs {
     /// The options of the library.
     pub(super) fn options(&self) -> MethodOptions {
         MethodOptions {
-            activations: match self.activations {
-                ActivationsArg::Auto => Activations::Checkpoint,
-                ActivationsArg::None => Activations::SixteenBit,
-                ActivationsArg::Mxfp8 => Activations::Block(&mxfp8::FORMAT),
-            },
+            activations: self.activations,
             backend: self.nvfp4_backend,
             group_rule: self.group_rule,
             preparation: self.preparation.preparation(false),
@@ -107,10 +114,10 @@ fn rule(name: &str) -> Result<Fp8GroupRule, String> {
 }
 
 /// Parses upstream's name of a backend.
-fn backend(name: &str) -> Result<Nvfp4Backend, String> {
-    let found = Nvfp4Backend::NAMED.iter().find(|(n, _)| *n == name);
+fn backend(name: &str) -> Result<ExpertBackend, String> {
+    let found = ExpertBackend::NAMED.iter().find(|(n, _)| *n == name);
     found.map(|(_, backend)| *backend).ok_or_else(|| {
-        let names: Vec<_> = Nvfp4Backend::NAMED.iter().map(|(n, _)| *n).collect();
+        let names: Vec<_> = ExpertBackend::NAMED.iter().map(|(n, _)| *n).collect();
         format!("found {name:?}, expected one of {}", names.join(", "))
     })
 }

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use marlinspike::case::ActivationRounding;
 use marlinspike::container::write_container;
+use marlinspike::formats;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike_model::convert::target::int4;
 use marlinspike_model::run::device::Device;
@@ -37,11 +38,12 @@ MODEL is a folder that `marlinspike convert` wrote, one safetensors file that it
 path, or an original checkpoint. Int4 layers run on the int4 path: a checkpoint's layer is packed
 first, a packed layer is mapped and used in place.
 
-FP8, MXFP8, MXFP4 and NVFP4 layers of a checkpoint, linear or experts, run by their quantization
-method: activations are quantized as the config states, experts are prepared as upstream prepares
-them, and --arithmetic determines every bit of the output. --check computes the output again, one
-product after the other. A folder converted for Marlin runs with 16-bit activations, one converted
-for another GPU kernel as its files state; the packed bytes of the kernel format are decoded.
+FP8 layers and layers of block formats ({blocks}), linear or experts, run by
+their quantization method: activations are quantized as the config states, experts are prepared as
+upstream prepares them, and --arithmetic determines every bit of the output. --check computes the
+output again, one product after the other. A folder converted for Marlin runs with 16-bit
+activations, one converted for another GPU kernel as its files state; the packed bytes of the kernel
+format are decoded.
 
 Activations come from --input, a safetensors file (or a case file: names may begin with `in.`):
   x               [M, H] bfloat16; on the int4 path also float32, elsewhere also float16
@@ -164,9 +166,14 @@ pub struct ExecutionArgs {
     pub repeat: NonZero<usize>,
 }
 
+/// The long help.
+fn details() -> String {
+    DETAILS.replace("{blocks}", &formats::titles(|f| matches!(f, formats::Format::Block(_))))
+}
+
 /// Run one layer.
 #[derive(Debug, Clone, clap::Args)]
-#[command(after_long_help = DETAILS)]
+#[command(after_long_help = details())]
 pub struct Args {
     /// Folder with a packed or an original checkpoint, or a packed safetensors file.
     pub model: PathBuf,

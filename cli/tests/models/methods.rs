@@ -13,7 +13,7 @@ use crate::common::{Converted, EXPERTS, Format, HIDDEN, INTER, write_model};
 use crate::support::{run, stderr, stdout};
 use marlinspike::container::{Container, write_container};
 use marlinspike::layouts::CPU_E2M1;
-use marlinspike::layouts::flashinfer::{ExpertLayout, Nvfp4Backend, PackedExperts, Projection};
+use marlinspike::layouts::flashinfer::{ExpertBackend, ExpertLayout, PackedExperts, Projection};
 use marlinspike::layouts::marlin::{Activations, WeightLayout};
 use marlinspike::num::dims::Shape;
 use marlinspike::num::tensor::{DType, Tensor};
@@ -471,11 +471,12 @@ fn experts_convert_to_flashinfers_forms() {
 
     let model = temp.path().join("nvfp4");
     let weights = write_model(Format::Nvfp4, &model);
-    for (name, backend) in Nvfp4Backend::NAMED {
+    for (name, backend) in ExpertBackend::NAMED {
         let (converted, described) = flashinfer(&model, &temp.path().join(name), name);
         assert_eq!(described["layout"], name);
         for (stack, projection) in projections {
-            let layout = ExpertLayout::nvfp4(backend, projection, HIDDEN, INTER, true).unwrap();
+            let layout =
+                ExpertLayout::for_backend(backend, projection, HIDDEN, INTER, true).unwrap();
             check_experts(&converted, &layout, stack, &weights);
             let global = converted.tensor(&format!("{EXPERT_LAYER}.{stack}"), "global_scale", None);
             assert_eq!(global.unwrap().elements::<f32>().to_vec(), [1.0 / 64.0; EXPERTS]);
@@ -534,7 +535,7 @@ fn converted_layers_run_with_the_checkpoints_bits() {
     assert_eq!(digest(&out, &[]), digest(&gpt_oss, &[]), "its padding adds nothing");
     // FlashInfer's forms, with NVFP4 activations and without.
     let nvfp4 = checkpoint("ct-nvfp4-moe");
-    for name in Nvfp4Backend::NAMES {
+    for name in ExpertBackend::NAMES {
         let out = temp.path().join(name);
         let format = flashinfer::FORMAT.with("nvfp4-backend", name).expect("a backend");
         let own = Settings { format, skip_unsupported: true, ..upstream.clone() };

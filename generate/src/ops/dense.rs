@@ -164,7 +164,7 @@ impl Weight for f32 {
 }
 
 /// `out` `[columns][M]` of whole rows of an f32 weight and all rows of x, on the caller's thread.
-pub(super) fn product(columns: &[f32], x: &[f32], size_k: usize, out: &mut [f32]) {
+pub(crate) fn product(columns: &[f32], x: &[f32], size_k: usize, out: &mut [f32]) {
     wide(Product { columns, x, size_k, out });
 }
 

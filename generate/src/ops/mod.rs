@@ -11,7 +11,6 @@
 pub mod attention;
 pub mod dense;
 mod dot;
-pub mod mxfp4;
 pub mod norm;
 pub mod rope;
 

@@ -3,7 +3,7 @@
 //! A format's behavior is its `Target` ([`super::target`]), found by the descriptor's name.
 
 /// The description of a kernel format.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub struct Descriptor {
     /// The name on the command line and in the converted config.
@@ -15,7 +15,7 @@ pub struct Descriptor {
     /// Heading of its column in tables: what runs a layer in this format.
     pub column: &'static str,
     /// Help: the names of the converted tensors, in lines of at most 100 columns.
-    pub tensors: &'static str,
+    pub tensors: fn() -> String,
     /// Help: which checkpoints it takes; empty where the common help covers it.
     pub takes: &'static str,
     /// Help: arguments of `convert` in examples.
@@ -26,6 +26,14 @@ pub struct Descriptor {
     /// The option that only this format has.
     pub choice: Option<Choice>,
 }
+
+impl PartialEq for Descriptor {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Descriptor {}
 
 /// An option of one format: a choice among names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -143,8 +143,8 @@ pub(super) fn find(model: &Model<'_>, owned: &BTreeSet<String>) -> Vec<Fused> {
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         format!(
             "found fused experts {}{more}, expected one matrix for each expert and projection \
-             (experts.N.gate_proj, up_proj, down_proj or w1, w3, w2), gpt-oss's \
-             blocks and scales, or FP8 gate_up_proj and down_proj [E, N, K] with _scale_inv",
+             (experts.N.gate_proj, up_proj, down_proj or w1, w3, w2), stacks \
+             of blocks and scales, or FP8 gate_up_proj and down_proj [E, N, K] with _scale_inv",
             tensors[..tensors.len().min(4)].join(", "),
         )
     };

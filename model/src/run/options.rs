@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use marlinspike::case::ActivationRounding;
 use marlinspike::formats::blocks::BlockFormat;
-pub use marlinspike::layouts::flashinfer::Nvfp4Backend;
+pub use marlinspike::layouts::flashinfer::ExpertBackend;
 use marlinspike::method::Arithmetic;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::quantize::Fp8GroupRule;
@@ -30,7 +30,7 @@ pub struct MethodOptions {
     /// How activations enter.
     pub activations: Activations,
     /// Block formats: whose rule gives the activations' global scales.
-    pub backend: Nvfp4Backend,
+    pub backend: ExpertBackend,
     /// FP8 blocks: how the groups of a row of activations are quantized.
     pub group_rule: Fp8GroupRule,
     /// How experts' numbers are prepared.
@@ -41,7 +41,7 @@ impl Default for MethodOptions {
     fn default() -> Self {
         Self {
             activations: Activations::Checkpoint,
-            backend: Nvfp4Backend::NAMED[0].1,
+            backend: ExpertBackend::NAMED[0].1,
             group_rule: Fp8GroupRule::default(),
             preparation: Preparation { padding: false, ..Preparation::UPSTREAM },
         }

@@ -6,9 +6,6 @@ use marlinspike::num::tensor::{Element, Tensor};
 use marlinspike::{Error, Result};
 use serde_json::Value;
 
-/// Nibble i of an AWQ word holds column `AWQ[i]` of its eight.
-pub(super) const AWQ: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-
 /// Column at position p of a permuted row: scales of groups.
 pub(super) fn grouped(p: usize) -> usize {
     p / 64 * 64 + p % 8 * 8 + p % 64 / 8

@@ -38,7 +38,7 @@ pub(super) fn bugs() -> Vec<Bug> {
             40,
             "the bias of w2 added on every tensor-parallel rank",
             "V adds it on rank 0 only",
-            (Op::GptOssMxfp4, "bias-on-every-rank"),
+            (Op::LoadWeightsMxfp4, "bias-on-every-rank"),
             &["bias-on-every-rank"],
         ),
         known(

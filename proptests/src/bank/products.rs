@@ -5,7 +5,7 @@ use marlinspike::case::{Case, Op};
 use marlinspike::check::add_outputs;
 use marlinspike::{Error, Result};
 
-use super::edit::{self, AWQ, misread, nibbles, rounded, single, value};
+use super::edit::{self, misread, nibbles, rounded, single, value};
 use super::{Bug, VALUES, Wrong};
 
 /// A bug of `linear` that shows in `y`.
@@ -24,6 +24,9 @@ pub(super) const fn bug(
 /// int4 without act-order on one device, in small shapes.
 const INT4: &str = "checkpoint_format=gptq,weight_type=uint4b8,input_dtype=null,desc_act=false,\
                     tensor_parallel.size=null,size_k=128,size_n=64|192";
+
+/// Nibble i of an AWQ word holds column `AWQ[i]` of its eight.
+const AWQ: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 const ZEROS: &str = "checkpoint_format=awq,weight_type=uint4,input_dtype=null,\
                      tensor_parallel.size=null,size_k=128,size_n=64|192";

@@ -5,7 +5,7 @@ use marlinspike::case::Op;
 use marlinspike::check::{add_outputs, mistaken, mistakes};
 use marlinspike::vectors::lattice;
 
-use super::{Mutant, common, mutant};
+use crate::mutant::{Mutant, common, mutant};
 use crate::ops::{self, CaseInput};
 use crate::{Operation, Subject, SubjectError, run};
 

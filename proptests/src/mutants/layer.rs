@@ -202,14 +202,14 @@ pub fn layers() -> Vec<WrongLayer> {
             layer.activation.exchanged = layer.activation.is_gated();
             Ok(layer.forward(input.x_view()?, input.routed()?, &layer.canonical()?)?.y.into_bits())
         }),
-        local("NVFP4: the first expert's global scale for all", has_global_scale, |_, l| {
+        local("the first expert's global scale for all", has_global_scale, |_, l| {
             let first = l.w13[0].global_scale;
             each(&mut l.w13, |w| {
                 w.global_scale = first;
                 Ok(())
             })
         }),
-        local("NVFP4: multiplied where the format divides", has_global_scale, |_, l| {
+        local("global scale multiplied where the format divides", has_global_scale, |_, l| {
             each(&mut l.w2, |w| {
                 w.global_scale = w.global_scale.map(|g| 1.0 / g);
                 Ok(())
@@ -317,7 +317,7 @@ pub fn layers() -> Vec<WrongLayer> {
         ),
         atomics(),
         mutant(
-            "NVFP4: the global scale in the router weight, so the bias is scaled too",
+            "the global scale in the router weight, so the bias is scaled too",
             |c| has_global_scale(c) && has_bias(c),
             |input| {
                 let mut local = input.local()?;

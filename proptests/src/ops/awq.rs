@@ -12,6 +12,7 @@ use proptest::prelude::*;
 
 use super::{fill, one_of};
 use crate::Operation;
+use crate::mutant::{Mutant, common, mutant};
 
 /// `awq_marlin_repack`.
 #[derive(Debug)]
@@ -151,4 +152,22 @@ impl Operation for AwqZeroPoints {
         let AwqZerosInput { groups, size_n, num_bits, is_a_8bit, .. } = i;
         format!("groups {groups} size_n {size_n} num_bits {num_bits} is_a_8bit {is_a_8bit}")
     }
+}
+
+/// Wrong variants of the operations.
+pub(crate) fn mutants() -> Vec<Mutant> {
+    let mut all = vec![
+        mutant::<AwqZeroPoints>("AWQ's interleave instead of its inverse", |i| {
+            let inverse: &[usize] =
+                if i.num_bits == 4 { &[0, 4, 1, 5, 2, 6, 3, 7] } else { &[0, 2, 1, 3] };
+            i.repacked(inverse)
+        }),
+        mutant::<AwqZeroPoints>("AWQ's interleave not undone", |i| {
+            let plain: &[usize] =
+                if i.num_bits == 4 { &[0, 1, 2, 3, 4, 5, 6, 7] } else { &[0, 1, 2, 3] };
+            i.repacked(plain)
+        }),
+    ];
+    all.extend(common::<AwqZeroPoints>());
+    all
 }

@@ -7,6 +7,7 @@ mod distribution;
 mod dyn_quant;
 mod elementwise;
 pub mod layer;
+mod nvfp4;
 mod product;
 mod quantize;
 mod repack;
@@ -24,20 +25,35 @@ pub use dyn_quant::{
 };
 pub use elementwise::{Activate, ActivateInput, SumInput, SumSlots};
 pub use layer::{LayerInput, Local, MoeLayer, moe_lattice};
+pub use nvfp4::{GlobalInput, Nvfp4GlobalScale, Nvfp4Input, Nvfp4Scales};
 pub use product::{DenseInput, DenseProduct, ExpertInput, ExpertProduct, ProductWeight};
 pub use quantize::{PerTokenFp8, PerTokenInput, PerTokenInt8, QuantizeRule};
 pub use repack::{Fp4Input, Fp4Repack, MergeInput, MergeW13, Repack, RepackInput};
 pub use router::{RouterInput, TopkRouter};
-pub use routing::{GlobalInput, Nvfp4GlobalScale, ShardInput, ShardScales, Sort, SortInput};
+pub use routing::{ShardInput, ShardScales, Sort, SortInput};
 pub use scales::{
-    BiasInput, Int8Input, Int8Scales, MxInput, MxScales, Nvfp4Input, Nvfp4Scales, PermuteBias,
-    PermuteScales, ScalesInput,
+    BiasInput, Int8Input, Int8Scales, MxInput, MxScales, PermuteBias, PermuteScales, ScalesInput,
 };
 pub use zeros::{GptqZeroPoints, GptqZerosInput, Preprocess, PreprocessInput};
 
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use proptest::prelude::*;
+
+use crate::mutant::Mutant;
+
+/// Wrong variants of layout operations.
+pub(crate) fn mutants() -> Vec<Mutant> {
+    let of = [
+        repack::mutants,
+        scales::mutants,
+        nvfp4::mutants,
+        routing::mutants,
+        zeros::mutants,
+        awq::mutants,
+    ];
+    of.into_iter().flat_map(|mutants| mutants()).collect()
+}
 
 /// Contents of a tensor: shrinks from noise to a ramp in which neighbours differ.
 #[derive(Debug, Clone, Copy)]

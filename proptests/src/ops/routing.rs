@@ -1,15 +1,15 @@
-//! Sorting by `g_idx`, sharding of scales, and global scales.
+//! Sorting by `g_idx`, and sharding of scales.
 
 use marlinspike::act_order;
-use marlinspike::layouts::marlin::kernel_global_scale;
 use marlinspike::num::dims::{GroupSize, LogicalK};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::{Error, Result};
 use proptest::prelude::*;
 
-use super::{dtype, fill, one_of};
+use super::{fill, one_of};
 use crate::Operation;
+use crate::mutant::{Mutant, common, mutant, with};
 
 /// `marlin_sort_g_idx`: the output is the permutation and then the sorted groups. Any permutation
 /// that sorts is accepted.
@@ -146,52 +146,35 @@ impl Operation for ShardScales {
     }
 }
 
-/// `nvfp4_marlin_process_global_scale` of a w13, which has one value for gate and one for up; the
-/// kernel gets the first.
-#[derive(Debug)]
-pub struct Nvfp4GlobalScale;
-
-/// Arguments of [`Nvfp4GlobalScale`].
-#[derive(Debug, Clone)]
-pub struct GlobalInput {
-    /// Gate's global scale in the file.
-    pub gate: f32,
-    /// Up's global scale in the file.
-    pub up: f32,
-    /// Whether the file stores the divisor (compressed-tensors) and not the multiplier (ModelOpt).
-    pub divisor: bool,
-    /// Activations.
-    pub dtype: ScalarType,
-    /// The factor that went into the block scales.
-    pub scale_factor: f32,
-}
-
-impl Operation for Nvfp4GlobalScale {
-    const NAME: &'static str = "nvfp4_marlin_process_global_scale";
-    type Input = GlobalInput;
-    type Element = u32;
-
-    fn inputs() -> BoxedStrategy<GlobalInput> {
-        let global = || (115u32..136, 0u32..1 << 23).prop_map(|(e, m)| f32::from_bits(e << 23 | m));
-        (global(), global(), any::<bool>(), dtype(), 0i32..8)
-            .prop_map(|(gate, up, divisor, dtype, power)| {
-                let bf16 = dtype == ScalarType::BFLOAT16;
-                let scale_factor = if bf16 { (1u32 << power) as f32 } else { 1.0 };
-                GlobalInput { gate, up, divisor, dtype, scale_factor }
-            })
-            .boxed()
-    }
-
-    fn expected(i: &GlobalInput) -> Result<Vec<u32>> {
-        let multiplier = if i.divisor { 1.0 / i.gate } else { i.gate };
-        Ok(vec![kernel_global_scale(multiplier, i.dtype, i.scale_factor).to_bits()])
-    }
-
-    fn place(_: &GlobalInput, _element: usize, _bit: u32) -> String {
-        "the global scale".to_owned()
-    }
-
-    fn describe(i: &GlobalInput) -> String {
-        format!("{i:?}")
-    }
+/// Wrong variants of the operations.
+pub(crate) fn mutants() -> Vec<Mutant> {
+    let mut all = vec![
+        with::<ShardScales>("act-order: scales cut along K all the same", |i| i.desc_act = false),
+        with::<ShardScales>("grouped scales not cut along K", |i| i.desc_act = true),
+        with::<ShardScales>("actorder static taken for group", |i| i.desc_act |= i.static_order),
+        mutant::<ShardScales>("group_size -1 used as a stride", |i| {
+            let out = ShardScales::expected(i)?;
+            if i.group_size != -1 {
+                return Ok(out);
+            }
+            let start = i.tp_rank * (i.size_k / i.tp_size) / i.group_size.unsigned_abs() as usize;
+            Ok((0..out.len()).map(|n| i.scales[(start + 32 + n) % i.scales.len()]).collect())
+        }),
+        mutant::<Sort>("sorted in descending order", |i| {
+            let out = Sort::expected(i)?;
+            let (perm, g_idx) = out.split_at(i.g_idx.len());
+            Ok(perm.iter().rev().chain(g_idx.iter().rev()).copied().collect())
+        }),
+        mutant::<Sort>("the inverse permutation", |i| {
+            let sorted = act_order::sort(&i.g_idx);
+            Ok([act_order::inverse(&sorted.perm)?, sorted.g_idx].concat())
+        }),
+        mutant::<Sort>("sorted g_idx, identity permutation", |i| {
+            let identity = (0..i.g_idx.len() as u32).collect();
+            Ok([identity, act_order::sort(&i.g_idx).g_idx].concat())
+        }),
+    ];
+    all.extend(common::<ShardScales>());
+    all.extend(common::<Sort>());
+    all
 }

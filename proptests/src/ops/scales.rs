@@ -3,8 +3,7 @@
 use marlinspike::Result;
 use marlinspike::layouts::Layout;
 use marlinspike::layouts::marlin::{
-    Activations, ScaleLayout, ScalePermutation, e4m3_scale_factor, e4m3_scales, e8m0_scales,
-    process_int8_scales,
+    Activations, ScaleLayout, ScalePermutation, e8m0_scales, process_int8_scales,
 };
 use marlinspike::num::dims::{GroupSize, LogicalK};
 use marlinspike::num::scalar::ScalarType;
@@ -13,11 +12,12 @@ use proptest::prelude::*;
 
 use super::{dtype, fill, one_of};
 use crate::Operation;
+use crate::mutant::{Mutant, common, mutant, with};
 
-const SIZES_N: &[usize] = &[64, 128, 192, 320];
+pub(super) const SIZES_N: &[usize] = &[64, 128, 192, 320];
 
 /// `(group, n)` of an element of row-major `[groups, size_n]` in kernel order.
-fn place(layout: Result<ScaleLayout>, element: usize) -> String {
+pub(super) fn place(layout: Result<ScaleLayout>, element: usize) -> String {
     layout.map_or_else(|e| e.to_string(), |l| l.locate(element, 0).to_string())
 }
 
@@ -25,7 +25,7 @@ fn halves(table: &Table) -> Vec<u16> {
     table.iter_bits().map(|b| b as u16).collect()
 }
 
-fn bytes(table: &Table) -> Vec<u8> {
+pub(super) fn bytes(table: &Table) -> Vec<u8> {
     table.iter_bits().map(|b| b as u8).collect()
 }
 
@@ -184,60 +184,6 @@ impl Operation for Int8Scales {
     }
 }
 
-/// `nvfp4_marlin_process_scales`, after the permutation of the columns.
-#[derive(Debug)]
-pub struct Nvfp4Scales;
-
-/// Arguments of [`Nvfp4Scales`].
-#[derive(Debug, Clone)]
-pub struct Nvfp4Input {
-    /// `[size_k / 16, size_n]` e4m3 bits, not negative.
-    pub scales: Vec<u8>,
-    /// Rows of the matrix.
-    pub size_k: usize,
-    /// Columns.
-    pub size_n: usize,
-    /// Activations.
-    pub dtype: ScalarType,
-}
-
-/// The order of columns before the reordering in fours.
-fn block_layout(size_k: usize, size_n: usize, block: usize) -> Result<ScaleLayout> {
-    let order =
-        ScalePermutation::choose(GroupSize::Of(block), LogicalK(size_k), Activations::Bits16);
-    ScaleLayout::new(size_k / block, size_n, order, ScalarType::FLOAT16)
-}
-
-impl Operation for Nvfp4Scales {
-    const NAME: &'static str = "nvfp4_marlin_process_scales";
-    type Input = Nvfp4Input;
-    type Element = u8;
-
-    fn inputs() -> BoxedStrategy<Nvfp4Input> {
-        (one_of(&[64usize, 128, 256]), one_of(SIZES_N), dtype(), fill(), one_of(&[0x7eu8, 0x20]))
-            .prop_map(|(size_k, size_n, dtype, fill, max)| {
-                let scales = fill.bytes(size_k / 16 * size_n, max);
-                Nvfp4Input { scales, size_k, size_n, dtype }
-            })
-            .boxed()
-    }
-
-    fn expected(i: &Nvfp4Input) -> Result<Vec<u8>> {
-        let data = TableData::B8(i.scales.clone());
-        let table = Table::new(ScalarType::FLOAT8_E4M3FN, i.size_k / 16, i.size_n, data)?;
-        let factor = e4m3_scale_factor(i.scales.iter().copied(), i.dtype);
-        e4m3_scales(&table, block_layout(i.size_k, i.size_n, 16)?, factor).map(|t| bytes(&t))
-    }
-
-    fn place(i: &Nvfp4Input, element: usize, _bit: u32) -> String {
-        place(block_layout(i.size_k, i.size_n, 16).map(ScaleLayout::with_quads), element)
-    }
-
-    fn describe(i: &Nvfp4Input) -> String {
-        format!("size_k {} size_n {} {}", i.size_k, i.size_n, i.dtype)
-    }
-}
-
 /// `mxfp4_marlin_process_scales` and `mxfp8_marlin_process_scales`, permutation included.
 #[derive(Debug)]
 pub struct MxScales;
@@ -296,4 +242,50 @@ impl Operation for MxScales {
         let MxInput { size_k, size_n, dtype, fp8_activations, .. } = i;
         format!("size_k {size_k} size_n {size_n} via {dtype} fp8 activations {fp8_activations}")
     }
+}
+
+/// Wrong variants of the operations.
+pub(crate) fn mutants() -> Vec<Mutant> {
+    let mut all = vec![
+        mutant::<PermuteScales>("w13: order chosen with the intermediate size as K", |i| {
+            i.permuted(i.size_n / 2)
+        }),
+        mutant::<PermuteScales>("order chosen with the packed K", |i| i.permuted(i.size_k / 8)),
+        with::<PermuteScales>("order of 16-bit activations under 8-bit ones", |i| {
+            i.is_a_8bit = false;
+        }),
+        mutant::<PermuteScales>("not permuted", |i| Ok(i.scales.clone())),
+        mutant::<PermuteBias>("bias not permuted", |i| Ok(i.bias.clone())),
+        mutant::<PermuteBias>("bias in the grouped order", |i| {
+            let column = |p: usize| p / 64 * 64 + p % 8 * 8 + p % 64 / 8;
+            Ok((0..i.bias.len()).map(|p| i.bias[column(p)]).collect())
+        }),
+        mutant::<Int8Scales>("factor left out", |i| {
+            let mut out = Int8Scales::expected(i)?;
+            if let Some(last) = out.last_mut() {
+                *last = 1f32.to_bits();
+            }
+            Ok(out)
+        }),
+        mutant::<Int8Scales>("scales left as floats", |i| {
+            let mut out = Int8Scales::expected(i)?;
+            for (slot, &s) in out.iter_mut().zip(&i.scales) {
+                *slot = s.into();
+            }
+            Ok(out)
+        }),
+        mutant::<MxScales>("not reordered in fours, or reordered under fp8 activations", |i| {
+            let out = MxScales::expected(i)?;
+            Ok(out.chunks_exact(4).flat_map(|q| [q[0], q[2], q[1], q[3]]).collect())
+        }),
+        mutant::<MxScales>("6 not added under fp8 activations", |i| {
+            let less = if i.fp8_activations { 6 } else { 0 };
+            Ok(MxScales::expected(i)?.into_iter().map(|b| b.wrapping_sub(less)).collect())
+        }),
+    ];
+    all.extend(common::<PermuteScales>());
+    all.extend(common::<PermuteBias>());
+    all.extend(common::<Int8Scales>());
+    all.extend(common::<MxScales>());
+    all
 }

@@ -12,6 +12,7 @@ use proptest::prelude::*;
 
 use super::{fill, one_of};
 use crate::Operation;
+use crate::mutant::{Mutant, common, mutant, with};
 
 /// GPTQ's `qzeros` as zero points, one byte each.
 #[derive(Debug)]
@@ -147,4 +148,18 @@ impl Operation for Preprocess {
         let zeros = if i.qzeros.is_some() { "zero points" } else { "symmetric" };
         format!("{} words, size_n {}, {zeros}", i.qweight.len(), i.size_n)
     }
+}
+
+/// Wrong variants of the operations.
+pub(crate) fn mutants() -> Vec<Mutant> {
+    let mut all = vec![
+        with::<GptqZeroPoints>("v2 zeros read as v1 and the reverse", |i| i.v2 ^= true),
+        with::<GptqZeroPoints>("all zeros read as v1", |i| i.v2 = false),
+        with::<GptqZeroPoints>("all zeros read as v2", |i| i.v2 = true),
+        mutant::<Preprocess>("codes not rewritten", |i| Ok(i.qweight.clone())),
+        mutant::<Preprocess>("zero points ignored", |i| Ok(int4_to_fp8_symmetric(&i.qweight))),
+    ];
+    all.extend(common::<GptqZeroPoints>());
+    all.extend(common::<Preprocess>());
+    all
 }

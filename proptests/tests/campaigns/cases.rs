@@ -42,10 +42,10 @@ macro_rules! operations {
 operations! {
     swizzle wrong_swizzle SwizzleBlockscale 100 10 10,
     mxint4 wrong_mxint4 TrtllmMxInt4 2 4 14,
-    nvfp4_experts wrong_nvfp4_experts Nvfp4Experts 10 24 19,
+    nvfp4_experts wrong_nvfp4_experts Fp4Experts 10 24 19,
     requantize wrong_requantize Fp8Requantize 50 12 15,
     fnuz wrong_fnuz NormalizeFnuz 50 8 10,
-    gpt_oss wrong_gpt_oss GptOssMxfp4 20 8 13,
+    gpt_oss wrong_gpt_oss LoadWeightsMxfp4 20 8 13,
     fp4_quant wrong_fp4_quant ScaledFp4Quant 50 6 10,
     fp4_mm wrong_fp4_mm ScaledFp4Mm 20 6 15,
     scaled_mm wrong_scaled_mm ScaledMm 20 10 19,

@@ -1,4 +1,4 @@
-//! `quant_method: fp8` and `mxfp4` (vLLM 0.21.0 `fp8.py`, `mxfp4.py`).
+//! `quant_method: fp8` (vLLM 0.21.0 `fp8.py`).
 
 use serde_json::Value;
 
@@ -6,7 +6,6 @@ use super::json::{self, Obj};
 use super::modules::{SkipMatch, is_skipped};
 use super::scheme::{ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme};
 use super::{ConfigError, ConfigResult, Module, ModuleKind};
-use crate::formats::mxfp4;
 
 /// An FP8 checkpoint's config.
 #[derive(Debug, Clone, PartialEq)]
@@ -122,35 +121,5 @@ impl Fp8Config {
             activations,
             scale_inv: self.weight_block_size.is_some(),
         }))
-    }
-}
-
-/// gpt-oss: MXFP4 experts, everything else unquantized.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Mxfp4Config {
-    /// Names of unquantized modules, as the file lists them.
-    pub modules_to_not_convert: Vec<String>,
-}
-
-impl Mxfp4Config {
-    /// Parses a `quantization_config` with `quant_method: mxfp4`.
-    pub fn from_value(config: &Value) -> ConfigResult<Self> {
-        let obj = Obj::new("", config)?;
-        Ok(Self { modules_to_not_convert: obj.strings("modules_to_not_convert")? })
-    }
-
-    /// The scheme of one module's tensors: only experts are quantized, regardless of the list
-    /// (upstream has no MXFP4 linear layer and ignores the list for experts).
-    pub fn scheme_for(&self, module: &Module<'_>) -> ConfigResult<Scheme> {
-        Ok(match module.kind {
-            ModuleKind::Expert | ModuleKind::FusedMoe => Scheme::Block {
-                format: &mxfp4::FORMAT,
-                container: FloatContainer::GptOss,
-                weight_only: true,
-            },
-            ModuleKind::Linear | ModuleKind::LmHead => Scheme::Unquantized {
-                reason: "MXFP4 checkpoints quantize experts alone".to_owned(),
-            },
-        })
     }
 }

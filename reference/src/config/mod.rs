@@ -6,6 +6,7 @@
 //! bounded in size and steps, individually and together ([`PatternBudget`]).
 
 mod awq;
+mod block_experts;
 mod ct;
 mod error;
 mod fp8;
@@ -20,9 +21,10 @@ mod scheme;
 use serde_json::Value;
 
 pub use awq::AwqConfig;
+pub use block_experts::BlockExpertsConfig;
 pub use ct::{CompressedTensorsConfig, CtArgs, CtDynamic, CtFormat, CtScheme, CtStrategy, CtType};
 pub use error::{ConfigError, ConfigResult};
-pub use fp8::{Fp8Config, Mxfp4Config};
+pub use fp8::Fp8Config;
 pub use gptq::{
     DynamicMatch, DynamicRule, GptqMarlinConfig, GptqOverride, GptqParams, weight_type,
 };
@@ -54,8 +56,8 @@ pub enum QuantConfig {
     Fp8(Fp8Config),
     /// `quant_method: modelopt` and its variants.
     ModelOpt(ModelOptConfig),
-    /// `quant_method: mxfp4` (gpt-oss).
-    Mxfp4(Mxfp4Config),
+    /// A `quant_method` of a block format's experts: `mxfp4` (gpt-oss).
+    BlockExperts(BlockExpertsConfig),
 }
 
 /// ModelOpt's names for block formats.
@@ -67,7 +69,9 @@ fn modelopt_blocks() -> impl Iterator<Item = &'static str> {
 fn methods() -> String {
     let before = ["gptq", "gptq_marlin", "awq", "awq_marlin", "compressed-tensors", "fp8"];
     let modelopt = std::iter::once("modelopt").chain(modelopt_blocks());
-    let all = before.into_iter().chain(modelopt).chain(["mxfp4", "gpt_oss_mxfp4"]);
+    let experts =
+        BLOCK_FORMATS.into_iter().flat_map(|format| format.expert_methods.iter().copied());
+    let all = before.into_iter().chain(modelopt).chain(experts);
     all.collect::<Vec<_>>().join(", ")
 }
 
@@ -116,14 +120,18 @@ impl QuantConfig {
                 CompressedTensorsConfig::from_value(config).map(Self::CompressedTensors)
             }
             "fp8" => Fp8Config::from_value(config).map(Self::Fp8),
-            "mxfp4" | "gpt_oss_mxfp4" => Mxfp4Config::from_value(config).map(Self::Mxfp4),
             name if name == "modelopt" || modelopt_blocks().any(|m| m == name) => {
                 ModelOptConfig::from_value(config).map(Self::ModelOpt)
             }
-            _ => Err(ConfigError::UnknownMethod {
-                method: method.chars().take(60).collect(),
-                expected: methods(),
-            }),
+            name => match BlockExpertsConfig::format_of(name) {
+                Some(format) => {
+                    BlockExpertsConfig::from_value(format, config).map(Self::BlockExperts)
+                }
+                None => Err(ConfigError::UnknownMethod {
+                    method: method.chars().take(60).collect(),
+                    expected: methods(),
+                }),
+            },
         }
     }
 
@@ -135,7 +143,7 @@ impl QuantConfig {
             Self::CompressedTensors(_) => "compressed-tensors",
             Self::Fp8(_) => "fp8",
             Self::ModelOpt(_) => "modelopt",
-            Self::Mxfp4(_) => "mxfp4",
+            Self::BlockExperts(c) => c.format.expert_methods[0],
         }
     }
 
@@ -162,7 +170,7 @@ impl QuantConfig {
             Self::CompressedTensors(c) => c.scheme_for(module),
             Self::Fp8(c) => c.scheme_for(module),
             Self::ModelOpt(c) => c.scheme_for(module),
-            Self::Mxfp4(c) => c.scheme_for(module),
+            Self::BlockExperts(c) => c.scheme_for(module),
         }
     }
 }

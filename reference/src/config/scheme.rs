@@ -63,14 +63,14 @@ pub enum FloatContainer {
     /// ModelOpt: `weight`, `weight_scale`, `weight_scale_2` (a multiplier).
     ModelOpt,
     /// gpt-oss: `gate_up_proj_blocks`, `gate_up_proj_scales`, `down_proj_blocks`, ...
-    GptOss,
+    StackedBlocks,
 }
 
 impl FloatContainer {
     /// Whether experts are stored in stacks, their codes with an axis of blocks, and columns of
     /// gate and up alternating.
     pub const fn stacks_experts(self) -> bool {
-        matches!(self, Self::GptOss)
+        matches!(self, Self::StackedBlocks)
     }
 
     /// Whether its global scales multiply or divide.

@@ -67,6 +67,9 @@ pub struct BlockFormat {
     pub modelopt: &'static [(&'static str, bool)],
     /// Value of `quant_method` that ModelOpt uses for the format.
     pub quant_method: Option<&'static str>,
+    /// Values of `quant_method` in configs of checkpoints whose experts alone are quantized, in stacks; the
+    /// first is the family's name.
+    pub expert_methods: &'static [&'static str],
     /// Possible suffixes of the codes' tensor; the first that exists is used.
     pub weight_suffixes: &'static [&'static str],
     /// Possible suffixes of the scales' tensor.

@@ -75,6 +75,12 @@ pub fn block_format(element: ScalarType, group_size: GroupSize) -> Option<&'stat
     BLOCK_FORMATS.into_iter().find(|f| f.element == element && f.group_size() == group_size)
 }
 
+/// Titles of the formats that `include` selects, for messages: `MXFP8, MXFP4`.
+pub fn titles(include: impl Fn(Format) -> bool) -> String {
+    let titles = ALL.into_iter().filter(|&format| include(format)).map(Format::title);
+    titles.collect::<Vec<_>>().join(", ")
+}
+
 /// Every order of columns that an integer format has.
 pub fn interleaves() -> impl Iterator<Item = &'static Interleave> {
     ALL.iter().filter_map(|format| match format {
@@ -91,6 +97,11 @@ impl Format {
             Self::Fp8 => "fp8",
             Self::Block(format) => format.name,
         }
+    }
+
+    /// Name in messages.
+    pub fn title(self) -> String {
+        self.name().to_uppercase()
     }
 
     /// Every format with its name.

@@ -27,6 +27,7 @@ pub static FORMAT: BlockFormat = BlockFormat {
     compressed_tensors_scale: None,
     modelopt: &[],
     quant_method: None,
+    expert_methods: &["mxfp4", "gpt_oss_mxfp4"],
     weight_suffixes: &["weight_packed", "weight"],
     scale_suffixes: &["weight_scale"],
     global_suffixes: &[],

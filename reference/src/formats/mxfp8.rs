@@ -26,6 +26,7 @@ pub static FORMAT: BlockFormat = BlockFormat {
     compressed_tensors_scale: Some("uint8"),
     modelopt: &[("MXFP8", true)],
     quant_method: Some("modelopt_mxfp8"),
+    expert_methods: &[],
     weight_suffixes: &["weight", "weight_packed"],
     scale_suffixes: &["weight_scale", "weight_scale_inv"],
     global_suffixes: &[],

@@ -11,6 +11,7 @@ pub mod flashinfer;
 pub mod kleidi;
 pub mod marlin;
 pub mod mxfp4;
+pub mod packed_rows;
 pub mod positions;
 pub mod rows;
 

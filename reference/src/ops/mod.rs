@@ -10,19 +10,19 @@ pub(crate) mod case;
 mod computation;
 pub(crate) mod draw;
 mod dyn_quant;
+mod fp4_experts;
 mod fp8_blocks;
 mod fp8_moe;
 mod fp8_requantize;
-mod gpt_oss_mxfp4;
 mod int8_mm;
 mod interleaving;
 mod keys;
 mod layer;
 mod linear;
+mod load_weights_mxfp4;
 mod moe;
 mod mxfp4;
 mod normalize_fnuz;
-mod nvfp4_experts;
 mod operation;
 mod per_token_group_quant;
 mod preprocess;
@@ -45,16 +45,16 @@ pub(crate) mod configs {
     pub use super::align::AlignConfig;
     pub use super::case::Case;
     pub use super::dyn_quant::{DynQuantArithmetic, DynQuantConfig, Packing};
+    pub use super::fp4_experts::Fp4ExpertsConfig;
     pub use super::fp8_blocks::BlockSize;
     pub use super::fp8_moe::Fp8LayerConfig;
     pub use super::fp8_requantize::RequantizeConfig;
-    pub use super::gpt_oss_mxfp4::GptOssConfig;
     pub use super::int8_mm::{Azp, Int8MmConfig};
     pub use super::linear::LinearConfig;
+    pub use super::load_weights_mxfp4::LoadWeightsConfig;
     pub use super::moe::MoeConfig;
     pub use super::mxfp4::{Mxfp4LinearConfig, Mxfp4MoeConfig};
     pub use super::normalize_fnuz::FnuzConfig;
-    pub use super::nvfp4_experts::Nvfp4ExpertsConfig;
     pub use super::per_token_group_quant::{GroupQuantConfig, GroupScaleLayout};
     pub use super::preprocess::PreprocessConfig;
     pub use super::quant::{CheckpointFormat, QuantConfig};
@@ -92,6 +92,8 @@ pub(crate) struct Entry {
     pub(crate) keys: fn() -> &'static [&'static str],
     /// [`Operation::keys_in`].
     pub(crate) keys_in: fn(&Map<String, Value>) -> Option<&'static [&'static str]>,
+    /// [`Operation::key_meanings`].
+    pub(crate) key_meanings: fn() -> &'static [(&'static str, &'static str)],
     /// [`Operation::read`].
     pub(crate) read: fn(&Reader<'_>) -> Result<CaseConfig, CaseError>,
     /// [`Operation::lattice`].
@@ -107,6 +109,7 @@ impl Entry {
             about,
             keys: C::keys,
             keys_in: C::keys_in,
+            key_meanings: C::key_meanings,
             read: |r| C::read(r).map(C::into),
             lattice: || {
                 let all = C::lattice()?.into_iter().filter(|c| is_read_back(c));
@@ -152,15 +155,15 @@ macro_rules! operations {
                 TrtllmMxInt4 "prepare_static_weights_for_trtllm_mxint4_moe"
                     trtllm_mxint4::MxInt4Config,
                 /// NVFP4 experts in a kernel's layout.
-                Nvfp4Experts "convert_to_nvfp4_moe_kernel_format"
-                    nvfp4_experts::Nvfp4ExpertsConfig,
+                Fp4Experts "convert_to_nvfp4_moe_kernel_format"
+                    fp4_experts::Fp4ExpertsConfig,
                 /// One scale for w1 and w3 of FP8 experts.
                 Fp8Requantize "process_fp8_weight_tensor_strategy_moe"
                     fp8_requantize::RequantizeConfig,
                 /// e4m3fn to e4m3fnuz.
                 NormalizeFnuz "normalize_e4m3fn_to_e4m3fnuz" normalize_fnuz::FnuzConfig,
                 /// The part of gpt-oss's MXFP4 experts that a rank loads.
-                GptOssMxfp4 "load_weights_mxfp4" gpt_oss_mxfp4::GptOssConfig,
+                LoadWeightsMxfp4 "load_weights_mxfp4" load_weights_mxfp4::LoadWeightsConfig,
                 /// Activations to NVFP4.
                 ScaledFp4Quant "scaled_fp4_quant" scaled_fp4_quant::Fp4QuantConfig,
                 /// Activations to FP8, with a scale for each group of k.

@@ -26,6 +26,15 @@ pub(crate) trait Operation: std::fmt::Debug {
         Some(Self::keys())
     }
 
+    /// What the keys mean that only this operation has. The meanings of shared keys are in the schema's
+    /// glossary.
+    fn key_meanings() -> &'static [(&'static str, &'static str)]
+    where
+        Self: Sized,
+    {
+        &[]
+    }
+
     /// Reads and checks the keys.
     fn read(r: &Reader<'_>) -> Result<Self, CaseError>
     where

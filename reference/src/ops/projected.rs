@@ -7,7 +7,7 @@ use crate::judge::compare::{Elements, Rows};
 use crate::layouts::Layout;
 use crate::layouts::block_scale::BlockScaleLayout;
 pub(super) use crate::layouts::flashinfer::{
-    Alphas, ExpertLayout, Forgotten, Nvfp4Backend, Projection, activation_scales,
+    Alphas, ExpertBackend, ExpertLayout, Forgotten, Projection, activation_scales,
 };
 use crate::num::dims::GroupSize;
 use crate::num::scalar::ScalarType;

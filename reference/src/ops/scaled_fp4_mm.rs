@@ -24,7 +24,7 @@ use crate::ops::schema::{
 use crate::ops::tensors::{E4M3, F32, HALF, HALF_TYPES, U8, input, is, name_of, output, whole};
 use crate::ops::{CaseConfig, Operation};
 use crate::products::tensor_core::{Architecture, BlockScaledUnit, find_block_scaled};
-use crate::products::{Bounded, Nvfp4Product, Nvfp4Rows};
+use crate::products::{BlockScaledProduct, BlockScaledRows, Bounded};
 use crate::weight::{Groups, Table, TableData, Weight};
 use crate::{Error, Result};
 
@@ -228,16 +228,17 @@ impl Fp4Mm {
     /// Combines the results of `make` for each shard to `[M, N]`.
     fn shards<T: Copy>(
         &self,
-        make: impl Fn(&Nvfp4Product<'_>) -> Result<Vec<T>>,
+        make: impl Fn(&BlockScaledProduct<'_>) -> Result<Vec<T>>,
     ) -> Result<Vec<T>> {
         let scales = self.a_scale.iter_bits().map(|b| b as u8).collect();
-        let rows = Nvfp4Rows::new(self.config.size_k, self.a.clone(), scales, self.a_global)?;
+        let rows = BlockScaledRows::new(self.config.size_k, self.a.clone(), scales, self.a_global)?;
         let mut shards = Vec::new();
         let mut start = 0;
         for (&width, &global) in self.config.widths.iter().zip(&self.globals) {
             let weight = self.weight.slice_columns(start..start + width)?;
             let weight = Weight { global_scale: Some(global), ..weight };
-            shards.push((width, make(&Nvfp4Product::new(&rows, &weight, self.config.dtype)?)?));
+            shards
+                .push((width, make(&BlockScaledProduct::new(&rows, &weight, self.config.dtype)?)?));
             start += width;
         }
         let row =
@@ -247,7 +248,7 @@ impl Fp4Mm {
 
     fn unit(&self) -> Result<&'static BlockScaledUnit> {
         let unit = self.config.unit().or(self.config.any_unit());
-        unit.ok_or_else(|| Error::unsupported("NVFP4", "no unit for it is known"))
+        unit.ok_or_else(|| Error::unsupported("block-scaled e2m1", "no unit for it is known"))
     }
 
     fn bits(&self) -> Result<Elements> {

@@ -41,7 +41,7 @@ pub(super) fn fp8_weight(
 /// class.
 pub(super) fn declared_as(given: &Declared) -> Declared {
     Declared {
-        convention: Some(Convention::ScaledMm),
+        convention: Some(Convention::W8a8),
         or_exact: given.convention.is_none(),
         class: given.class.clone(),
         power_of_two_scales: false,
@@ -102,8 +102,8 @@ pub(super) fn better_diagnosis<C: Computation>(
 }
 
 /// Checks the optional key `convention`: products of 8-bit codes have only one.
-pub(super) fn scaled_mm_convention(r: &Reader<'_>) -> Result<(), CaseError> {
-    r.optional_name("convention", &[("scaled_mm", ())]).map(|_| ())
+pub(super) fn read_convention(r: &Reader<'_>) -> Result<(), CaseError> {
+    r.optional_name("convention", &[(Convention::W8a8.name(), ())]).map(|_| ())
 }
 
 /// A schedule of each kernel, with and without promotion.

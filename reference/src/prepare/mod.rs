@@ -9,12 +9,12 @@
 //! | gate and up interleaved or in halves | [`gate_up`] |
 //! | int4 with e4m3 activations: e4m3 codes | [`w4a8_fp8`] |
 //! | sizes rounded up for a kernel, padded with zeros | [`pad`] |
-//! | gpt-oss: a rank's part, its order and its padding | [`gpt_oss`] |
+//! | a rank's part of gpt-oss's experts, its order and its padding | [`padded_shard`] |
 
 pub mod fnuz;
 pub mod fp8;
 pub mod gate_up;
-pub mod gpt_oss;
 pub mod pad;
+pub mod padded_shard;
 pub mod requantize;
 pub mod w4a8_fp8;

@@ -13,9 +13,9 @@ use crate::select::Platform;
 use crate::weight::{Codes, Groups, Table, TableData, Weight};
 use crate::{Error, Result};
 
-/// Kernels of MXFP4 experts, grouped by their padding.
+/// Kernels of e2m1 experts with e8m0 scales (MXFP4), grouped by their padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Mxfp4Backend {
+pub enum PaddedKernel {
     /// `DEEPGEMM_MXFP4`.
     DeepGemm,
     /// `MARLIN`, `BATCHED_MARLIN`.
@@ -28,7 +28,7 @@ pub enum Mxfp4Backend {
     Other,
 }
 
-impl Mxfp4Backend {
+impl PaddedKernel {
     /// Every backend with upstream's name; `TRITON` is any other.
     pub const NAMED: [(&'static str, Self); 5] = [
         ("DEEPGEMM_MXFP4", Self::DeepGemm),

@@ -24,9 +24,9 @@ const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
 /// k per scale.
 const BLOCK: usize = 16;
 
-/// Rows of activations quantized by [`crate::quantize::nvfp4`].
+/// Rows of activations quantized by `formats::nvfp4::quantize`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Nvfp4Rows {
+pub struct BlockScaledRows {
     size_k: usize,
     codes: Vec<u8>,
     scales: Vec<u8>,
@@ -34,7 +34,7 @@ pub struct Nvfp4Rows {
     global: f32,
 }
 
-impl Nvfp4Rows {
+impl BlockScaledRows {
     /// Builds rows from `codes` `[M, size_k]`, one per byte, `scales` `[M, size_k / 16]`, and a
     /// global multiplier.
     ///
@@ -77,15 +77,15 @@ impl Nvfp4Rows {
 
 /// A product of NVFP4 activations with one NVFP4 weight.
 #[derive(Debug, Clone)]
-pub struct Nvfp4Product<'p> {
-    rows: &'p Nvfp4Rows,
+pub struct BlockScaledProduct<'p> {
+    rows: &'p BlockScaledRows,
     /// The weight, its global scale replaced by alpha.
     weight: Weight<'p>,
     alpha: f32,
     recipe: Recipe,
 }
 
-impl<'p> Nvfp4Product<'p> {
+impl<'p> BlockScaledProduct<'p> {
     /// `rows` times `weight`, in `dtype`.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ impl<'p> Nvfp4Product<'p> {
     /// a bias or zero points, and for another `dtype` than float16 and bfloat16; [`Error::Missing`]
     /// without a global scale; [`Error::Size`] if K differs or alpha is not a normal number;
     /// [`Error::Value`] for a scale that is NaN or negative (units ignore its sign).
-    pub fn new(rows: &'p Nvfp4Rows, weight: &Weight<'p>, dtype: ScalarType) -> Result<Self> {
+    pub fn new(rows: &'p BlockScaledRows, weight: &Weight<'p>, dtype: ScalarType) -> Result<Self> {
         weight.validate()?;
         let name = &weight.name;
         let blocks = Groups::Uniform(GroupSize::Of(BLOCK));
@@ -115,7 +115,7 @@ impl<'p> Nvfp4Product<'p> {
             return Err(Error::unsupported(what, "the product has neither"));
         }
         let Some(global) = weight.global_scale else {
-            return Err(Error::missing(format!("{name}.global_scale"), "NVFP4"));
+            return Err(Error::missing(format!("{name}.global_scale"), "block-scaled products"));
         };
         if weight.shape().size_k != rows.size_k {
             return Err(Error::size(format!("{name}: size_k"), weight.shape().size_k, rows.size_k));
@@ -157,7 +157,7 @@ impl<'p> Nvfp4Product<'p> {
     /// product. The class drops as many fraction bits as the rows and columns require.
     ///
     /// # Errors
-    /// Returns an error for invalid rows, which [`Nvfp4Rows::new`] excludes.
+    /// Returns an error for invalid rows, which [`BlockScaledRows::new`] excludes.
     pub fn class(&self, unit: &BlockScaledUnit) -> Result<Class> {
         let largest = |codes: &mut dyn Iterator<Item = u32>| {
             codes.filter_map(|code| unit.scale_exponent(code as u8)).max()

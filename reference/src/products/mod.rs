@@ -26,7 +26,7 @@ mod summed;
 pub mod tensor_core;
 mod wide;
 
-pub use block_scaled::{Nvfp4Product, Nvfp4Rows};
+pub use block_scaled::{BlockScaledProduct, BlockScaledRows};
 pub use bound::{Class, Inputs};
 pub use bounded::Bounded;
 pub use columns::{Columns, Rule, WeightColumns};

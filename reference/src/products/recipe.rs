@@ -29,7 +29,7 @@ pub enum Convention {
     /// Upstream's W8A8-FP8 kernels (CUTLASS `cutlass_scaled_mm`, Triton `fused_moe_kernel`): codes
     /// enter the unit; the scales of row, column and router multiply the f32 sum in any order, with
     /// the bias before the router weight; one rounding at the end.
-    ScaledMm,
+    W8a8,
 }
 
 impl Convention {
@@ -39,15 +39,21 @@ impl Convention {
         ("stepwise", Self::Stepwise),
         ("canonical", Self::Canonical),
         ("unrounded", Self::Unrounded),
-        ("scaled_mm", Self::ScaledMm),
+        ("scaled_mm", Self::W8a8),
     ];
+
+    /// Name in case files and reports.
+    pub fn name(self) -> &'static str {
+        let named = Self::NAMED.iter().find(|(_, convention)| *convention == self);
+        named.map_or("unnamed", |(name, _)| name)
+    }
 
     /// Whether kernels of the convention dequantize codes before the product, so that any weight
     /// type is possible; otherwise the codes of two 8-bit operands enter the product.
     pub const fn dequantizes(self) -> bool {
         match self {
             Self::Marlin | Self::Stepwise | Self::Canonical | Self::Unrounded => true,
-            Self::ScaledMm => false,
+            Self::W8a8 => false,
         }
     }
 }
@@ -111,17 +117,17 @@ impl Recipe {
                     _ => canonical,
                 }
             }
-            Convention::ScaledMm if weight.scales.rows() > 1 => {
+            Convention::W8a8 if weight.scales.rows() > 1 => {
                 if extras.activation_scales.is_some() {
-                    let what = format!("{}: groups of k under scaled_mm", weight.name);
+                    let what = format!("{}: groups of k under {}", weight.name, convention.name());
                     let reason = "activations that have a scale for each group, or none";
                     return Err(Error::unsupported(what, reason));
                 }
                 Self::scaled_blocks(dtype)
             }
-            Convention::ScaledMm => Self::scaled_mm(dtype),
+            Convention::W8a8 => Self::scaled_codes(dtype),
         };
-        let eight_bits = extras.activation_scales.is_some() || convention == Convention::ScaledMm;
+        let eight_bits = extras.activation_scales.is_some() || convention == Convention::W8a8;
         let operands = if eight_bits { ScalarType::FLOAT8_E4M3FN } else { dtype };
         Ok(Self { operands, ..recipe })
     }
@@ -138,7 +144,7 @@ impl Recipe {
     }
 
     /// Upstream's W8A8-FP8 kernels. Steps without an operand (no bias, no router weight) do nothing.
-    fn scaled_mm(dtype: ScalarType) -> Self {
+    fn scaled_codes(dtype: ScalarType) -> Self {
         let f32 = ScalarType::FLOAT32;
         let step = |op, ty| schedule::Step { op, ty };
         let steps = vec![
@@ -152,9 +158,9 @@ impl Recipe {
         Self { rule, power: 0, moves_bits: false, steps, any_order: true, dtype, operands }
     }
 
-    /// As [`Self::scaled_mm`], for scales of groups, which enter the sum.
+    /// As [`Self::scaled_codes`], for scales of groups, which enter the sum.
     fn scaled_blocks(dtype: ScalarType) -> Self {
-        let recipe = Self::scaled_mm(dtype);
+        let recipe = Self::scaled_codes(dtype);
         let scale =
             |s: &schedule::Step| matches!(s.op, StepOp::ActivationScale | StepOp::ChannelScale);
         let steps = recipe.steps.into_iter().filter(|s| !scale(s)).collect();

@@ -23,17 +23,14 @@ mod fp8_block;
 mod fp8_group;
 mod group;
 mod int8;
-mod nvfp4_kernel;
 mod rules;
 
 pub use activation::{Int8Rule, Quantized, per_tensor_fp8, per_token_fp8, per_token_int8};
-pub use block::{mx, nvfp4};
+pub use block::mx;
 pub use fp8_block::{per_block_fp8, requantize_ue8m0};
 pub use fp8_group::{Fp8GroupRule, ceil_to_ue8m0, per_group_fp8, per_group_fp8_with};
 pub use group::{GroupQuantized, gptq_quantize_weights, quantize_by_group, quantize_weights};
 pub use int8::{Int8Quantized, Int8Quantizer};
-pub use nvfp4_kernel::{Nvfp4Difference, nvfp4_kernel_difference};
-pub(crate) use nvfp4_kernel::{nvfp4_ties_away, with_ties_away};
 pub use rules::ActivationRule;
 pub(crate) use rules::{RuleFit, StatedActivations};
 
@@ -45,7 +42,7 @@ use crate::num::array::FloatView2;
 use crate::{Error, Result};
 
 /// The values and the columns of `x`. Fails unless they are finite and `block` divides the columns.
-fn finite_rows<'a>(x: &FloatView2<'a>, block: usize) -> Result<(Cow<'a, [f32]>, usize)> {
+pub(crate) fn finite_rows<'a>(x: &FloatView2<'a>, block: usize) -> Result<(Cow<'a, [f32]>, usize)> {
     let cols = expect_blocks(x, block)?;
     let values = x.widened();
     match values.iter().position(|v| !v.is_finite()) {
@@ -64,7 +61,7 @@ fn expect_blocks(x: &FloatView2<'_>, block: usize) -> Result<usize> {
 }
 
 /// `values` in `rows` rows, which they fill.
-fn matrix<T>(rows: usize, values: Vec<T>) -> Array2<T> {
+pub(crate) fn matrix<T>(rows: usize, values: Vec<T>) -> Array2<T> {
     let cols = values.len().checked_div(rows).unwrap_or(0);
     Array2::from_shape_vec((rows, cols), values).expect("whole rows")
 }
@@ -83,6 +80,6 @@ pub(crate) fn clear_broken(values: &mut [f32], cols: usize) -> Vec<usize> {
 }
 
 /// Largest magnitude.
-fn absmax(x: &[f32]) -> f32 {
+pub(crate) fn absmax(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |m, v| m.max(v.abs()))
 }

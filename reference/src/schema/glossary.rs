@@ -1,8 +1,19 @@
-//! What config keys and tensors mean: a name has one meaning in every operation.
+//! What config keys and tensors mean: a name has one meaning in every operation. Keys of one operation are
+//! explained in its file.
+
+use crate::ops;
 
 /// What a config key means.
 pub(super) fn key(path: &str) -> &'static str {
-    find(KEYS, path)
+    match find(KEYS, path) {
+        "" => own_keys().find(|(known, _)| *known == path).map_or("", |(_, about)| about),
+        about => about,
+    }
+}
+
+/// The keys that operations explain themselves.
+fn own_keys() -> impl Iterator<Item = (&'static str, &'static str)> {
+    ops::ALL.iter().flat_map(|entry| (entry.key_meanings)().iter().copied())
 }
 
 /// What a tensor holds, by its full name. The tensors of both matrices of a layer share a meaning.
@@ -22,10 +33,6 @@ fn find(table: &[(&'static str, &'static str)], name: &str) -> &'static str {
 
 const KEYS: &[(&str, &str)] = &[
     ("activation", "activation between the two products, by upstream's name"),
-    (
-        "activation_rounding",
-        "how activations are rounded to int8: `half_away` since KleidiAI 1.22, `half_even` before",
-    ),
     ("adversarial_rows", "a remark of the producer; not read"),
     ("apply_router_weight_on_input", "whether router weights multiply `gate_up` instead of `down`"),
     (
@@ -54,7 +61,6 @@ const KEYS: &[(&str, &str)] = &[
     ("is_act_and_mul", "whether w13 holds gate and up, or up alone"),
     ("is_k_full", "false on a rank that holds a slice of K under act-order"),
     ("is_sf_swizzled_layout", "whether block scales are interleaved in tiles of 128x4"),
-    ("kleidiai_variant", "the micro-kernel; information only"),
     (
         "logical_widths",
         "columns of each of the matrices that were merged along N; they add up to `size_n`",
@@ -63,11 +69,6 @@ const KEYS: &[(&str, &str)] = &[
     ("num_experts", "experts of all ranks"),
     ("num_local_experts", "experts of this rank, whose weights the case holds"),
     ("num_scales", "scales of the weight"),
-    ("packing", "block sizes of KleidiAI's packed matrices"),
-    ("packing.kr", "k per block"),
-    ("packing.mr", "rows of x per block"),
-    ("packing.nr", "columns of the weight per block"),
-    ("packing.sr", "splits of a block's k"),
     ("per_act_token_quant", "whether each row of activations has its own scale"),
     ("per_out_ch_quant", "whether each output feature has its own scale"),
     ("platform", "the platform that the kernel runs on"),
@@ -79,9 +80,9 @@ const KEYS: &[(&str, &str)] = &[
     ("renormalize", "whether the chosen weights are divided by their sum"),
     ("requantize", "how codes move to the common scale"),
     ("routed_scaling_factor", "factor on the chosen weights"),
-    ("scale_factor", "the power of two that NVFP4 block scales were multiplied by"),
-    ("scale_factor_w13", "the power of two that w13's NVFP4 block scales were multiplied by"),
-    ("scale_factor_w2", "the power of two that w2's NVFP4 block scales were multiplied by"),
+    ("scale_factor", "the power of two that block scales were multiplied by"),
+    ("scale_factor_w13", "the power of two that w13's block scales were multiplied by"),
+    ("scale_factor_w2", "the power of two that w2's block scales were multiplied by"),
     ("scale_type", "type of the block scales"),
     ("scale_layout", "order of the scales in memory, and their padding"),
     (
@@ -130,8 +131,8 @@ const INPUTS: &[(&str, &str)] = &[
     ("gemm2_weights", "int4 codes of w2, 8 to a word"),
     ("input_global_scale", "factor on the activations before they are quantized; greater than 0"),
     ("input_scale", "static scale of the activations; greater than 0"),
-    ("qweight", "packed codes: GPTQ packs along K, AWQ along N in its interleaved order"),
-    ("qzeros", "packed zero points, in AWQ's interleaved order"),
+    ("qweight", "packed codes, along K or along N, in the order of `checkpoint_format`"),
+    ("qzeros", "packed zero points, in the order of `checkpoint_format`"),
     ("router_logits", "router logits; -inf masks an expert"),
     ("scale", "scales: of blocks, or the static one of activations"),
     ("scales", "group scales; finite"),
@@ -210,7 +211,8 @@ mod tests {
                 used.push(tensor.about);
             }
         }
-        for (name, about) in [KEYS, INPUTS, OUTPUTS].concat() {
+        let own: Vec<_> = own_keys().collect();
+        for (name, about) in [KEYS, INPUTS, OUTPUTS, &own].concat() {
             assert!(used.contains(&about), "no operation has {name}");
         }
     }

@@ -125,7 +125,7 @@ fn modelopt_and_mxfp4() {
     assert!(matches!(found, Err(ConfigError::BadValue { key, .. }) if key == "group_size"));
 
     let config = parse(json!({"quant_method": "mxfp4", "modules_to_not_convert": ["x"]})).unwrap();
-    let container = FloatContainer::GptOss;
+    let container = FloatContainer::StackedBlocks;
     assert_eq!(
         scheme(&config, "model.layers.0.mlp.experts"),
         Scheme::Block { format: &mxfp4::FORMAT, container, weight_only: true }

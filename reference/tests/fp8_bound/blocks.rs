@@ -94,7 +94,7 @@ impl Product {
     /// Whether the bounds of `class` hold all of `found`.
     fn holds(&self, class: &Class, found: &[f64]) -> f64 {
         let (weight, size_k) = (self.weight(), self.sizes[2]);
-        let recipe = Recipe::new(Convention::ScaledMm, &weight, BF16, Extras::default());
+        let recipe = Recipe::new(Convention::W8a8, &weight, BF16, Extras::default());
         let recipe = recipe.expect("a recipe");
         let rows = Rows::new(size_k, values(&self.codes[0])).expect("rows");
         let rows = rows.scaled(GROUP, &self.of_rows).expect("scales");
@@ -310,8 +310,7 @@ fn scales_that_do_not_fit_are_refused() {
     assert!(error.contains("row_scale"), "{error}");
     // Groups of another size than the weight's.
     let weight = product.weight();
-    let recipe =
-        Recipe::new(Convention::ScaledMm, &weight, BF16, Extras::default()).expect("recipe");
+    let recipe = Recipe::new(Convention::W8a8, &weight, BF16, Extras::default()).expect("recipe");
     let rows = rows().scaled(64, &[1.0; 8]).expect("scales");
     let (class, extras) = (Class::fp8_any_order(), Extras::default());
     let judge = Judge { weight: &weight, order: None, recipe: &recipe, class: &class, extras };

@@ -50,7 +50,7 @@ impl Product {
     fn bounds(&self, class: &Class) -> Vec<Bounded> {
         let weight = weight(&self.codes[1], [self.size_k, SHAPE[1]], &self.column_scales);
         let extras = Extras { activation_scales: Some(&self.row_scales), router_weights: None };
-        let recipe = Recipe::new(Convention::ScaledMm, &weight, BF16, extras).expect("a recipe");
+        let recipe = Recipe::new(Convention::W8a8, &weight, BF16, extras).expect("a recipe");
         let rows = Rows::new(self.size_k, values(&self.codes[0])).expect("rows");
         let judge = Judge { weight: &weight, order: None, recipe: &recipe, class, extras };
         judge.bounds(&rows, None).expect("bounds")

@@ -204,7 +204,7 @@ fn no_simulated_output_leaves_every_member() {
             let [row_scales, column_scales] = [rows, cols].map(|n| scales(&mut random, n));
             let weight = weight(&codes[1], [size_k, cols], &column_scales);
             let extras = Extras { activation_scales: Some(&row_scales), router_weights: None };
-            let recipe = Recipe::new(Convention::ScaledMm, &weight, BF16, extras).expect("recipe");
+            let recipe = Recipe::new(Convention::W8a8, &weight, BF16, extras).expect("recipe");
             let rows_of = Rows::new(size_k, a.clone()).expect("rows");
             let members = Class::fp8_hopper().members(size_k);
             let bounds: Vec<_> = members

@@ -6,7 +6,7 @@ use crate::blackwell::{Golden, Stream, facts};
 use marlinspike::Error;
 use marlinspike::layouts::Layout;
 use marlinspike::layouts::flashinfer::{
-    Alphas, ExpertLayout, Nvfp4Backend, PackedExperts, Projection,
+    Alphas, ExpertBackend, ExpertLayout, PackedExperts, Projection,
 };
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
@@ -120,7 +120,7 @@ fn mxint4_is_upstreams() {
 
 #[test]
 fn nvfp4_is_upstreams() {
-    use Nvfp4Backend::{
+    use ExpertBackend::{
         FlashInferCuteDsl, FlashInferCuteDslBatched, FlashInferCutlass, FlashInferTrtllm,
         VllmCutlass,
     };
@@ -137,7 +137,8 @@ fn nvfp4_is_upstreams() {
         let label = format!("nvfp4.{name}");
         for (projection, part) in [(Projection::W13, "w13"), (Projection::W2, "w2")] {
             let layout =
-                ExpertLayout::nvfp4(backend, projection, hidden, intermediate, gated).expect(name);
+                ExpertLayout::for_backend(backend, projection, hidden, intermediate, gated)
+                    .expect(name);
             let e2m1 = ScalarType::FLOAT4_E2M1F;
             let given = weights(&label, experts, layout.shape(), e2m1, 16, part);
             let names = [format!("{label}.{part}"), format!("{label}.{part}_scale")];
@@ -177,18 +178,18 @@ fn layers_come_back_around_every_edge() {
             check(&layout, ScalarType::UINT4B8, 32, part);
         }
     }
-    for (_, backend) in Nvfp4Backend::NAMED {
+    for (_, backend) in ExpertBackend::NAMED {
         for hidden in [16, 240, 272] {
             for (intermediate, gated) in
                 [(64, true), (192, true), (16, false), (112, false), (144, false)]
             {
                 for (projection, part) in [(Projection::W13, "w13"), (Projection::W2, "w2")] {
                     let layout =
-                        ExpertLayout::nvfp4(backend, projection, hidden, intermediate, gated);
+                        ExpertLayout::for_backend(backend, projection, hidden, intermediate, gated);
                     if let Ok(layout) = layout {
                         check(&layout, ScalarType::FLOAT4_E2M1F, 16, part);
                     } else {
-                        assert!(!gated && backend == Nvfp4Backend::FlashInferCuteDsl);
+                        assert!(!gated && backend == ExpertBackend::FlashInferCuteDsl);
                     }
                 }
             }
@@ -205,26 +206,26 @@ fn sizes_that_upstream_refuses_are_errors() {
             assert!(matches!(refused, Err(Error::Size { .. })), "{hidden} {intermediate}");
         }
     }
-    for (_, backend) in Nvfp4Backend::NAMED {
+    for (_, backend) in ExpertBackend::NAMED {
         for (hidden, intermediate, gated) in
             [(0, 64, true), (64, 0, true), (24, 64, true), (64, 32, true), (64, 40, false)]
         {
             let refused =
-                ExpertLayout::nvfp4(backend, Projection::W13, hidden, intermediate, gated);
+                ExpertLayout::for_backend(backend, Projection::W13, hidden, intermediate, gated);
             assert!(matches!(refused, Err(Error::Size { .. })), "{backend:?} {hidden}");
         }
-        let huge = ExpertLayout::nvfp4(backend, Projection::W2, usize::MAX - 15, 64, true);
+        let huge = ExpertLayout::for_backend(backend, Projection::W2, usize::MAX - 15, 64, true);
         assert!(matches!(huge, Err(Error::Size { .. })), "{backend:?}");
-        let ungated = ExpertLayout::nvfp4(backend, Projection::W13, 64, 64, false);
-        let refuses = backend == Nvfp4Backend::FlashInferCuteDsl;
+        let ungated = ExpertLayout::for_backend(backend, Projection::W13, 64, 64, false);
+        let refuses = backend == ExpertBackend::FlashInferCuteDsl;
         assert_eq!(matches!(ungated, Err(Error::Unsupported { .. })), refuses, "{backend:?}");
     }
 }
 
 #[test]
 fn weights_that_do_not_fit_are_errors() {
-    let cutlass = Nvfp4Backend::VllmCutlass;
-    let layout = ExpertLayout::nvfp4(cutlass, Projection::W2, 32, 64, true).unwrap();
+    let cutlass = ExpertBackend::VllmCutlass;
+    let layout = ExpertLayout::for_backend(cutlass, Projection::W2, 32, 64, true).unwrap();
     let e2m1 = ScalarType::FLOAT4_E2M1F;
     let good = weights("errors", 2, layout.shape(), e2m1, 16, "w2");
     let packed = layout.pack(&good).unwrap();
@@ -264,7 +265,7 @@ fn weights_that_do_not_fit_are_errors() {
 #[test]
 fn activation_scales_are_shared_or_each_experts_own() {
     let scales = [vec![0.5, 0.25], vec![2.0, 1.0], vec![0.125, 0.125]];
-    for (name, backend) in Nvfp4Backend::NAMED {
+    for (name, backend) in ExpertBackend::NAMED {
         let own = name == "VLLM_CUTLASS";
         let expected = if own { vec![0.5, 2.0, 0.125] } else { vec![2.0; 3] };
         assert_eq!(backend.activation_scales(&scales).unwrap(), expected, "{name}");

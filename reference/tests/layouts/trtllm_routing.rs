@@ -35,11 +35,11 @@ fn routing_methods_are_upstreams() {
 fn kernels_take_the_methods_that_upstream_lists() {
     let facts = facts();
     let listed = [
-        ("Nvfp4", MoeKernel::Nvfp4),
+        ("Nvfp4", MoeKernel::Fp4Block16),
         ("Fp8Block", MoeKernel::Fp8Block),
         ("Fp8Tensor", MoeKernel::Fp8Tensor),
         ("Bf16", MoeKernel::Bf16),
-        ("Mxfp4", MoeKernel::Mxfp4),
+        ("Mxfp4", MoeKernel::Fp4Block32),
     ];
     for (name, kernel) in listed {
         let taken: Vec<&str> = facts["kernels"][name]

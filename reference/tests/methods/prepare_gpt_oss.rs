@@ -6,8 +6,8 @@ use marlinspike::num::array::into_vec;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::prepare::gate_up::{GateUp, reorder};
-use marlinspike::prepare::gpt_oss::GptOssShard;
-use marlinspike::prepare::pad::{Mxfp4Backend, pad, pad_w13, unpad, unpad_w13};
+use marlinspike::prepare::pad::{PaddedKernel, pad, pad_w13, unpad, unpad_w13};
+use marlinspike::prepare::padded_shard::PaddedShard;
 use marlinspike::select::Platform;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use serde_json::Value;
@@ -124,11 +124,11 @@ fn rounded_sizes_as_upstream() {
     assert_eq!(rows.len(), 60);
     for row in rows {
         let backend = match row[0].as_str().unwrap() {
-            "DEEPGEMM_MXFP4" => Mxfp4Backend::DeepGemm,
-            "MARLIN" => Mxfp4Backend::Marlin,
-            "FLASHINFER_TRTLLM_MXFP4_BF16" => Mxfp4Backend::FlashInferTrtllm,
-            "FLASHINFER_CUTLASS_MXFP4_BF16" => Mxfp4Backend::FlashInferCutlass,
-            _ => Mxfp4Backend::Other,
+            "DEEPGEMM_MXFP4" => PaddedKernel::DeepGemm,
+            "MARLIN" => PaddedKernel::Marlin,
+            "FLASHINFER_TRTLLM_MXFP4_BF16" => PaddedKernel::FlashInferTrtllm,
+            "FLASHINFER_CUTLASS_MXFP4_BF16" => PaddedKernel::FlashInferCutlass,
+            _ => PaddedKernel::Other,
         };
         let platform = match row[1].as_str().unwrap() {
             "cuda" => Platform::Cuda,
@@ -139,17 +139,17 @@ fn rounded_sizes_as_upstream() {
         let found = backend.round_up(platform, [size(2), size(3)]).unwrap();
         assert_eq!(found, [size(4), size(5)], "{row}");
     }
-    let error = Mxfp4Backend::Marlin.round_up(Platform::Cuda, [usize::MAX, 1]).unwrap_err();
+    let error = PaddedKernel::Marlin.round_up(Platform::Cuda, [usize::MAX, 1]).unwrap_err();
     assert!(matches!(error, Error::Size { .. }), "{error}");
 }
 
-fn shard(tp_size: usize, tp_rank: usize) -> GptOssShard {
-    GptOssShard {
+fn shard(tp_size: usize, tp_rank: usize) -> PaddedShard {
+    PaddedShard {
         hidden_size: 64,
         intermediate_size: 192,
         tp_size,
         tp_rank,
-        backend: Mxfp4Backend::Marlin,
+        backend: PaddedKernel::Marlin,
         platform: Platform::Cuda,
     }
 }
@@ -160,7 +160,7 @@ fn ranks_hold_whole_blocks() {
     let ranges = |intermediate_size, tp_size: usize| {
         (0..tp_size)
             .map(|tp_rank| {
-                let shard = GptOssShard { intermediate_size, ..shard(tp_size, tp_rank) };
+                let shard = PaddedShard { intermediate_size, ..shard(tp_size, tp_rank) };
                 let range = shard.features().unwrap();
                 assert!(range.len() <= shard.sizes().unwrap()[1], "{shard:?}");
                 range
@@ -171,11 +171,11 @@ fn ranks_hold_whole_blocks() {
     // Six blocks for each of fifteen ranks: the sixteenth has none.
     assert_eq!(ranges(2880, 16)[15], 2880..2880);
     assert_eq!(ranges(192, 1).pop(), Some(0..192));
-    for bad in [shard(2, 2), shard(0, 0), GptOssShard { intermediate_size: 200, ..shard(2, 0) }] {
+    for bad in [shard(2, 2), shard(0, 0), PaddedShard { intermediate_size: 200, ..shard(2, 0) }] {
         let error = bad.features().unwrap_err();
         assert!(matches!(error, Error::Size { .. }), "{error}");
     }
-    let error = GptOssShard { intermediate_size: 2880, ..shard(7, 0) }.sizes().unwrap_err();
+    let error = PaddedShard { intermediate_size: 2880, ..shard(7, 0) }.sizes().unwrap_err();
     assert!(matches!(error, Error::Size { .. }), "{error}");
 }
 

@@ -272,7 +272,7 @@ fn products_are_exact_arithmetic() {
                 }
                 let extras =
                     products::Extras { activation_scales: Some(&rows), router_weights: routed };
-                let recipe = Recipe::new(Convention::ScaledMm, &weight, dtype, extras).unwrap();
+                let recipe = Recipe::new(Convention::W8a8, &weight, dtype, extras).unwrap();
                 let class = Class::fp8_any_order();
                 let judge =
                     Judge { weight: &weight, order: None, recipe: &recipe, class: &class, extras };
@@ -304,7 +304,7 @@ fn a_wrong_scale_is_outside_its_bound() {
     let schedule = Schedule::w8a8_fp8(Fp8Kernel::Triton, dtype, true).unwrap();
     let found = schedule.execute(rows_of("x", &x, k).unwrap(), &weight, extras).unwrap();
     let extras = products::Extras { activation_scales: Some(&rows), router_weights: None };
-    let recipe = Recipe::new(Convention::ScaledMm, &weight, dtype, extras).unwrap();
+    let recipe = Recipe::new(Convention::W8a8, &weight, dtype, extras).unwrap();
     let class = Class::fp8_any_order();
     let judge = Judge { weight: &weight, order: None, recipe: &recipe, class: &class, extras };
     let values = products::Rows::decode(E4M3, k, x.iter().copied()).unwrap();

@@ -5,6 +5,7 @@ use crate::blackwell::facts;
 use bytemuck::{allocation::cast_vec, cast_slice};
 use marlinspike::Error;
 use marlinspike::formats::global_scale::{GlobalScale, ShardMismatch, W13Scale, w13_global_scales};
+use marlinspike::formats::nvfp4::{self, KernelDifference};
 use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
@@ -12,8 +13,7 @@ use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::products::tensor_core::{
     Architecture, BLOCK_SCALED_UNITS, BlockScaledUnit, Instruction, find_block_scaled,
 };
-use marlinspike::products::{Nvfp4Product, Nvfp4Rows};
-use marlinspike::quantize::{Nvfp4Difference, nvfp4, nvfp4_kernel_difference};
+use marlinspike::products::{BlockScaledProduct, BlockScaledRows};
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use serde_json::Value;
@@ -115,7 +115,7 @@ fn operands(
     [size_m, size_k, size_n]: [usize; 3],
     scales: std::ops::Range<u8>,
     alpha: f32,
-) -> (Nvfp4Rows, Weight<'static>) {
+) -> (BlockScaledRows, Weight<'static>) {
     let scale = |rng: &mut Rng| scales.start + rng.below(scales.len()) as u8;
     let mut codes: Vec<u8> = (0..size_m * size_k).map(|_| rng.below(16) as u8).collect();
     let row_scales: Vec<u8> = (0..size_m * size_k / 16).map(|_| scale(rng)).collect();
@@ -133,7 +133,7 @@ fn operands(
         global_scale: Some(alpha),
         bias: None,
     };
-    (Nvfp4Rows::new(size_k, codes, row_scales, 0.5).unwrap(), weight)
+    (BlockScaledRows::new(size_k, codes, row_scales, 0.5).unwrap(), weight)
 }
 
 /// The same numbers from the same seed, in units of 2^-20.
@@ -173,7 +173,7 @@ fn products_are_exact_and_every_units_result_is_in_bounds() {
             let (rows, weight) =
                 operands(&mut Rng::new(seed as u64), sizes, scales.clone(), 2f32.powi(-6));
             let sums = exact_sums(&mut Rng::new(seed as u64), sizes, scales);
-            let product = Nvfp4Product::new(&rows, &weight, BF16).unwrap();
+            let product = BlockScaledProduct::new(&rows, &weight, BF16).unwrap();
             assert_eq!(product.alpha(), 2f32.powi(-7), "a power of two, so that nothing is lost");
             let class = product.class(unit).unwrap();
             let bounds = product.bounds(&class).unwrap();
@@ -190,7 +190,7 @@ fn products_are_exact_and_every_units_result_is_in_bounds() {
                 assert!(*sum == 0 || bound.ratio(beyond) > 1.0, "{what}: {beyond} of {bound:?}");
             }
             // f16 overflows where bf16 does not; the results stay consistent.
-            let product = Nvfp4Product::new(&rows, &weight, ScalarType::FLOAT16).unwrap();
+            let product = BlockScaledProduct::new(&rows, &weight, ScalarType::FLOAT16).unwrap();
             let bounds = product.bounds(&class).unwrap();
             for (bound, bits) in bounds.iter().zip(product.in_order(unit).unwrap()) {
                 let found = ScalarType::FLOAT16.to_f64(bits);
@@ -207,7 +207,7 @@ fn products_that_do_not_fit_are_errors() {
     let refused = |change: &dyn Fn(&mut Weight<'static>)| {
         let mut weight = weight.clone();
         change(&mut weight);
-        Nvfp4Product::new(&rows, &weight, BF16).unwrap_err()
+        BlockScaledProduct::new(&rows, &weight, BF16).unwrap_err()
     };
     assert!(matches!(refused(&|w| w.global_scale = None), Error::Missing { .. }));
     assert!(matches!(refused(&|w| w.global_scale = Some(f32::MIN_POSITIVE)), Error::Size { .. }));
@@ -217,13 +217,14 @@ fn products_that_do_not_fit_are_errors() {
         assert!(matches!(error, Error::Value { .. }), "{error}");
     }
     let longer = operands(&mut Rng::new(1), [2, 48, 8], 0x30..0x40, 1.0).1;
-    assert!(matches!(Nvfp4Product::new(&rows, &longer, BF16), Err(Error::Size { .. })));
-    let f32 = Nvfp4Product::new(&rows, &weight, ScalarType::FLOAT32);
+    assert!(matches!(BlockScaledProduct::new(&rows, &longer, BF16), Err(Error::Size { .. })));
+    let f32 = BlockScaledProduct::new(&rows, &weight, ScalarType::FLOAT32);
     assert!(matches!(f32, Err(Error::Unsupported { .. })));
     let mxfp4 = find_block_scaled(Architecture::Blackwell, ScalarType::FLOAT8_E8M0FNU, 32).unwrap();
-    let product = Nvfp4Product::new(&rows, &weight, BF16).unwrap();
+    let product = BlockScaledProduct::new(&rows, &weight, BF16).unwrap();
     assert!(matches!(product.in_order(mxfp4), Err(Error::Unsupported { .. })));
-    let new = |k, codes: Vec<u8>, scales: Vec<u8>, global| Nvfp4Rows::new(k, codes, scales, global);
+    let new =
+        |k, codes: Vec<u8>, scales: Vec<u8>, global| BlockScaledRows::new(k, codes, scales, global);
     assert!(matches!(new(24, vec![0; 24], vec![0; 1], 1.0), Err(Error::Size { .. })));
     assert!(matches!(new(16, vec![0; 32], vec![0; 1], 1.0), Err(Error::Shape { .. })));
     assert!(matches!(new(16, vec![16; 16], vec![0; 1], 1.0), Err(Error::Value { .. })));
@@ -257,10 +258,10 @@ fn difference(
     global: f32,
     codes: &[u8],
     scales: &[u8],
-) -> marlinspike::Result<Option<Nvfp4Difference>> {
+) -> marlinspike::Result<Option<KernelDifference>> {
     let codes = rows_of("codes", cast_slice(codes), cols)?;
     let scales = rows_of("scales", cast_slice(scales), cols / 16)?;
-    nvfp4_kernel_difference(rows_of("x", x, cols)?, global, codes, scales)
+    nvfp4::kernel_difference(rows_of("x", x, cols)?, global, codes, scales)
 }
 
 #[test]
@@ -278,7 +279,8 @@ fn gpu_quantizers_are_held_to_what_they_can_give() {
             .collect();
         let found =
             |codes: &[u8], scales: &[u8]| difference(&x, 64, global, codes, scales).unwrap();
-        let (codes, scales) = nvfp4(rows_of("x", &x, 64).unwrap(), global).unwrap().into_vecs();
+        let (codes, scales) =
+            nvfp4::quantize(rows_of("x", &x, 64).unwrap(), global).unwrap().into_vecs();
         let (codes, scales) = (cast_vec::<_, u8>(codes), cast_vec::<_, u8>(scales));
         assert_eq!(found(&codes, &scales), None, "the reference, {global}");
         for steps in [[0, 0, 0], [1, 1, 1], [-1, -1, -1], [1, -1, 0], [-1, 1, -1], [0, -1, 1]] {

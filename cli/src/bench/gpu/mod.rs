@@ -20,7 +20,7 @@ use crate::{Outcome, output};
 pub(super) const ABOUT: &str = "\
 Times products and Mixture-of-Experts layers with quantized weights on this machine's GPU.
 
-Example: marlinspike bench gpu --shape 4096x28672 --tokens 1,64,4096 --type mxfp4
+Example: marlinspike bench gpu --shape 4096x28672 --tokens 1,64,4096 --type fp8
 
 The limits of the device are measured first: bytes read from memory per second, and operations per \
 second of its tensor cores with bf16 operands (wgmma on Hopper, mma.sync elsewhere; no library). Dense \
@@ -36,7 +36,7 @@ over ours.";
 pub(super) const EXAMPLES: &str = "\
 Examples:
   marlinspike bench gpu                              four products, three layers
-  marlinspike bench gpu --shape 4096x28672 --tokens 1,64,4096 --type mxfp4
+  marlinspike bench gpu --shape 4096x28672 --tokens 1,64,4096 --type fp8
   marlinspike bench gpu --shape 128x8x2048x768 --plot roofline.svg
       a layer of 128 experts, 8 per token, H 2048, I 768
   scripts/gpu_peers --out peers.json && marlinspike bench gpu --peers peers.json --json ours.json

@@ -9,7 +9,7 @@ use marlinspike::config::Scheme;
 use marlinspike::container::TensorSpec;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::tensor::DType;
-use marlinspike::prepare::gpt_oss::GptOssShard;
+use marlinspike::prepare::padded_shard::PaddedShard;
 
 use super::names::{self, TensorKind};
 use super::settings::Settings;
@@ -39,7 +39,7 @@ pub struct RankSlice {
     /// Shape of the rank's matrix, rounded up where `padding` says so.
     pub shape: Shape,
     /// gpt-oss: the rank whose sizes are rounded up.
-    pub padding: Option<GptOssShard>,
+    pub padding: Option<PaddedShard>,
 }
 
 /// The rows of a rank's matrix that share scales.

@@ -3,7 +3,7 @@
 use marlinspike::formats::float_type;
 use marlinspike::layouts::Layout as _;
 use marlinspike::layouts::deepgemm::{MnMajorScales, ScaleForm, repeat_blocks};
-use marlinspike::layouts::flashinfer::PackedRows;
+use marlinspike::layouts::packed_rows::PackedRows;
 use marlinspike::layouts::rows::RowOrder;
 use marlinspike::num::dims::Shape;
 use marlinspike::num::element::E4m3fn;
@@ -83,8 +83,11 @@ pub const FORMAT: Format = Format::new(&Descriptor {
     title: "DeepGEMM",
     about: "DeepGEMM's form of FP8 blocks, for Hopper and Blackwell",
     column: "DeepGEMM",
-    tensors: "\
-  --to deepgemm        weight, weight_scale_inv (compressed-tensors: weight_scale), bias",
+    tensors: || {
+        "\
+  --to deepgemm        weight, weight_scale_inv (compressed-tensors: weight_scale), bias"
+            .to_owned()
+    },
     takes: "\
 --to deepgemm takes FP8 checkpoints with blocks of 128 x 128 and quantized activations. K must be a
 multiple of 128, and N a multiple of 64 for linear layers and of 128 for experts. The UE8M0 forms

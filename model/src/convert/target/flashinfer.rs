@@ -10,7 +10,7 @@ use marlinspike::formats::{compressed_tensors, global_scale};
 use marlinspike::layers::ExpertMap;
 use marlinspike::layouts::Layout as _;
 use marlinspike::layouts::flashinfer::{
-    BLOCK_K_BYTES, ExpertLayout, Fp8BlockBackend, Fp8BlockExpert, Nvfp4Backend, PackedExperts,
+    BLOCK_K_BYTES, ExpertBackend, ExpertLayout, Fp8BlockBackend, Fp8BlockExpert, PackedExperts,
     Projection,
 };
 use marlinspike::num::dims::{GroupSize, Shape};
@@ -40,14 +40,14 @@ pub enum FlashinferLayout {
     /// int4 with a bf16 scale for each 32 k, for `trtllm_mxint4_block_scale_moe`.
     Mxint4,
     /// NVFP4, for this backend.
-    Nvfp4(Nvfp4Backend),
+    Nvfp4(ExpertBackend),
 }
 
 impl FlashinferLayout {
     /// The layout of a projection whose matrices are `shape`.
     ///
     /// # Errors
-    /// As [`ExpertLayout::mxint4`] and [`ExpertLayout::nvfp4`]; [`Error::Unsupported`] for a linear
+    /// As [`ExpertLayout::mxint4`] and [`ExpertLayout::for_backend`]; [`Error::Unsupported`] for a linear
     /// layer.
     pub fn layout(self, role: Role, shape: Shape) -> Result<ExpertLayout> {
         let projection = projection(role)?;
@@ -57,7 +57,9 @@ impl FlashinferLayout {
         };
         match self {
             Self::Mxint4 => ExpertLayout::mxint4(projection, hidden, inner),
-            Self::Nvfp4(backend) => ExpertLayout::nvfp4(backend, projection, hidden, inner, true),
+            Self::Nvfp4(backend) => {
+                ExpertLayout::for_backend(backend, projection, hidden, inner, true)
+            }
         }
     }
 
@@ -73,7 +75,7 @@ impl FlashinferLayout {
 
     /// The layout of this name.
     pub fn from_name(name: &str) -> Option<Self> {
-        let backend = || Nvfp4Backend::NAMED.iter().find(|(n, _)| *n == name);
+        let backend = || ExpertBackend::NAMED.iter().find(|(n, _)| *n == name);
         match name {
             "mxint4" => Some(Self::Mxint4),
             _ => backend().map(|(_, backend)| Self::Nvfp4(*backend)),
@@ -84,9 +86,10 @@ impl FlashinferLayout {
     pub fn name(self) -> &'static str {
         match self {
             Self::Mxint4 => "mxint4",
-            Self::Nvfp4(backend) => {
-                Nvfp4Backend::NAMED.iter().find(|(_, b)| *b == backend).map_or("", |(name, _)| name)
-            }
+            Self::Nvfp4(backend) => ExpertBackend::NAMED
+                .iter()
+                .find(|(_, b)| *b == backend)
+                .map_or("", |(name, _)| name),
         }
     }
 }
@@ -101,7 +104,7 @@ fn projection(role: Role) -> Result<Projection> {
 }
 
 /// The layout for a stack, or the reason why none takes it.
-fn choose(role: Role, scheme: &Scheme, backend: Nvfp4Backend) -> Result<FlashinferLayout, String> {
+fn choose(role: Role, scheme: &Scheme, backend: ExpertBackend) -> Result<FlashinferLayout, String> {
     if role == Role::Dense {
         return Err("found a linear layer, expected experts".to_owned());
     }
@@ -138,9 +141,12 @@ pub const FORMAT: Format = Format::new(&Descriptor {
     about: "FlashInfer's and CUTLASS's forms of experts: NVFP4 and int4 in groups of 32 for \
             Blackwell, FP8 blocks for Hopper too",
     column: "FlashInfer",
-    tensors: "\
+    tensors: || {
+        "\
   --to flashinfer      experts' weight_packed or weight, weight_scale (FP8 blocks:
-                       weight_scale_inv); NVFP4 also weight_scale_2, input_scale",
+                       weight_scale_inv); NVFP4 also weight_scale_2, input_scale"
+            .to_owned()
+    },
     takes: "\
 --to flashinfer takes NVFP4 experts, compressed-tensors W4A16 experts in groups of 32 (mxint4), and
 experts of FP8 blocks of 128 x 128 with quantized activations.
@@ -151,20 +157,20 @@ experts of FP8 blocks of 128 x 128 with quantized activations.
         name: "nvfp4-backend",
         about: "the kernel for NVFP4 weights and FP8 blocks, by upstream's name [default: \
                 FLASHINFER_TRTLLM]",
-        values: &Nvfp4Backend::NAMES,
+        values: &ExpertBackend::NAMES,
     }),
 });
 
 /// FlashInfer's and CUTLASS's experts, NVFP4 and FP8 blocks for the kernel `backend`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Flashinfer {
-    backend: Nvfp4Backend,
+    backend: ExpertBackend,
 }
 
 impl Flashinfer {
     /// For the option's value of this index.
     pub(crate) fn new(chosen: usize) -> Self {
-        Self { backend: Nvfp4Backend::NAMED[chosen].1 }
+        Self { backend: ExpertBackend::NAMED[chosen].1 }
     }
 
     fn layout(&self, plan: &StackPlan) -> Result<(FlashinferLayout, ExpertLayout), String> {

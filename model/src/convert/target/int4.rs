@@ -53,14 +53,17 @@ pub const FORMAT: Format = Format::new(&Descriptor {
     about: "blocks of 4-bit columns for CPUs, int4 in KleidiAI's layout; activations are quantized \
             to int8 at run time",
     column: "CPU 4-bit",
-    tensors: "\
+    tensors: || {
+        "\
   --to kleidiai        dense rhs_packed; experts w13_packed, w2_packed (bytes; scales, sums and
-                       biases inside)",
+                       biases inside)"
+            .to_owned()
+    },
     takes: "\
 --to kleidiai takes 4-bit weights without zero points and without act-order: compressed-tensors
 W4A8 (int-quantized or pack-quantized) and W4A16, and GPTQ. Experts may also be e2m1 with a power of
-two for each 32 values, as gpt-oss and compressed-tensors store them. Each file describes its layers
-in its metadata, so `marlinspike run` needs only the file.",
+two for each 32 values. Each file describes its layers in its metadata, so `marlinspike run` needs
+only the file.",
     examples: &["model out --to kleidiai"],
     model_dtype: false,
     choice: Some(Choice {

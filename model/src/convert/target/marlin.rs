@@ -6,6 +6,7 @@ mod unpack;
 use std::ops::Range;
 
 use marlinspike::config::Scheme;
+use marlinspike::formats;
 use marlinspike::layouts::marlin::{
     InputDtype, Options, ScalePermutation, WeightLayout, e4m3_scale_factor, prepare,
 };
@@ -13,8 +14,8 @@ use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::DType;
 use marlinspike::prepare::gate_up::GateUp;
-use marlinspike::prepare::gpt_oss::GptOssShard;
-use marlinspike::prepare::pad::Mxfp4Backend;
+use marlinspike::prepare::pad::PaddedKernel;
+use marlinspike::prepare::padded_shard::PaddedShard;
 use marlinspike::select::{Platform, Selection};
 use marlinspike::weight::{Table, Weight};
 use marlinspike::{Error, Result};
@@ -42,14 +43,7 @@ pub const FORMAT: Format = Format::new(&Descriptor {
     title: "Marlin",
     about: "Marlin's weight tiles, with permuted scales and biases",
     column: "Marlin",
-    tensors: "\
-  GPTQ, AWQ            qweight, scales, qzeros, g_idx, g_idx_sort_indices, bias
-  compressed-tensors   weight_packed, weight_scale, weight_zero_point, weight_g_idx,
-    integers           g_idx_sort_indices, bias
-  FP8                  weight, weight_scale (blocks of quant_method fp8: weight_scale_inv), bias
-  MXFP8, MXFP4         weight, weight_scale, bias
-  NVFP4                weight, weight_scale, weight_global_scale (experts: weight_scale_2), bias
-  int8 activations     also input_global_scale",
+    tensors,
     takes: "",
     examples: &[
         "./Qwen3-30B-A3B-GPTQ ./out --to marlin",
@@ -59,6 +53,24 @@ pub const FORMAT: Format = Format::new(&Descriptor {
     model_dtype: true,
     choice: None,
 });
+
+/// The names of the tensors, by format.
+fn tensors() -> String {
+    let integers = formats::titles(|f| matches!(f, formats::Format::Int(_)));
+    let blocks =
+        |global| move |f| matches!(f, formats::Format::Block(b) if b.has_global_scale() == global);
+    let (own_scales, global_scales) =
+        (formats::titles(blocks(false)), formats::titles(blocks(true)));
+    format!(
+        "  {integers:<21}qweight, scales, qzeros, g_idx, g_idx_sort_indices, bias
+  compressed-tensors   weight_packed, weight_scale, weight_zero_point, weight_g_idx,
+    integers           g_idx_sort_indices, bias
+  FP8                  weight, weight_scale (blocks of quant_method fp8: weight_scale_inv), bias
+  {own_scales:<21}weight, weight_scale, bias
+  {global_scales:<21}weight, weight_scale, weight_global_scale (experts: weight_scale_2), bias
+  int8 activations     also input_global_scale"
+    )
+}
 
 /// Marlin's weight tiles, with permuted scales and biases.
 #[derive(Debug, Clone, Copy)]
@@ -210,7 +222,7 @@ fn padding(
     stack: &Stack,
     info: &StackInfo,
     settings: &Settings,
-) -> Result<Option<(GptOssShard, Shape)>, String> {
+) -> Result<Option<(PaddedShard, Shape)>, String> {
     let stacked =
         matches!(stack.scheme, Scheme::Block { container, .. } if container.stacks_experts());
     if !stacked || !settings.preparation.padding {
@@ -222,12 +234,12 @@ fn padding(
         Role::W13 => [info.size_k, size_n / 2],
         _ => [size_n, info.size_k],
     };
-    let shard = GptOssShard {
+    let shard = PaddedShard {
         hidden_size,
         intermediate_size,
         tp_size: ranks.size,
         tp_rank: ranks.rank,
-        backend: Mxfp4Backend::Marlin,
+        backend: PaddedKernel::Marlin,
         platform: Platform::Cuda,
     };
     let [hidden, inner] = shard.sizes().map_err(|e| e.to_string())?;

@@ -30,7 +30,7 @@ impl Reading {
         match self {
             Self::Exact { rounded_weights: false } => "exact",
             Self::Exact { rounded_weights: true } => "exact_rounded_weights",
-            Self::Within(convention) => name(convention),
+            Self::Within(convention) => convention.name(),
         }
     }
 
@@ -64,18 +64,12 @@ impl Reading {
                 Convention::Unrounded => format!(
                     "weights are not rounded to {dtype}, and everything after the sum is in f32"
                 ),
-                Convention::ScaledMm => {
+                Convention::W8a8 => {
                     "the scales of rows and columns multiply the f32 sum in any order".to_owned()
                 }
             },
         }
     }
-}
-
-/// The name of a convention.
-fn name(convention: Convention) -> &'static str {
-    let named = Convention::NAMED.iter().find(|(_, c)| *c == convention);
-    named.map_or("unnamed", |(name, _)| name)
 }
 
 /// The conventions of dequantizing kernels, in the order in which they are tried.

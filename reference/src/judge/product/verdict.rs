@@ -33,7 +33,7 @@ impl Stage<'_> {
         let e4m3 = ScalarType::FLOAT8_E4M3FN;
         let codes = |p: &Part<'_>| p.weight.ty == e4m3 && p.weight.scales.rows() == 1;
         if self.input_dtype == Some(e4m3) && self.parts.iter().all(codes) {
-            all.push(Convention::ScaledMm);
+            all.push(Convention::W8a8);
         }
         all
     }

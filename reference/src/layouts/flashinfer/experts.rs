@@ -2,7 +2,7 @@
 
 use super::projection::{EPILOGUE_TILE_M, Projection};
 use super::{
-    BLOCK_K_BYTES, BlockScaleLayout, Nvfp4Backend, PackedRows, RowOrder, RowStep, ScaleTile,
+    BLOCK_K_BYTES, BlockScaleLayout, ExpertBackend, PackedRows, RowOrder, RowStep, ScaleTile,
 };
 use crate::layouts::Layout;
 use crate::num::dims::{GroupSize, Shape};
@@ -94,9 +94,9 @@ impl ExpertLayout {
     ///
     /// # Errors
     /// [`Error::Size`] for sizes that the backend does not support: see
-    /// [`Nvfp4Backend::padded_shape`].
-    pub fn nvfp4(
-        backend: Nvfp4Backend,
+    /// [`ExpertBackend::padded_shape`].
+    pub fn for_backend(
+        backend: ExpertBackend,
         projection: Projection,
         hidden_size: usize,
         intermediate_size: usize,

@@ -13,24 +13,23 @@
 //!   ([`BlockScaleLayout`]), and padded with zeros to whole tiles.
 //!
 //! [`ExpertLayout`] combines the three for a projection and a kernel: FlashInfer's mxint4, and
-//! NVFP4 for each backend of [`Nvfp4Backend`]. [`RoutingMethod`] is the kernels' name for a router.
+//! NVFP4 for each backend of [`ExpertBackend`]. [`RoutingMethod`] is the kernels' name for a router.
 //!
 //! Source: FlashInfer 0.6.8.post1 (`fused_moe/core.py`, `utils.py`, `thop/fp4Op.cpp`) and vLLM 0.21.0
 //! (`flashinfer_mxint4_moe.py`, `flashinfer_fp4_moe.py`, `flashinfer_utils.py`, `nvfp4_utils.py`).
 
+mod backend;
 mod experts;
 mod fp8;
-mod nvfp4;
-mod packed_rows;
 pub(super) mod positions;
 mod projection;
 mod routing;
 
 pub use super::block_scale::{BlockScaleLayout, ScaleTile};
+pub use super::packed_rows::{BLOCK_K_BYTES, PackedRows};
 pub use super::rows::{RowOrder, RowStep};
+pub use backend::{Alphas, ExpertBackend, activation_scales};
 pub use experts::{Expert, ExpertLayout, Forgotten, PackedExperts};
 pub use fp8::{Fp8BlockBackend, Fp8BlockExpert};
-pub use nvfp4::{Alphas, Nvfp4Backend, activation_scales};
-pub use packed_rows::{BLOCK_K_BYTES, PackedRows};
 pub use projection::Projection;
 pub use routing::{MoeKernel, RoutingMethod, RoutingSizes, Scoring};

@@ -198,10 +198,10 @@ impl RoutingMethod {
 pub enum MoeKernel {
     /// `trtllm_mxint4_block_scale_moe`.
     MxInt4,
-    /// `trtllm_fp4_block_scale_moe` with NVFP4.
-    Nvfp4,
-    /// The same with MXFP4 weights.
-    Mxfp4,
+    /// `trtllm_fp4_block_scale_moe` with blocks of 16 (NVFP4).
+    Fp4Block16,
+    /// The same with blocks of 32 (MXFP4).
+    Fp4Block32,
     /// `trtllm_fp8_block_scale_moe`: 128 x 128 blocks, or MXFP8.
     Fp8Block,
     /// `trtllm_fp8_per_tensor_scale_moe`.
@@ -227,7 +227,7 @@ impl MoeKernel {
                 SigmoidRenorm,
                 MiniMax2,
             ],
-            Self::Nvfp4 | Self::Fp8Tensor => &[
+            Self::Fp4Block16 | Self::Fp8Tensor => &[
                 DeepSeekV3,
                 Renormalize,
                 RenormalizeNaive,
@@ -239,7 +239,7 @@ impl MoeKernel {
             Self::Fp8Block => {
                 &[DeepSeekV3, Renormalize, RenormalizeNaive, SigmoidRenorm, MiniMax2, Simulated]
             }
-            Self::Mxfp4 => &[Renormalize, RenormalizeNaive],
+            Self::Fp4Block32 => &[Renormalize, RenormalizeNaive],
             Self::Bf16 => &[DeepSeekV3, Llama4, Renormalize, RenormalizeNaive],
         }
     }

@@ -115,6 +115,21 @@ impl Operation for DynQuantConfig {
         ]
     }
 
+    fn key_meanings() -> &'static [(&'static str, &'static str)] {
+        &[
+            (
+                "activation_rounding",
+                "how activations are rounded to int8: `half_away` since KleidiAI 1.22, `half_even` before",
+            ),
+            ("kleidiai_variant", "the micro-kernel; information only"),
+            ("packing", "block sizes of KleidiAI's packed matrices"),
+            ("packing.kr", "k per block"),
+            ("packing.mr", "rows of x per block"),
+            ("packing.nr", "columns of the weight per block"),
+            ("packing.sr", "splits of a block's k"),
+        ]
+    }
+
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
         r.name("weight_type", &[("int4", ())])?;
         let p = r.needed_object("packing", "packing.", &["mr", "nr", "kr", "sr"])?;

@@ -20,7 +20,7 @@ use crate::ops::schema::{
 use crate::ops::tensors::{
     E4M3, F32, HALF, HALF_TYPES, I32, input, is, name_of, optional, output, w13_size_n, whole,
 };
-use crate::ops::w8a8_fp8::{scaled_mm_convention, schedules};
+use crate::ops::w8a8_fp8::{read_convention, schedules};
 use crate::ops::{CaseConfig, Operation};
 use crate::products::schedule::ScheduleChoice;
 use crate::products::schedule::{Fp8Kernel, Schedule};
@@ -145,7 +145,7 @@ impl Operation for Fp8LayerConfig {
     }
 
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
-        scaled_mm_convention(r)?;
+        read_convention(r)?;
         let num_experts = r.size("num_experts")?;
         let own = ["per_act_token_quant", "per_out_ch_quant"];
         let flags = [r.flag(own[0], false)?, r.flag(own[1], false)?];

@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
+use super::config::{ACTIVATIONS, Mxfp4MoeConfig, TYPES};
 use super::plain_nan;
 use super::stages::Layer;
 use crate::judge::{Declared, OutputReport};
 use crate::layouts::mxfp4::GROUP;
-use crate::moe::activation::Activation;
 use crate::num::scalar::{ScalarType, bf16_to_f32};
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
@@ -17,49 +17,6 @@ use crate::ops::tensors::{F32, FLAGS, I32, U8, input, is, name_of, output, whole
 use crate::ops::{CaseConfig, Operation};
 use crate::w4a8::Values;
 use crate::{Error, Result};
-
-const TYPES: &[(&str, ScalarType)] =
-    &[("float32", ScalarType::FLOAT32), ("bfloat16", ScalarType::BFLOAT16)];
-
-const ACTIVATIONS: &[(&str, Activation)] =
-    &[("swigluoai", Activation::SwigluOai), ("silu", Activation::Silu)];
-
-/// Config of `mxfp4_int8_moe`: the experts of a layer, each product as `mxfp4_int8_linear`.
-///
-/// in: `x` `[M, H]`, `topk_ids` and `topk_weights` `[M, top_k]`, `w13_weight` `[E, 2I, H / 2]` (gate, then
-/// up), `w2_weight` `[E, H, I / 2]`, their `_scale` and `_bias`. out: `gate_up` and `activated`, a row for
-/// each token and choice; `y` `[M, H]`. Every output has the type of `x`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mxfp4MoeConfig {
-    /// Activations and outputs: [`ScalarType::FLOAT32`] or [`ScalarType::BFLOAT16`].
-    pub dtype: ScalarType,
-    /// Tokens.
-    pub size_m: usize,
-    /// Experts.
-    pub num_experts: usize,
-    /// Experts per token.
-    pub top_k: usize,
-    /// H.
-    pub hidden_size: usize,
-    /// I.
-    pub intermediate_size: usize,
-    /// Whether products have a bias.
-    pub has_bias: bool,
-    /// Activation between the products; `swigluoai` has the limit 7.
-    pub activation: Activation,
-}
-
-impl Mxfp4MoeConfig {
-    /// Columns and K of w13 and w2.
-    pub(super) fn shapes(&self) -> [(&'static str, usize, usize); 2] {
-        let (h, i) = (self.hidden_size, self.intermediate_size);
-        [("w13", 2 * i, h), ("w2", h, i)]
-    }
-
-    pub(super) fn slots(&self) -> usize {
-        self.size_m * self.top_k
-    }
-}
 
 impl Operation for Mxfp4MoeConfig {
     fn keys() -> &'static [&'static str] {

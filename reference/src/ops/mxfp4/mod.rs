@@ -1,6 +1,7 @@
 //! The product of MXFP4 weights and activations quantized to int8 in groups of 32.
 
 mod computation;
+mod config;
 mod layer;
 mod stages;
 
@@ -20,7 +21,7 @@ use crate::ops::tensors::{F32, FLAGS, U8, input, is, output, whole};
 use crate::ops::{CaseConfig, Operation};
 use crate::w4a8::Values;
 use computation::Product;
-pub use layer::Mxfp4MoeConfig;
+pub use config::Mxfp4MoeConfig;
 
 /// Config of `mxfp4_int8_linear`: MXFP4 weights times activations that are quantized to int8 with a
 /// scale for each 32 k ([`w4a8::mxfp4`](crate::w4a8::mxfp4)).

@@ -1,6 +1,6 @@
 //! The stages of a layer, and known mistakes as modifications of them.
 
-use super::layer::Mxfp4MoeConfig;
+use super::config::Mxfp4MoeConfig;
 use super::one_nan;
 use crate::Result;
 use crate::judge::compare::Rows;

@@ -19,7 +19,7 @@ use crate::ops::quant::keys::schedule_json;
 use crate::ops::schema::{CaseError, Demand, Inputs, Reader, TensorRule, stored};
 use crate::ops::tensors::half;
 use crate::ops::tensors::{E4M3, F32, FLAGS, HALF, HALF_TYPES, input, is, output, whole};
-use crate::ops::w8a8_fp8::{scaled_mm_convention, schedules};
+use crate::ops::w8a8_fp8::{read_convention, schedules};
 use crate::ops::{CaseConfig, Operation};
 use crate::products::schedule::ScheduleChoice;
 use crate::products::schedule::{Fp8Kernel, GroupSum, Schedule};
@@ -71,7 +71,7 @@ impl Operation for Fp8MmConfig {
     }
 
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
-        scaled_mm_convention(r)?;
+        read_convention(r)?;
         let own = ["per_act_token_quant", "per_out_ch_quant"];
         let flags = [r.flag(own[0], false)?, r.flag(own[1], false)?];
         let config = Self {

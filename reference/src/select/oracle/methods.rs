@@ -79,6 +79,15 @@ pub struct Row {
     pub experts: &'static [&'static Experts],
 }
 
+/// An environment switch of a library's backends.
+#[derive(Debug)]
+pub struct LibrarySwitch {
+    /// Its value: `true` requests the backends, `false` rules them out.
+    pub value: fn(&Switches) -> Option<bool>,
+    /// The backends, in the order in which they are tried on request.
+    pub backends: &'static [MoeBackend],
+}
+
 /// A method's table.
 #[derive(Debug)]
 pub struct Table {
@@ -88,10 +97,8 @@ pub struct Table {
     pub runners: &'static [(Runner, MoeBackend)],
     /// Backends with a counterpart for tokens sorted by expert, which replaces a requested backend.
     pub batched: &'static [(MoeBackend, MoeBackend)],
-    /// FlashInfer's backends, in the order in which they are tried when FlashInfer is requested.
-    pub flashinfer: &'static [MoeBackend],
-    /// The switch that asks for FlashInfer or rules it out.
-    pub flashinfer_switch: Option<fn(&Switches) -> Option<bool>>,
+    /// The switch that requests a library's backends or rules them out.
+    pub switch: Option<LibrarySwitch>,
     /// Whether `VLLM_TEST_FORCE_FP8_MARLIN` asks for Marlin.
     pub forces_marlin: bool,
 }
@@ -138,8 +145,10 @@ static FP8: Table = Table {
         (B::Triton, B::BatchedTriton),
         (B::VllmCutlass, B::BatchedVllmCutlass),
     ],
-    flashinfer: &[B::FlashInferTrtllm, B::FlashInferCutlass],
-    flashinfer_switch: Some(|s| s.use_flashinfer_moe_fp8),
+    switch: Some(LibrarySwitch {
+        value: |s| s.use_flashinfer_moe_fp8,
+        backends: &[B::FlashInferTrtllm, B::FlashInferCutlass],
+    }),
     forces_marlin: true,
 };
 
@@ -165,13 +174,15 @@ static NVFP4: Table = Table {
         (Runner::Emulation, B::Emulation),
     ],
     batched: &[(B::FlashInferCuteDsl, B::FlashInferCuteDslBatched)],
-    flashinfer: &[
-        B::FlashInferTrtllm,
-        B::FlashInferCutlass,
-        B::FlashInferCuteDsl,
-        B::FlashInferCuteDslBatched,
-    ],
-    flashinfer_switch: Some(|s| s.use_flashinfer_moe_fp4),
+    switch: Some(LibrarySwitch {
+        value: |s| s.use_flashinfer_moe_fp4,
+        backends: &[
+            B::FlashInferTrtllm,
+            B::FlashInferCutlass,
+            B::FlashInferCuteDsl,
+            B::FlashInferCuteDslBatched,
+        ],
+    }),
     forces_marlin: true,
 };
 
@@ -182,8 +193,7 @@ static MXFP8: Table = Table {
     ],
     runners: &[(Runner::FlashInferTrtllm, B::FlashInferTrtllm), (Runner::Marlin, B::Marlin)],
     batched: &[],
-    flashinfer: &[],
-    flashinfer_switch: None,
+    switch: None,
     forces_marlin: false,
 };
 
@@ -195,8 +205,7 @@ static INT_WNA16: Table = Table {
     // This oracle ignores the requested backend.
     runners: &[],
     batched: &[],
-    flashinfer: &[],
-    flashinfer_switch: None,
+    switch: None,
     forces_marlin: false,
 };
 

@@ -254,14 +254,15 @@ impl Ask<'_> {
     /// Applies the switches that request or exclude FlashInfer.
     fn flashinfer(&self, backends: &mut Vec<MoeBackend>) -> Option<Chosen> {
         let switches = &self.deployment.switches;
-        let wanted = (self.table.flashinfer_switch?)(switches)?;
+        let switch = self.table.switch.as_ref()?;
+        let wanted = (switch.value)(switches)?;
         if !wanted {
-            remove(backends, self.table.flashinfer);
+            remove(backends, switch.backends);
             return None;
         }
         let method = self.method.name();
         let Some(named) = switches.flashinfer_moe_backend else {
-            let found = self.table.flashinfer.iter().find_map(|&b| self.class_of(b).ok());
+            let found = switch.backends.iter().find_map(|&b| self.class_of(b).ok());
             return Some(found.ok_or(OracleError::NoFlashInfer { method }));
         };
         let family_10 = self.device.compute.is_some_and(|(major, _)| major == 10);
@@ -272,7 +273,7 @@ impl Ask<'_> {
             }
             FlashInferBackend::MaskedGemm => MoeBackend::FlashInferCuteDsl,
         };
-        if !self.table.flashinfer.contains(&backend) {
+        if !switch.backends.contains(&backend) {
             let backend = named.name();
             return Some(Err(OracleError::FlashInferBackend { method, backend }));
         }

@@ -8,7 +8,7 @@ use marlinspike::{Error, Result};
 use serde_json::{Value, json};
 
 use super::{
-    BLOCK_K_BYTES, Fp8BlockBackend, Fp8BlockExpert, Nvfp4Backend, Planned, Role, projection,
+    BLOCK_K_BYTES, ExpertBackend, Fp8BlockBackend, Fp8BlockExpert, Planned, Role, projection,
 };
 use crate::convert::entry::Entry;
 use crate::convert::names::TensorKind;
@@ -37,13 +37,13 @@ pub(super) fn from_name(name: &str) -> Option<Fp8BlockBackend> {
 ///
 /// # Errors
 /// The reason why it has none.
-pub(super) fn backend(chosen: Nvfp4Backend) -> Result<Fp8BlockBackend, String> {
+pub(super) fn backend(chosen: ExpertBackend) -> Result<Fp8BlockBackend, String> {
     match chosen {
-        Nvfp4Backend::FlashInferTrtllm => Ok(Fp8BlockBackend::TrtLlm),
-        Nvfp4Backend::FlashInferCutlass => Ok(Fp8BlockBackend::Cutlass),
+        ExpertBackend::FlashInferTrtllm => Ok(Fp8BlockBackend::TrtLlm),
+        ExpertBackend::FlashInferCutlass => Ok(Fp8BlockBackend::Cutlass),
         other => Err(format!(
             "fp8 block 128x128: found {}, expected FLASHINFER_TRTLLM or FLASHINFER_CUTLASS",
-            Nvfp4Backend::NAMED.iter().find(|(_, b)| *b == other).map_or("", |(name, _)| name)
+            ExpertBackend::NAMED.iter().find(|(_, b)| *b == other).map_or("", |(name, _)| name)
         )),
     }
 }

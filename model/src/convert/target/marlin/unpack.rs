@@ -4,8 +4,8 @@ use marlinspike::layouts::marlin::{InputDtype, ScalePermutation, Stored};
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::prepare::gate_up::GateUp;
-use marlinspike::prepare::gpt_oss::GptOssShard;
-use marlinspike::prepare::pad::{Mxfp4Backend, unpad, unpad_w13};
+use marlinspike::prepare::pad::{PaddedKernel, unpad, unpad_w13};
+use marlinspike::prepare::padded_shard::PaddedShard;
 use marlinspike::select::Platform;
 use marlinspike::weight::Weight;
 use marlinspike::{Error, Result};
@@ -81,12 +81,12 @@ fn unpadded(entry: &Entry<'_>, weight: Weight<'static>) -> Result<Weight<'static
         1 => [number("tp_size")?, number("tp_rank")?],
         _ => [1, 0],
     };
-    let shard = GptOssShard {
+    let shard = PaddedShard {
         hidden_size: hidden,
         intermediate_size: whole,
         tp_size,
         tp_rank,
-        backend: Mxfp4Backend::Marlin,
+        backend: PaddedKernel::Marlin,
         platform: Platform::Cuda,
     };
     let inner = shard.features()?.len();

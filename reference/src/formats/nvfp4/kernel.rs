@@ -1,7 +1,7 @@
 //! The possible results of a GPU's NVFP4 quantizer.
 //!
 //! The kernels (FlashInfer 0.6.8.post1 `cvt_warp_fp16_to_fp4`, vLLM's `scaled_fp4_quant`) compute
-//! [`super::nvfp4`] with the instruction r(x) = `rcp.approx.ftz.f32` instead of 1 / x:
+//! [`super::quantize()`] with the instruction r(x) = `rcp.approx.ftz.f32` instead of 1 / x:
 //!
 //! scale = e4m3(global · (max · r(6))), factor = r(scale · r(global)), code = e2m1(x · factor).
 //!
@@ -16,10 +16,10 @@ use std::fmt;
 
 use ndarray::ArrayView2;
 
-use super::{absmax, finite_rows};
 use crate::num::array::{FloatView2, row_major};
 use crate::num::element::{E2m1, E4m3fn};
 use crate::num::scalar::{ScalarType, e4m3fn_to_f32, f32_to_e4m3fn_rne_saturating};
+use crate::quantize::{absmax, finite_rows};
 use crate::{Error, Result};
 
 const E2M1: ScalarType = ScalarType::FLOAT4_E2M1F;
@@ -29,7 +29,7 @@ const MANTISSA: u32 = (1 << 23) - 1;
 
 /// A scale or code that no such kernel produces.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Nvfp4Difference {
+pub struct KernelDifference {
     /// Row.
     pub row: usize,
     /// First column of the block if its scale is wrong, otherwise the column of the code.
@@ -42,7 +42,7 @@ pub struct Nvfp4Difference {
     pub possible: [u8; 2],
 }
 
-impl fmt::Display for Nvfp4Difference {
+impl fmt::Display for KernelDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = if self.is_scale { "scale" } else { "code" };
         let [least, greatest] = self.possible;
@@ -97,14 +97,14 @@ impl QuantizedRows<'_> {
         blocks.enumerate().map(|(i, ((x, codes), &scale))| (i, x, codes, scale))
     }
 
-    fn difference(&self, element: usize, is_scale: bool, possible: [u8; 2]) -> Nvfp4Difference {
+    fn difference(&self, element: usize, is_scale: bool, possible: [u8; 2]) -> KernelDifference {
         let (row, col) = (element / self.cols, element % self.cols);
         let found = if is_scale { self.scales[element / 16] } else { self.codes[element] };
-        Nvfp4Difference { row, col, is_scale, found, possible }
+        KernelDifference { row, col, is_scale, found, possible }
     }
 
     /// The first scale that differs from that of every kernel.
-    fn wrong_scale(&self, global_scale: f32) -> Option<Nvfp4Difference> {
+    fn wrong_scale(&self, global_scale: f32) -> Option<KernelDifference> {
         self.blocks().find_map(|(i, x, _, found)| {
             let scale = global_scale * (absmax(x) * (1.0 / 6.0));
             let right = f32_to_e4m3fn_rne_saturating(scale);
@@ -113,7 +113,7 @@ impl QuantizedRows<'_> {
     }
 
     /// The first code that no kernel with this r(global) gives.
-    fn wrong_code(&self, global: f32, zero: ZeroScale) -> Option<Nvfp4Difference> {
+    fn wrong_code(&self, global: f32, zero: ZeroScale) -> Option<KernelDifference> {
         // For each mantissa of scale · r(global): the factors that remain possible.
         let mut left: BTreeMap<u32, [bool; 3]> = BTreeMap::new();
         for (i, x, codes, scale) in self.blocks() {
@@ -157,13 +157,13 @@ impl QuantizedRows<'_> {
 /// NaN converts to 6).
 ///
 /// # Errors
-/// As [`super::nvfp4`]; [`Error::Shape`] for codes or scales of another shape.
-pub fn nvfp4_kernel_difference<'a>(
+/// As [`super::quantize()`]; [`Error::Shape`] for codes or scales of another shape.
+pub fn kernel_difference<'a>(
     x: impl Into<FloatView2<'a>>,
     global_scale: f32,
     codes: ArrayView2<'_, E2m1>,
     scales: ArrayView2<'_, E4m3fn>,
-) -> Result<Option<Nvfp4Difference>> {
+) -> Result<Option<KernelDifference>> {
     let x = x.into();
     let (rows, (values, cols)) = (x.shape()[0], finite_rows(&x, 16)?);
     if !global_scale.is_normal() || global_scale < 0.0 {
@@ -181,11 +181,11 @@ pub fn nvfp4_kernel_difference<'a>(
     if let Some(difference) = rows.wrong_scale(global_scale) {
         return Ok(Some(difference));
     }
-    let mut furthest: Option<Nvfp4Difference> = None;
+    let mut furthest: Option<KernelDifference> = None;
     for global in reciprocals(global_scale) {
         for zero in [ZeroScale::Zeros, ZeroScale::Infinite] {
             let Some(difference) = rows.wrong_code(global, zero) else { return Ok(None) };
-            let place = |d: &Nvfp4Difference| (d.row, d.col);
+            let place = |d: &KernelDifference| (d.row, d.col);
             if furthest.as_ref().is_none_or(|f| place(&difference) > place(f)) {
                 furthest = Some(difference);
             }
@@ -203,12 +203,12 @@ fn even_below(v: f32, factor: f32) -> Option<u8> {
 }
 
 /// Whether every value exactly between two codes (with the correctly rounded reciprocals of
-/// [`super::nvfp4`]) was rounded to the larger code where the definition selects the smaller, even
+/// [`super::quantize()`]) was rounded to the larger code where the definition selects the smaller, even
 /// one.
 ///
 /// Reciprocals that are too large have the same effect on ties, so this alone does not prove a
 /// mistake.
-pub(crate) fn nvfp4_ties_away(x: &[f32], global_scale: f32, codes: &[u8], scales: &[u8]) -> bool {
+pub(crate) fn ties_away(x: &[f32], global_scale: f32, codes: &[u8], scales: &[u8]) -> bool {
     let rows = QuantizedRows { x, cols: x.len(), codes, scales };
     let (mut even, mut away) = (0usize, 0usize);
     for (_, x, codes, scale) in rows.blocks().filter(|(.., scale)| *scale != 0) {

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 /// The backends of vLLM 0.21.0 whose weights are codes and interleaved block scales
 /// (`NvFp4MoeBackend`; `MARLIN` has its own layout, `EMULATION` reads the checkpoint's).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Nvfp4Backend {
+pub enum ExpertBackend {
     /// TensorRT-LLM's generated kernels in FlashInfer (`FLASHINFER_TRTLLM`).
     FlashInferTrtllm,
     /// CUTLASS in FlashInfer (`FLASHINFER_CUTLASS`).
@@ -23,7 +23,7 @@ pub enum Nvfp4Backend {
     VllmCutlass,
 }
 
-impl Nvfp4Backend {
+impl ExpertBackend {
     /// Every backend with upstream's name.
     pub const NAMED: [(&'static str, Self); 5] = [
         ("FLASHINFER_TRTLLM", Self::FlashInferTrtllm),
@@ -163,7 +163,7 @@ pub struct Alphas {
 
 impl Alphas {
     /// Computes the factors from the multipliers of weights and quantized activations
-    /// `[w13, a13, w2, a2]`, one per expert (see [`Nvfp4Backend::activation_scales`]). Source:
+    /// `[w13, a13, w2, a2]`, one per expert (see [`ExpertBackend::activation_scales`]). Source:
     /// `process_weights_after_loading` of vLLM 0.21.0's NVFP4 experts.
     ///
     /// # Errors

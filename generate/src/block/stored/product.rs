@@ -6,10 +6,10 @@ use marlinspike::num::scalar::{e2m1_to_f32, e8m0_to_f32};
 use marlinspike::w4a8::wide::{Loop, wide};
 use rayon::prelude::*;
 
-use super::dense::product;
+use crate::ops::dense::product;
 
 /// Values along K that share a scale.
-pub const BLOCK: usize = 32;
+pub(super) const BLOCK: usize = 32;
 
 /// Rows of the weight that a work item expands at a time.
 const COLUMNS: usize = 8;
@@ -21,22 +21,22 @@ thread_local! {
 
 /// One weight `[N, K]`.
 #[derive(Debug, Clone, Copy)]
-pub struct Matrix<'a> {
+pub(super) struct Matrix<'a> {
     /// `[N, K / 2]`: value 2i in the low half of byte i.
-    pub codes: &'a [u8],
+    pub(super) codes: &'a [u8],
     /// e8m0, `[N, K / 32]`.
-    pub scales: &'a [u8],
+    pub(super) scales: &'a [u8],
     /// `[N]`.
-    pub bias: &'a [f32],
+    pub(super) bias: &'a [f32],
     /// K, a multiple of [`BLOCK`].
-    pub size_k: usize,
+    pub(super) size_k: usize,
 }
 
 impl Matrix<'_> {
     /// `out` `[M, N]` = `x` `[M, K]` · Wᵀ + bias, on rayon's current pool: the bits of
     /// [`Dense::forward`](super::dense::Dense::forward) with the expanded weight. Panics if a length
     /// does not fit.
-    pub fn forward(&self, x: &[f32], out: &mut [f32]) {
+    pub(super) fn forward(&self, x: &[f32], out: &mut [f32]) {
         let (size_k, size_n) = (self.size_k, self.bias.len());
         let size_m = x.len() / size_k;
         assert_eq!((x.len(), out.len()), (size_m * size_k, size_m * size_n), "M");
@@ -87,8 +87,8 @@ impl Loop for Expand<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::dot;
     use super::*;
+    use crate::ops::dot;
 
     /// e2m1 by its fields: 1 sign, 2 exponent (bias 1), 1 mantissa.
     fn e2m1(code: u8) -> f64 {

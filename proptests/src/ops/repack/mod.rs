@@ -1,5 +1,9 @@
 //! Packed weights.
 
+mod mutants;
+
+pub(super) use mutants::mutants;
+
 use marlinspike::Result;
 use marlinspike::formats::transpose_words;
 use marlinspike::layouts::Layout;
@@ -10,8 +14,8 @@ use marlinspike::vectors::Rng;
 use marlinspike::weight::Codes;
 use proptest::prelude::*;
 
-use super::{fill, one_of};
 use crate::laws::{broken, call, compare};
+use crate::ops::{fill, one_of};
 use crate::{Failure, Law, Operation, Subject};
 
 const SIZES_K: &[usize] = &[32, 64, 128, 256];

@@ -3,6 +3,13 @@
 //! Source: vLLM 0.21.0 `compressed_tensors_w4a16_nvfp4.py` (stores a divisor), `modelopt.py`
 //! (stores a multiplier, `weight_scale_2`), `marlin_utils_fp4.py`.
 
+mod kernel;
+mod quantize;
+
+pub use kernel::{KernelDifference, kernel_difference};
+pub(crate) use kernel::{ties_away, with_ties_away};
+pub use quantize::quantize;
+
 use crate::formats::blocks::BlockFormat;
 use crate::formats::global_scale::{GlobalScale, GlobalStorage, multiplier};
 use crate::formats::mistake::MistakeName;
@@ -16,7 +23,7 @@ use crate::num::dims::GroupSize;
 use crate::num::element::{E2m1, E4m3fn};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
-use crate::quantize::{self, Quantized};
+use crate::quantize::Quantized;
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
 
@@ -34,6 +41,7 @@ pub static FORMAT: BlockFormat = BlockFormat {
     compressed_tensors_scale: None,
     modelopt: &[("NVFP4", false), ("W4A16_NVFP4", true)],
     quant_method: Some("modelopt_fp4"),
+    expert_methods: &[],
     weight_suffixes: &["weight_packed", "weight"],
     scale_suffixes: &["weight_scale"],
     global_suffixes: &["weight_global_scale", "weight_scale_2"],
@@ -56,7 +64,7 @@ pub static FORMAT: BlockFormat = BlockFormat {
         Nvfp4Tensors { weight, weight_scale, weight_global_scale, bias }.unpack(name, storage)
     },
     quantize: |x, global_scale| {
-        let Quantized { codes, scales } = quantize::nvfp4(x, global_scale)?;
+        let Quantized { codes, scales } = quantize(x, global_scale)?;
         Ok(Quantized { codes: codes.mapv(E2m1::to_bits), scales: scales.mapv(E4m3fn::to_bits) })
     },
 };

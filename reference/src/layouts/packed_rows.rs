@@ -2,8 +2,8 @@
 
 use ndarray::{Array2, ArrayView2};
 
-use super::RowOrder;
-use crate::layouts::{Layout, Place, Slot};
+use super::rows::RowOrder;
+use super::{Layout, Place, Slot};
 use crate::num::dims::Shape;
 use crate::weight::Codes;
 use crate::{Error, Result};

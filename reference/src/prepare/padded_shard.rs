@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::gate_up::{GateUp, reorder};
-use super::pad::{Mxfp4Backend, pad, pad_w13};
+use super::pad::{PaddedKernel, pad, pad_w13};
 use crate::num::dims::Shape;
 use crate::num::scalar::ScalarType;
 use crate::select::Platform;
@@ -19,7 +19,7 @@ const BLOCK: usize = 32;
 
 /// One rank of a tensor-parallel group, and its kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GptOssShard {
+pub struct PaddedShard {
     /// Hidden size of the model.
     pub hidden_size: usize,
     /// Intermediate size of the model; a multiple of 32.
@@ -29,12 +29,12 @@ pub struct GptOssShard {
     /// This rank.
     pub tp_rank: usize,
     /// Kernel.
-    pub backend: Mxfp4Backend,
+    pub backend: PaddedKernel,
     /// Device.
     pub platform: Platform,
 }
 
-impl GptOssShard {
+impl PaddedShard {
     /// The features of the intermediate size that this rank holds: ceil(blocks / ranks) blocks of
     /// 32, fewer or none on the last ranks.
     ///
@@ -57,7 +57,7 @@ impl GptOssShard {
 
     /// Hidden size and intermediate size per rank in the kernel. The intermediate size is rounded
     /// up from its share of the whole (upstream's `intermediate_size_per_partition`), which always
-    /// leaves room for [`GptOssShard::features`].
+    /// leaves room for [`PaddedShard::features`].
     ///
     /// # Errors
     /// [`Error::Size`] unless the ranks divide the intermediate size.
@@ -74,8 +74,8 @@ impl GptOssShard {
     /// kernel's order.
     ///
     /// # Errors
-    /// [`Error::Size`] if `w13` does not have the shard's sizes; as [`GptOssShard::features`],
-    /// [`GptOssShard::sizes`] and [`pad`].
+    /// [`Error::Size`] if `w13` does not have the shard's sizes; as [`PaddedShard::features`],
+    /// [`PaddedShard::sizes`] and [`pad`].
     pub fn w13(&self, w13: &Weight<'_>, order: GateUp) -> Result<Weight<'static>> {
         self.expect(w13, Shape::new(self.hidden_size, 2 * self.intermediate_size))?;
         let Range { start, end } = self.features()?;
@@ -87,7 +87,7 @@ impl GptOssShard {
     /// first rank has the bias; the others have zeros, so the sum over ranks adds it once.
     ///
     /// # Errors
-    /// As [`GptOssShard::w13`].
+    /// As [`PaddedShard::w13`].
     pub fn w2(&self, w2: &Weight<'_>) -> Result<Weight<'static>> {
         self.expect(w2, Shape::new(self.intermediate_size, self.hidden_size))?;
         let mut part = w2.slice_rows(self.features()?)?;
@@ -101,7 +101,7 @@ impl GptOssShard {
     fn expect(&self, weight: &Weight<'_>, shape: Shape) -> Result<()> {
         if weight.ty != ScalarType::FLOAT4_E2M1F {
             let what = format!("{}: {} weights", weight.name, weight.ty);
-            return Err(Error::unsupported(what, "gpt-oss's experts are MXFP4"));
+            return Err(Error::unsupported(what, "padded shards are of e2m1 in blocks of 32"));
         }
         if weight.shape() == shape {
             return Ok(());

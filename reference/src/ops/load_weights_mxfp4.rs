@@ -16,8 +16,8 @@ use crate::ops::computation::{
 use crate::ops::schema::{CaseError, Inputs, Reader, TensorRule};
 use crate::ops::tensors::{U8, input, is, name_of, output, refused, whole};
 use crate::prepare::gate_up::GateUp;
-use crate::prepare::gpt_oss::GptOssShard;
-use crate::prepare::pad::Mxfp4Backend;
+use crate::prepare::pad::PaddedKernel;
+use crate::prepare::padded_shard::PaddedShard;
 use crate::select::Platform;
 use crate::weight::{Groups, Table, Weight};
 
@@ -38,18 +38,18 @@ const ORDERS: &[(&str, GateUp)] = &[
 /// `[E, H, I / 2]`, `w2_weight_scale`, `w2_bias` `[E, H]`. out: the same of the rank, its sizes rounded
 /// up for the kernel, gate and up in the order `gate_up`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GptOssConfig {
+pub struct LoadWeightsConfig {
     /// Experts.
     pub num_experts: usize,
     /// The rank: sizes of the model, `tp_size`, `tp_rank`, `backend`, `platform`.
-    pub shard: GptOssShard,
+    pub shard: PaddedShard,
     /// Order of gate and up in the kernel's w13: `interleaved`, `halves` or `swapped_halves`.
     pub gate_up: GateUp,
 }
 
 /// One matrix of an expert.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct GptOssMatrix {
+pub(crate) struct ExpertMatrix {
     /// Prefix of its tensors.
     pub(crate) name: &'static str,
     /// N and K of the model.
@@ -58,22 +58,22 @@ pub(crate) struct GptOssMatrix {
     pub(crate) padded: [usize; 2],
 }
 
-impl GptOssConfig {
+impl LoadWeightsConfig {
     /// w13 and w2.
     ///
     /// # Errors
-    /// As [`GptOssShard::sizes`].
-    pub(crate) fn matrices(&self) -> Result<[GptOssMatrix; 2]> {
+    /// As [`PaddedShard::sizes`].
+    pub(crate) fn matrices(&self) -> Result<[ExpertMatrix; 2]> {
         let (h, i) = (self.shard.hidden_size, self.shard.intermediate_size);
         let [padded_h, padded_i] = self.shard.sizes()?;
         let (model, padded) = ([2 * i, h], [2 * padded_i, padded_h]);
-        let w13 = GptOssMatrix { name: "w13", model, padded };
-        let w2 = GptOssMatrix { name: "w2", model: [h, i], padded: [padded_h, padded_i] };
+        let w13 = ExpertMatrix { name: "w13", model, padded };
+        let w2 = ExpertMatrix { name: "w2", model: [h, i], padded: [padded_h, padded_i] };
         Ok([w13, w2])
     }
 }
 
-impl Operation for GptOssConfig {
+impl Operation for LoadWeightsConfig {
     fn keys() -> &'static [&'static str] {
         &[
             "num_experts",
@@ -88,12 +88,12 @@ impl Operation for GptOssConfig {
     }
 
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
-        let shard = GptOssShard {
+        let shard = PaddedShard {
             hidden_size: r.size("hidden_size")?,
             intermediate_size: r.size("intermediate_size")?,
             tp_size: r.optional_size("tp_size")?.unwrap_or(1),
             tp_rank: r.index("tp_rank")?,
-            backend: r.name("backend", &Mxfp4Backend::NAMED)?,
+            backend: r.name("backend", &PaddedKernel::NAMED)?,
             platform: r.optional_name("platform", PLATFORMS)?.unwrap_or(Platform::Cuda),
         };
         whole(r, "hidden_size", shard.hidden_size, 32)?;
@@ -113,7 +113,7 @@ impl Operation for GptOssConfig {
         json!({
             "num_experts": self.num_experts, "hidden_size": s.hidden_size,
             "intermediate_size": s.intermediate_size, "tp_size": s.tp_size, "tp_rank": s.tp_rank,
-            "backend": name_of(&Mxfp4Backend::NAMED, &s.backend), "platform": name_of(PLATFORMS, &s.platform),
+            "backend": name_of(&PaddedKernel::NAMED, &s.backend), "platform": name_of(PLATFORMS, &s.platform),
             "gate_up": name_of(ORDERS, &self.gate_up),
         })
     }
@@ -122,7 +122,7 @@ impl Operation for GptOssConfig {
         let e = is(self.num_experts);
         let (e8m0, bf16) = ([DType::U8, DType::F8E8M0], [DType::BF16]);
         let mut rules = Vec::new();
-        for GptOssMatrix { name, model: [n, k], padded: [padded_n, padded_k] } in self.matrices()? {
+        for ExpertMatrix { name, model: [n, k], padded: [padded_n, padded_k] } in self.matrices()? {
             let part = |part: &str| format!("{name}_{part}");
             rules.extend([
                 input(&part("weight"), U8, &[e, is(n), is(k / 2)]),
@@ -145,14 +145,14 @@ impl Operation for GptOssConfig {
     /// and up.
     fn lattice() -> Result<Vec<Self>> {
         let mut all = Vec::new();
-        for (_, backend) in Mxfp4Backend::NAMED {
+        for (_, backend) in PaddedKernel::NAMED {
             for platform in [Platform::Cuda, Platform::Rocm, Platform::Xpu] {
                 for gate_up in [GateUp::Interleaved, GateUp::Halves, GateUp::SwappedHalves] {
                     for (hidden_size, intermediate_size, tp_size) in
                         [(32, 32, 1), (96, 160, 1), (64, 128, 2), (64, 96, 2)]
                     {
                         for tp_rank in 0..tp_size {
-                            let shard = GptOssShard {
+                            let shard = PaddedShard {
                                 hidden_size,
                                 intermediate_size,
                                 tp_size,
@@ -160,7 +160,7 @@ impl Operation for GptOssConfig {
                                 backend,
                                 platform,
                             };
-                            all.push(GptOssConfig { num_experts: 2, shard, gate_up });
+                            all.push(LoadWeightsConfig { num_experts: 2, shard, gate_up });
                         }
                     }
                 }
@@ -170,18 +170,18 @@ impl Operation for GptOssConfig {
     }
 
     fn computation(&self, case: &Case<'_>) -> Result<Option<Box<dyn Defined>>> {
-        Ok(Some(Box::new(GptOss::new(case, self)?)))
+        Ok(Some(Box::new(Loaded::new(case, self)?)))
     }
 
     fn mistakes() -> Vec<&'static str> {
-        ids::<GptOss>()
+        ids::<Loaded>()
     }
 }
 
 /// `load_weights_mxfp4`.
 #[derive(Debug, Clone)]
-struct GptOss {
-    config: GptOssConfig,
+struct Loaded {
+    config: LoadWeightsConfig,
     w13: Vec<Weight<'static>>,
     w2: Vec<Weight<'static>>,
     /// How files store the scales.
@@ -192,10 +192,10 @@ struct GptOss {
     bias_once: bool,
 }
 
-impl GptOss {
-    fn new(case: &Case<'_>, c: &GptOssConfig) -> Result<Self> {
+impl Loaded {
+    fn new(case: &Case<'_>, c: &LoadWeightsConfig) -> Result<Self> {
         let [w13, w2] = c.matrices()?;
-        let stack = |GptOssMatrix { name, model: [size_n, size_k], .. }: GptOssMatrix| {
+        let stack = |ExpertMatrix { name, model: [size_n, size_k], .. }: ExpertMatrix| {
             let input = |part: &str| case.input(&format!("{name}_{part}"));
             let (weight, scales, bias) = (input("weight")?, input("weight_scale")?, input("bias")?);
             let one = |e: usize| {
@@ -231,7 +231,7 @@ impl GptOss {
         let w2 = self.w2.iter().map(|w| {
             let mut made = shard.w2(w)?;
             if !self.bias_once {
-                let first = crate::prepare::gpt_oss::GptOssShard { tp_rank: 0, ..shard };
+                let first = PaddedShard { tp_rank: 0, ..shard };
                 made.bias = first.w2(w)?.bias;
             }
             Ok(made)
@@ -251,14 +251,14 @@ impl GptOss {
     }
 }
 
-impl Computation for GptOss {
+impl Computation for Loaded {
     fn outputs(&self) -> Result<Vec<Expected>> {
         let experts = self.config.num_experts;
         let mut all = Vec::new();
         let prepared = self.prepared()?;
         let matrices = self.config.matrices()?.into_iter().zip(prepared);
         for (which, (matrix, weights)) in matrices.enumerate() {
-            let GptOssMatrix { name, padded, .. } = matrix;
+            let ExpertMatrix { name, padded, .. } = matrix;
             let [n, k] = padded;
             let inside = self.inside(which, padded)?;
             let (mut bytes, mut scales, mut bias) = (Vec::new(), Vec::new(), Vec::new());
@@ -308,7 +308,7 @@ impl Computation for GptOss {
     }
 
     fn mistakes() -> Vec<Mistake<Self>> {
-        fn order(c: &mut GptOss, order: GateUp) {
+        fn order(c: &mut Loaded, order: GateUp) {
             c.config.gate_up = order;
         }
         known! {

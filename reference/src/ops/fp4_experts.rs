@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::interleaving::Interleaving;
 use super::projected::{
-    Alphas, ExpertLayout, Experts, Forgotten, Nvfp4Backend, Projected, Projection,
+    Alphas, ExpertBackend, ExpertLayout, Experts, Forgotten, Projected, Projection,
     activation_scales, stack, swap_nibbles,
 };
 use crate::Result;
@@ -28,9 +28,9 @@ use crate::ops::tensors::{E4M3, F32, FLAGS, U8, input, is, name_of, output, refu
 /// kernel's layout, one `_weight_scale_2` and one `_input_scale` for each expert, `g1_alphas`,
 /// `g2_alphas`, `g1_scale_c` `[E]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Nvfp4ExpertsConfig {
+pub struct Fp4ExpertsConfig {
     /// Kernel, by upstream's name.
-    pub backend: Nvfp4Backend,
+    pub backend: ExpertBackend,
     /// Experts.
     pub num_experts: usize,
     /// H.
@@ -41,14 +41,14 @@ pub struct Nvfp4ExpertsConfig {
     pub is_act_and_mul: bool,
 }
 
-impl Nvfp4ExpertsConfig {
+impl Fp4ExpertsConfig {
     /// The layout of one projection.
     ///
     /// # Errors
-    /// As [`ExpertLayout::nvfp4`].
+    /// As [`ExpertLayout::for_backend`].
     pub fn layout(&self, projection: Projection) -> Result<ExpertLayout> {
         let (h, i) = (self.hidden_size, self.intermediate_size);
-        ExpertLayout::nvfp4(self.backend, projection, h, i, self.is_act_and_mul)
+        ExpertLayout::for_backend(self.backend, projection, h, i, self.is_act_and_mul)
     }
 
     /// Gate and up, or up alone: columns of w13's global scales.
@@ -65,14 +65,14 @@ impl Nvfp4ExpertsConfig {
     pub(crate) const ALPHAS: [&'static str; 3] = ["g1_alphas", "g2_alphas", "g1_scale_c"];
 }
 
-impl Operation for Nvfp4ExpertsConfig {
+impl Operation for Fp4ExpertsConfig {
     fn keys() -> &'static [&'static str] {
         &["num_experts", "hidden_size", "intermediate_size", "backend", "is_act_and_mul"]
     }
 
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
         let config = Self {
-            backend: r.name("backend", &Nvfp4Backend::NAMED)?,
+            backend: r.name("backend", &ExpertBackend::NAMED)?,
             num_experts: r.size("num_experts")?,
             hidden_size: r.size("hidden_size")?,
             intermediate_size: r.size("intermediate_size")?,
@@ -87,7 +87,7 @@ impl Operation for Nvfp4ExpertsConfig {
 
     fn json(&self) -> Value {
         json!({
-            "backend": name_of(&Nvfp4Backend::NAMED, &self.backend),
+            "backend": name_of(&ExpertBackend::NAMED, &self.backend),
             "num_experts": self.num_experts, "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size, "is_act_and_mul": self.is_act_and_mul,
         })
@@ -134,13 +134,13 @@ impl Operation for Nvfp4ExpertsConfig {
     /// Every backend, with and without a gate, at sizes with and without padding.
     fn lattice() -> Result<Vec<Self>> {
         let mut all = Vec::new();
-        for (_, backend) in Nvfp4Backend::NAMED {
+        for (_, backend) in ExpertBackend::NAMED {
             for (hidden_size, intermediate_size) in
                 [(48, 64), (128, 128), (192, 64), (256, 192), (272, 48)]
             {
                 for is_act_and_mul in FLAGS {
                     for num_experts in [1, 3] {
-                        let c = Nvfp4ExpertsConfig {
+                        let c = Fp4ExpertsConfig {
                             backend,
                             num_experts,
                             hidden_size,
@@ -159,11 +159,11 @@ impl Operation for Nvfp4ExpertsConfig {
     }
 
     fn computation(&self, case: &Case<'_>) -> Result<Option<Box<dyn Defined>>> {
-        Ok(Some(Box::new(Nvfp4::new(case, self)?)))
+        Ok(Some(Box::new(Converted::new(case, self)?)))
     }
 
     fn mistakes() -> Vec<&'static str> {
-        ids::<Nvfp4>()
+        ids::<Converted>()
     }
 
     fn draw_inputs(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
@@ -191,7 +191,7 @@ impl Operation for Nvfp4ExpertsConfig {
 
 /// `convert_to_nvfp4_moe_kernel_format`, and the factors of the sums.
 #[derive(Debug, Clone)]
-struct Nvfp4 {
+struct Converted {
     /// Whether all experts share the scale of the activations.
     shared: bool,
     gated: bool,
@@ -205,8 +205,8 @@ struct Nvfp4 {
     alpha: fn(Alphas) -> Alphas,
 }
 
-impl Nvfp4 {
-    fn new(case: &Case<'_>, c: &Nvfp4ExpertsConfig) -> Result<Self> {
+impl Converted {
+    fn new(case: &Case<'_>, c: &Fp4ExpertsConfig) -> Result<Self> {
         let mut projections = Vec::new();
         let mut tables: [[Vec<Vec<f32>>; 2]; 2] = Default::default();
         for (i, (name, projection, shards)) in c.projections().into_iter().enumerate() {
@@ -236,7 +236,7 @@ impl Nvfp4 {
     }
 }
 
-impl Computation for Nvfp4 {
+impl Computation for Converted {
     fn outputs(&self) -> Result<Vec<Expected>> {
         let mut all = self.experts.outputs()?;
         let experts = [self.scale_2[0].len()];
@@ -253,7 +253,7 @@ impl Computation for Nvfp4 {
         let alphas = Alphas::new([&scale_2[0], &inputs[0], &scale_2[1], &inputs[1]], self.gated)?;
         let Alphas { g1_alphas, g2_alphas, g1_scale_c } = (self.alpha)(alphas);
         let values = [g1_alphas, g2_alphas, g1_scale_c];
-        let named = Nvfp4ExpertsConfig::ALPHAS.into_iter().zip(&values);
+        let named = Fp4ExpertsConfig::ALPHAS.into_iter().zip(&values);
         all.extend(named.map(|(name, values)| Expected::floats(name, &experts, values)));
         Ok(all)
     }

@@ -4,6 +4,8 @@
 //! A weight is e2m1 times a power of two for each 32 values along K, which f32 holds exactly. A
 //! product is therefore [`Dense`](crate::ops::dense::Dense)'s on the expanded weights, to the bit.
 
+mod product;
+
 use std::borrow::Cow;
 
 use marlinspike::moe::activation::Definition;
@@ -12,9 +14,9 @@ use marlinspike::moe::layer::Routed;
 use super::Workspaces;
 use super::stack::{ExpertStack, each_expert};
 use crate::error::{GenerateError, Result};
-use crate::ops::mxfp4::{BLOCK, Matrix};
 use crate::ops::swiglu_oai;
 use crate::weights::Weights;
+use product::{BLOCK, Matrix};
 
 /// Matrices of all experts: `[E, N, K]`.
 #[derive(Debug)]

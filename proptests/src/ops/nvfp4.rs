@@ -1,0 +1,142 @@
+//! NVFP4's block scales and global scale in Marlin's kernels.
+
+use marlinspike::Result;
+use marlinspike::layouts::marlin::{
+    Activations, ScaleLayout, ScalePermutation, e4m3_scale_factor, e4m3_scales, kernel_global_scale,
+};
+use marlinspike::num::dims::{GroupSize, LogicalK};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::weight::{Table, TableData};
+use proptest::prelude::*;
+
+use super::scales::{SIZES_N, bytes, place};
+use super::{dtype, fill, one_of};
+use crate::Operation;
+use crate::mutant::{Mutant, common, mutant, with};
+
+/// `nvfp4_marlin_process_scales`, after the permutation of the columns.
+#[derive(Debug)]
+pub struct Nvfp4Scales;
+
+/// Arguments of [`Nvfp4Scales`].
+#[derive(Debug, Clone)]
+pub struct Nvfp4Input {
+    /// `[size_k / 16, size_n]` e4m3 bits, not negative.
+    pub scales: Vec<u8>,
+    /// Rows of the matrix.
+    pub size_k: usize,
+    /// Columns.
+    pub size_n: usize,
+    /// Activations.
+    pub dtype: ScalarType,
+}
+
+/// The order of columns before the reordering in fours.
+fn block_layout(size_k: usize, size_n: usize, block: usize) -> Result<ScaleLayout> {
+    let order =
+        ScalePermutation::choose(GroupSize::Of(block), LogicalK(size_k), Activations::Bits16);
+    ScaleLayout::new(size_k / block, size_n, order, ScalarType::FLOAT16)
+}
+
+impl Operation for Nvfp4Scales {
+    const NAME: &'static str = "nvfp4_marlin_process_scales";
+    type Input = Nvfp4Input;
+    type Element = u8;
+
+    fn inputs() -> BoxedStrategy<Nvfp4Input> {
+        (one_of(&[64usize, 128, 256]), one_of(SIZES_N), dtype(), fill(), one_of(&[0x7eu8, 0x20]))
+            .prop_map(|(size_k, size_n, dtype, fill, max)| {
+                let scales = fill.bytes(size_k / 16 * size_n, max);
+                Nvfp4Input { scales, size_k, size_n, dtype }
+            })
+            .boxed()
+    }
+
+    fn expected(i: &Nvfp4Input) -> Result<Vec<u8>> {
+        let data = TableData::B8(i.scales.clone());
+        let table = Table::new(ScalarType::FLOAT8_E4M3FN, i.size_k / 16, i.size_n, data)?;
+        let factor = e4m3_scale_factor(i.scales.iter().copied(), i.dtype);
+        e4m3_scales(&table, block_layout(i.size_k, i.size_n, 16)?, factor).map(|t| bytes(&t))
+    }
+
+    fn place(i: &Nvfp4Input, element: usize, _bit: u32) -> String {
+        place(block_layout(i.size_k, i.size_n, 16).map(ScaleLayout::with_quads), element)
+    }
+
+    fn describe(i: &Nvfp4Input) -> String {
+        format!("size_k {} size_n {} {}", i.size_k, i.size_n, i.dtype)
+    }
+}
+
+/// `nvfp4_marlin_process_global_scale` of a w13, which has one value for gate and one for up; the
+/// kernel gets the first.
+#[derive(Debug)]
+pub struct Nvfp4GlobalScale;
+
+/// Arguments of [`Nvfp4GlobalScale`].
+#[derive(Debug, Clone)]
+pub struct GlobalInput {
+    /// Gate's global scale in the file.
+    pub gate: f32,
+    /// Up's global scale in the file.
+    pub up: f32,
+    /// Whether the file stores the divisor (compressed-tensors) and not the multiplier (ModelOpt).
+    pub divisor: bool,
+    /// Activations.
+    pub dtype: ScalarType,
+    /// The factor that went into the block scales.
+    pub scale_factor: f32,
+}
+
+impl Operation for Nvfp4GlobalScale {
+    const NAME: &'static str = "nvfp4_marlin_process_global_scale";
+    type Input = GlobalInput;
+    type Element = u32;
+
+    fn inputs() -> BoxedStrategy<GlobalInput> {
+        let global = || (115u32..136, 0u32..1 << 23).prop_map(|(e, m)| f32::from_bits(e << 23 | m));
+        (global(), global(), any::<bool>(), dtype(), 0i32..8)
+            .prop_map(|(gate, up, divisor, dtype, power)| {
+                let bf16 = dtype == ScalarType::BFLOAT16;
+                let scale_factor = if bf16 { (1u32 << power) as f32 } else { 1.0 };
+                GlobalInput { gate, up, divisor, dtype, scale_factor }
+            })
+            .boxed()
+    }
+
+    fn expected(i: &GlobalInput) -> Result<Vec<u32>> {
+        let multiplier = if i.divisor { 1.0 / i.gate } else { i.gate };
+        Ok(vec![kernel_global_scale(multiplier, i.dtype, i.scale_factor).to_bits()])
+    }
+
+    fn place(_: &GlobalInput, _element: usize, _bit: u32) -> String {
+        "the global scale".to_owned()
+    }
+
+    fn describe(i: &GlobalInput) -> String {
+        format!("{i:?}")
+    }
+}
+
+/// Wrong variants of the operations.
+pub(crate) fn mutants() -> Vec<Mutant> {
+    let mut all = vec![
+        mutant::<Nvfp4Scales>("not reordered in fours", |i| {
+            let out = Nvfp4Scales::expected(i)?;
+            Ok(out.chunks_exact(4).flat_map(|q| [q[0], q[2], q[1], q[3]]).collect())
+        }),
+        mutant::<Nvfp4Scales>("not shifted: the sign bit kept", |i| {
+            Ok(Nvfp4Scales::expected(i)?.into_iter().map(|b| b >> 1).collect())
+        }),
+        with::<Nvfp4GlobalScale>("up's global scale for gate", |i| i.gate = i.up),
+        with::<Nvfp4GlobalScale>("multiplied where the format divides", |i| i.divisor = false),
+        with::<Nvfp4GlobalScale>("divided where the format multiplies", |i| i.divisor = true),
+        mutant::<Nvfp4GlobalScale>("scale factor not divided out", |i| {
+            let multiplier = if i.divisor { 1.0 / i.gate } else { i.gate };
+            Ok(vec![kernel_global_scale(multiplier, i.dtype, 1.0).to_bits()])
+        }),
+    ];
+    all.extend(common::<Nvfp4Scales>());
+    all.extend(common::<Nvfp4GlobalScale>());
+    all
+}
