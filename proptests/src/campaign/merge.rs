@@ -98,7 +98,7 @@ pub struct MergedFinding {
     pub runs: usize,
 }
 
-/// Merges summary files and copies the cases that they name into `regressions`, each content once.
+/// Merges summary files and copies the cases that they name into `regressions`, without duplicates.
 /// A case is looked for next to its summary by its name, then at its path from the summary's
 /// folder, then at its path as it is.
 ///
@@ -208,7 +208,7 @@ fn located(summary: &Path, case: &str) -> Result<PathBuf, CampaignError> {
     })
 }
 
-/// Copies cases into a folder, each content once. Returns the new files and the number of cases that
+/// Copies cases into a folder, without duplicates. Returns the new files and the number of cases that
 /// were there already.
 fn copy(files: &[PathBuf], folder: &Path) -> Result<(Vec<String>, usize), CampaignError> {
     let mut known = BTreeSet::new();
