@@ -111,10 +111,10 @@ def layer(name, seed, sizes, block, declared, dtype, local=None, on_input=False)
 
 def main():
     # More than 1024 k: float32 does not have every sum.
-    layer("np_bf16_blocks", 0, (4, 2, 2, 2080, 8), 64, True, BF16)
+    layer("np_bf16_blocks", 0, (4, 2, 2, 1056, 8), 64, True, BF16)
     layer("np_f16_blocks", 1, (5, 4, 2, 96, 32), 32, True, np.float16, local=[2, 0, 3])
     layer("np_bf16_exact", 2, (4, 3, 1, 160, 32), None, False, BF16, on_input=True)
-    layer("np_f16_any", 3, (3, 2, 2, 2080, 8), 16, False, np.float16)
+    layer("np_f16_any", 3, (3, 2, 2, 1056, 8), 16, False, np.float16)
 
 
 if __name__ == "__main__":
