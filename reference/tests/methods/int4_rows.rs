@@ -57,7 +57,7 @@ fn exact_products_equal_big_integers() {
     let (m, shape) = (3, Shape::new(256, 16));
     let mut rng = Rng::new(22);
     let x: Vec<u16> = (0..m * shape.size_k)
-        .map(|_| (rng.next_u32() >> 16) as u16 & 0x8000 | 0x3e00 + (rng.next_u32() >> 24) as u16)
+        .map(|_| (rng.next_u32() >> 16) as u16 & 0x8000 | (0x3e00 + (rng.next_u32() >> 24) as u16))
         .collect();
     for group in [128, 32] {
         let weight = weight(shape, group);
