@@ -17,6 +17,9 @@ pub(super) trait BoundedProduct: Computation {
     /// Name of the class of kernels in reports.
     const CLASS: &'static str;
 
+    /// What to declare if the bound is too weak.
+    const REMEDY: &'static str = REMEDY;
+
     /// Name of the output.
     fn name(&self) -> &'static str {
         "y"
@@ -64,7 +67,7 @@ pub(super) fn judge<C: BoundedProduct>(right: &C, found: &Tensor<'_>) -> Result<
     let accepted: Vec<Accepted> = bounded.iter().map(Accepted::from).collect();
     let mut power = Power::of(&accepted, n, ty);
     power.rejects.half_k_missing = right.rejects_half_k(&accepted)?;
-    report.settle(power, REMEDY);
+    report.settle(power, C::REMEDY);
     if let Some(&first) = wrong.first() {
         let at = vec![first / n, first % n];
         let (expected, found) = (bounded[first].rounded, bits[first]);

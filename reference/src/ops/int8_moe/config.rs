@@ -76,6 +76,11 @@ impl Int8LayerConfig {
         self.size_m.saturating_mul(self.top_k)
     }
 
+    /// The declared rule, if it fixes every code.
+    pub(super) fn rule(&self) -> Option<ActivationRule> {
+        self.quantizer.filter(|rule| *rule != ActivationRule::ProductApproximate)
+    }
+
     /// Prefix, N and K of both matrices.
     pub(crate) const fn matrices(&self) -> [(&'static str, usize, usize); 2] {
         let (h, i) = (self.hidden_size, self.intermediate_size);
@@ -191,7 +196,7 @@ impl Operation for Int8LayerConfig {
             for activation in activations {
                 for (num_experts, num_local_experts, top_k) in [(4, 4, 2), (6, 3, 3), (8, 8, 1)] {
                     for (hidden_size, intermediate_size, block_size_k) in
-                        [(36, 20, 32), (160, 64, 128), (2080, 32, 64)]
+                        [(36, 20, 32), (160, 64, 128), (1056, 12, 64)]
                     {
                         let sides: &[bool] = if top_k == 1 { &[false, true] } else { &[false] };
                         for &apply_router_weight_on_input in sides {
@@ -261,7 +266,7 @@ impl Operation for Int8LayerConfig {
     }
 
     fn fixes_every_bit(&self) -> bool {
-        self.block_size_k.is_some() && self.quantizer.is_some()
+        self.block_size_k.is_some() && self.rule().is_some()
     }
 
     fn with_one_row(&self) -> Option<(CaseConfig, &'static [&'static str])> {

@@ -68,7 +68,7 @@ impl Int8Moe {
             topk_weights: case.input("topk_weights")?.elements::<f32>().into_owned(),
             map: case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned()),
             weights: [stack(w13)?, stack(w2)?],
-            rule: c.quantizer.unwrap_or(ActivationRule::Product),
+            rule: c.rule().unwrap_or(ActivationRule::Product),
             block: c.block_size_k.unwrap_or(BLOCK),
             row_scale: RowScale::Token,
             config: c.clone(),

@@ -104,6 +104,9 @@ impl BoundedProduct for Stage {
     const CLASS: &'static str = "int32 sums of 16 k or more, added in f32 in any order, \
                                  f32 scales in any order";
 
+    const REMEDY: &'static str =
+        "declare the kernel's int32 sums: `block_size_k` in the case's config";
+
     fn name(&self) -> &'static str {
         ["gate_up", "down"][self.which]
     }

@@ -19,13 +19,14 @@ use crate::ops::w8a8_fp8::better_diagnosis;
 const BLOCKS: [usize; 4] = [32, 64, 128, 256];
 
 /// The stage that each output is judged from.
-const BEFORE: [(&str, &str); 7] = [
+const BEFORE: [(&str, &str); 8] = [
     ("a1q", "`a1q` and `a1q_scale` together"),
     ("a1q_scale", "`a1q` and `a1q_scale` together"),
+    ("gate_up", "`a1q` and `a1q_scale`, or `quantizer`"),
     ("activated", "`gate_up`, or `block_size_k`"),
     ("a2q", "`activated`, and `a2q` and `a2q_scale` together"),
     ("a2q_scale", "`activated`, and `a2q` and `a2q_scale` together"),
-    ("down", "`activated`, or `a2q` and `a2q_scale`"),
+    ("down", "`a2q` and `a2q_scale`, or `activated` and `quantizer`"),
     ("y", "`down`"),
 ];
 
@@ -49,7 +50,8 @@ fn given<'c>(case: &'c Case<'_>, which: usize) -> Option<[&'c Tensor<'c>; 2]> {
     Some([codes?, scales?])
 }
 
-/// The rows of the case, or those of `source`; the reports on the case's.
+/// The rows of the case, or those of `source` under a declared rule; the reports on the case's. Known
+/// quantizers differ at halves, so undeclared codes do not follow from `source`.
 fn rows(
     case: &Case<'_>,
     layer: &Int8Moe,
@@ -59,6 +61,7 @@ fn rows(
     let c = &layer.config;
     let cols = [c.hidden_size, c.intermediate_size][which];
     let Some([codes, scales]) = given(case, which) else {
+        let source = source.filter(|_| c.rule().is_some());
         return Ok((source.map(|rows| layer.quantize(rows, cols)).transpose()?, Vec::new()));
     };
     let own = scales.elements::<f32>();
