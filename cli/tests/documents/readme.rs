@@ -25,6 +25,11 @@ const FORMATS: Test =
     Some(("model/tests/convert/formats.rs", "every_format_and_rank_unpacks_to_the_original"));
 const FLASHINFER: Test = Some((METHODS, "experts_convert_to_flashinfers_forms"));
 const INT4_FP8: Test = Some((INT8, "int4_weights_with_fp8_activations"));
+const INT4_PATH: Test = Some(("model/tests/convert/kleidi.rs", "every_format_that_the_path_takes"));
+/// On a GPU; groups of 32 too.
+const CANONICAL: Test =
+    Some(("accel/tests/kernels/gemm.rs", "products_equal_the_canonical_schedule"));
+const W4A8_CASES: Test = Some(("reference/tests/methods/w4a8_fp8.rs", "damaged_outputs_fail"));
 const MICROSCALED: Test = Some((MODELS, "microscaled_models"));
 
 /// Each method with the tests of its cells, in the order of the columns.
@@ -41,7 +46,7 @@ const METHOD_TESTS: [(&str, [Test; 7]); 14] = [
                 "every_product_of_the_gpu_is_reproduced",
             )),
             None,
-            Some(("accel/tests/kernels/gemm.rs", "products_equal_the_canonical_schedule")),
+            CANONICAL,
         ],
     ),
     (
@@ -52,7 +57,7 @@ const METHOD_TESTS: [(&str, [Test; 7]); 14] = [
                 "cli/tests/models/convert_input_dtype.rs",
                 "int8_scales_are_integers_under_one_factor",
             )),
-            None,
+            Some(("reference/tests/methods/int4_rows.rs", "exact_products_equal_big_integers")),
             Some(("reference/tests/check/golden_damage.rs", "every_case_passes")),
             Some((
                 "reference/tests/check/schedule_golden.rs",
@@ -66,9 +71,9 @@ const METHOD_TESTS: [(&str, [Test; 7]); 14] = [
         "W4A8, int8 per token",
         [
             Some(("model/tests/convert/kleidi.rs", "a_published_w4a8_model")),
-            Some(("model/tests/convert/kleidi.rs", "every_format_that_the_path_takes")),
+            INT4_PATH,
             None,
-            None,
+            Some(("reference/tests/w4a8/bound.rs", "no_kernel_of_the_class_leaves_its_bound")),
             Some(("reference/tests/w4a8/golden.rs", "every_output_of_every_case_is_right")),
             Some(("reference/tests/w4a8/engine.rs", "every_shape_route_and_kernel")),
             None,
@@ -127,7 +132,7 @@ const METHOD_TESTS: [(&str, [Test; 7]); 14] = [
             None,
         ],
     ),
-    ("W4A8-FP8", [INT4_FP8, None, INT4_FP8, BOUNDED, INT4_FP8, None, None]),
+    ("W4A8-FP8", [INT4_FP8, None, INT4_FP8, W4A8_CASES, INT4_FP8, None, None]),
     (
         "MXFP4 weight-only",
         [
@@ -170,8 +175,8 @@ const METHOD_TESTS: [(&str, [Test; 7]); 14] = [
             DEFINED,
             BOUNDED,
             DEFINED,
-            None,
-            None,
+            INT4_PATH,
+            CANONICAL,
         ],
     ),
 ];

@@ -204,9 +204,12 @@ fn check(found: &BTreeMap<String, Tensor<'static>>, weights: &BTreeMap<String, W
 #[test]
 fn every_format_that_the_path_takes() {
     let temp = tempfile::tempdir().unwrap();
-    for (format, dynamic) in
-        [(Format::CtPack, true), (Format::CtPack, false), (Format::Gptq4, false)]
-    {
+    for (format, dynamic) in [
+        (Format::CtPack, true),
+        (Format::CtPack, false),
+        (Format::Mxint4, false),
+        (Format::Gptq4, false),
+    ] {
         let model = temp.path().join(format!("{format:?}{dynamic}"));
         let weights = write_model(format, &model);
         if dynamic {

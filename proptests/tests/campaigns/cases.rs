@@ -52,7 +52,9 @@ operations! {
     scaled_mm_azp wrong_scaled_mm_azp Int8Mm 40 60 19,
     static_int8 wrong_static_int8 StaticInt8Quant 40 60 11,
     dynamic_int8 wrong_dynamic_int8 DynamicInt8Quant 40 60 12,
+    w4a8_mm wrong_w4a8_mm W4a8Mm 20 20 20,
     fp8_moe wrong_fp8_moe Fp8Moe 4 8 19,
+    int8_moe wrong_int8_moe Int8Moe 4 16 16,
     mxfp4_int8 wrong_mxfp4_int8 Mxfp4Int8Linear 20 20 18,
     mxfp4_int8_moe wrong_mxfp4_int8_moe Mxfp4Int8Moe 8 16 15,
 }

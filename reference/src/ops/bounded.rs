@@ -12,10 +12,18 @@ use crate::num::tensor::Tensor;
 use crate::ops::computation::Computation;
 use crate::products::Bounded;
 
-/// A product `y` `[M, N]` with bounds.
+/// A product `[M, N]` with bounds.
 pub(super) trait BoundedProduct: Computation {
     /// Name of the class of kernels in reports.
     const CLASS: &'static str;
+
+    /// What to declare if the bound is too weak.
+    const REMEDY: &'static str = REMEDY;
+
+    /// Name of the output.
+    fn name(&self) -> &'static str {
+        "y"
+    }
 
     /// Type of the output.
     fn dtype(&self) -> ScalarType;
@@ -55,11 +63,11 @@ pub(super) fn judge<C: BoundedProduct>(right: &C, found: &Tensor<'_>) -> Result<
     let (ty, n, bits) = (right.dtype(), right.size_n(), elements(found));
     let bounded = right.bounds()?;
     let values: Vec<f64> = bits.iter().map(|&b| ty.to_f64(b)).collect();
-    let (mut report, wrong) = measure(("y", ty), C::CLASS, &bounded, &values, &bits);
+    let (mut report, wrong) = measure((right.name(), ty), C::CLASS, &bounded, &values, &bits);
     let accepted: Vec<Accepted> = bounded.iter().map(Accepted::from).collect();
     let mut power = Power::of(&accepted, n, ty);
     power.rejects.half_k_missing = right.rejects_half_k(&accepted)?;
-    report.settle(power, REMEDY);
+    report.settle(power, C::REMEDY);
     if let Some(&first) = wrong.first() {
         let at = vec![first / n, first % n];
         let (expected, found) = (bounded[first].rounded, bits[first]);

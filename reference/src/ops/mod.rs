@@ -15,6 +15,7 @@ mod fp8_blocks;
 mod fp8_moe;
 mod fp8_requantize;
 mod int8_mm;
+mod int8_moe;
 mod interleaving;
 mod keys;
 mod layer;
@@ -35,6 +36,7 @@ mod scaled_fp4_quant;
 mod scaled_int8_quant;
 mod scaled_mm;
 pub(crate) mod schema;
+mod stated_rows;
 mod swizzle_blockscale;
 mod tensors;
 mod trtllm_mxint4;
@@ -50,6 +52,7 @@ pub(crate) mod configs {
     pub use super::fp8_moe::Fp8LayerConfig;
     pub use super::fp8_requantize::RequantizeConfig;
     pub use super::int8_mm::{Azp, Int8MmConfig};
+    pub use super::int8_moe::Int8LayerConfig;
     pub use super::linear::LinearConfig;
     pub use super::load_weights_mxfp4::LoadWeightsConfig;
     pub use super::moe::MoeConfig;
@@ -62,7 +65,7 @@ pub(crate) mod configs {
     pub use super::scaled_fp4_mm::Fp4MmConfig;
     pub use super::scaled_fp4_quant::{Fp4QuantConfig, Reciprocal};
     pub use super::scaled_int8_quant::{DynamicInt8Config, Int8QuantConfig, StaticInt8Config};
-    pub use super::scaled_mm::Fp8MmConfig;
+    pub use super::scaled_mm::{Fp8MmConfig, W4a8MmConfig};
     pub use super::swizzle_blockscale::SwizzleConfig;
     pub use super::trtllm_mxint4::MxInt4Config;
     pub use super::{CaseConfig, Op};
@@ -173,6 +176,8 @@ macro_rules! operations {
                 ScaledFp4Mm "cutlass_scaled_fp4_mm" scaled_fp4_mm::Fp4MmConfig,
                 /// A product of FP8 activations and weights.
                 ScaledMm "cutlass_scaled_mm" scaled_mm::Fp8MmConfig,
+                /// A product of FP8 activations and int4 weights in groups.
+                W4a8Mm "cutlass_w4a8_mm" scaled_mm::W4a8MmConfig,
                 /// A product of int8 activations and weights.
                 Int8Mm "cutlass_scaled_mm_azp" int8_mm::Int8MmConfig,
                 /// Activations to int8 under a given scale.
@@ -181,6 +186,8 @@ macro_rules! operations {
                 DynamicInt8Quant "dynamic_scaled_int8_quant" scaled_int8_quant::DynamicInt8Config,
                 /// A layer of FP8 activations and weights.
                 Fp8Moe "fused_experts_fp8_w8a8" fp8_moe::Fp8LayerConfig,
+                /// A layer of int8 activations and weights.
+                Int8Moe "fused_experts_int8_w8a8" int8_moe::Int8LayerConfig,
                 /// A product of MXFP4 weights and activations quantized to int8 in groups of 32.
                 Mxfp4Int8Linear "mxfp4_int8_linear" mxfp4::Mxfp4LinearConfig,
                 /// A layer of MXFP4 weights and activations quantized to int8 in groups of 32.

@@ -31,7 +31,7 @@ pub use bound::{Class, Inputs};
 pub use bounded::Bounded;
 pub use columns::{Columns, Rule, WeightColumns};
 pub use exact::{Element, Request, product};
-pub use integers::{Int8Epilogue, Int8Product};
+pub use integers::{Int8Epilogue, Int8Product, LEAST_BLOCK};
 pub use judge::Judge;
 pub use kernel::Stripe;
 pub use recipe::{Convention, Extras, Recipe};

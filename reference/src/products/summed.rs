@@ -104,11 +104,19 @@ impl Summed {
 /// The exact result of `chain` for an integer sum, and the bounds of kernels that convert the sum to f32
 /// to nearest even and follow the chain.
 pub(super) fn of_integer(sum: i32, chain: &Chain, ty: ScalarType) -> Bounded {
+    of_integer_within(sum.into(), 0.0, chain, ty)
+}
+
+/// As [`of_integer`], of kernels whose f32 sum is at most `error` from the exact one, or the f32 next to
+/// such a number.
+pub(super) fn of_integer_within(sum: i64, error: f64, chain: &Chain, ty: ScalarType) -> Bounded {
     let mut wide = Wide::new();
-    wide.add(sum.into());
+    wide.add(sum as f64);
     let wide = chain.exact(&wide);
-    let (value, narrow) = (wide.to_f64(), f64::from(sum as f32));
-    let ends = chain.interval(narrow, narrow);
+    let value = wide.to_f64();
+    // Sums have fewer than 53 bits, so f64 has them.
+    let narrow = |x: f64| f64::from(f64_to_f32_rne(x));
+    let ends = chain.interval(narrow(sum as f64 - error), narrow(sum as f64 + error));
     let half = |x: f64| unit(ty, x) / 2.0;
     Bounded {
         exact: value,

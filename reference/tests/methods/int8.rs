@@ -18,7 +18,7 @@ use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 const BF16: ScalarType = ScalarType::BFLOAT16;
 
 /// Calls `each` with every recorded case of `op` from numpy.
-fn recorded(op: Op, mut each: impl FnMut(&str, &Case<'_>)) -> usize {
+pub(crate) fn recorded(op: Op, mut each: impl FnMut(&str, &Case<'_>)) -> usize {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/data/cases");
     let mut paths: Vec<_> = std::fs::read_dir(folder)
         .unwrap()
@@ -37,7 +37,7 @@ fn recorded(op: Op, mut each: impl FnMut(&str, &Case<'_>)) -> usize {
     paths.len()
 }
 
-fn only(case: &Case<'_>) -> OutputReport {
+pub(crate) fn only(case: &Case<'_>) -> OutputReport {
     let mut report = check_case(case).expect("inputs that can be used");
     assert_eq!(report.outputs.len(), 1);
     report.outputs.remove(0)

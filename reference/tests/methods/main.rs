@@ -1,7 +1,9 @@
 //! Layers of a method: parameters, slices, selection and preparation.
 #![allow(missing_docs)]
 
+mod int4_rows;
 mod int8;
+mod int8_experts;
 mod layers_slices;
 mod layers_upstream;
 mod method;
@@ -14,3 +16,4 @@ mod select_cuda;
 mod select_marlin;
 mod select_moe_backend;
 mod select_release;
+mod w4a8_fp8;

@@ -52,6 +52,36 @@ pub(in crate::ops) fn any_inputs(case: &mut Case<'_>, rng: &mut Rng) -> Result<(
     Ok(())
 }
 
+/// Adds `topk_ids` and `topk_weights` `[M, top_k]`, and the `expert_map` of a rank that has `local` of
+/// `num_experts` experts.
+pub(in crate::ops) fn routes(
+    case: &mut Case<'_>,
+    rng: &mut Rng,
+    [m, top_k]: [usize; 2],
+    [num_experts, local]: [usize; 2],
+) -> Result<()> {
+    let mut ids: Vec<i32> = Vec::new();
+    let mut experts: Vec<i32> = (0..num_experts as i32).collect();
+    for _ in 0..m {
+        rng.shuffle(&mut experts);
+        ids.extend(&experts[..top_k]);
+    }
+    let weights = (0..ids.len()).map(|_| scale(rng).min(1.0)).collect();
+    let topk = vec![m, top_k];
+    case.add_input("topk_ids", Tensor::from_vec("", DType::I32, topk.clone(), ids)?);
+    case.add_input("topk_weights", Tensor::from_vec("", DType::F32, topk, weights)?);
+    if local != num_experts {
+        // The experts of this rank, in a random order.
+        let mut map = vec![-1; num_experts];
+        rng.shuffle(&mut experts);
+        for (local, &global) in experts[..local].iter().enumerate() {
+            map[global as usize] = local as i32;
+        }
+        case.add_input("expert_map", Tensor::from_vec("", DType::I32, vec![map.len()], map)?);
+    }
+    Ok(())
+}
+
 /// The sizes of a rule whose dimensions are all fixed.
 pub(in crate::ops) fn sizes(dims: &[Dim]) -> Vec<usize> {
     let size = |dim: &Dim| match dim {

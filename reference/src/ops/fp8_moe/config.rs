@@ -7,11 +7,10 @@ use crate::Result;
 use crate::judge::{Declared, OutputReport};
 use crate::moe::activation::Activation;
 use crate::num::scalar::ScalarType;
-use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
 use crate::ops::computation::{Defined, ids};
-use crate::ops::draw::{Rng, activations};
-use crate::ops::draw::{e4m3, scale, small};
+use crate::ops::draw::{Rng, activations, routes};
+use crate::ops::draw::{e4m3, small};
 use crate::ops::fp8_blocks::{BlockSize, SCALES, check_scales, draw_scales};
 use crate::ops::quant::keys::{at_most, schedule_json};
 use crate::ops::schema::{
@@ -326,25 +325,7 @@ impl Operation for Fp8LayerConfig {
     fn draw_inputs(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
         let (m, l) = (self.size_m, self.num_local_experts);
         case.add_input("x", activations(rng, self.dtype, m, self.hidden_size)?);
-        let mut ids: Vec<i32> = Vec::new();
-        let mut experts: Vec<i32> = (0..self.num_experts as i32).collect();
-        for _ in 0..m {
-            rng.shuffle(&mut experts);
-            ids.extend(&experts[..self.top_k]);
-        }
-        let weights = (0..ids.len()).map(|_| scale(rng).min(1.0)).collect();
-        let topk = vec![m, self.top_k];
-        case.add_input("topk_ids", Tensor::from_vec("", DType::I32, topk.clone(), ids)?);
-        case.add_input("topk_weights", Tensor::from_vec("", DType::F32, topk, weights)?);
-        if l != self.num_experts {
-            // The experts of this rank, in a random order.
-            let mut map = vec![-1; self.num_experts];
-            rng.shuffle(&mut experts);
-            for (local, &global) in experts[..l].iter().enumerate() {
-                map[global as usize] = local as i32;
-            }
-            case.add_input("expert_map", Tensor::from_vec("", DType::I32, vec![map.len()], map)?);
-        }
+        routes(case, rng, [m, self.top_k], [self.num_experts, l])?;
         for (name, size_n, size_k) in self.matrices() {
             case.add_input(&format!("{name}_weight"), e4m3(rng, vec![l, size_n, size_k])?);
             let draw = if self.block.is_some() { draw_scales } else { small };

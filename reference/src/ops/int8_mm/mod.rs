@@ -9,6 +9,7 @@ use crate::judge::compare::{Elements, Rows, elements};
 use crate::judge::power::{Accepted, rejects_sample};
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::scalar::ScalarType;
+use crate::num::tensor::Tensor;
 use crate::ops::bounded::{self, BoundedProduct, every_bit};
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Form, Mistake, bitwise, codes, known};
@@ -19,6 +20,25 @@ use crate::{Error, Result};
 
 /// Number of rows on which a missing half of k is tested.
 const SAMPLE_ROWS: usize = 2;
+
+/// An int8 matrix `[N, K]` of a file with one f32 scale, or one per output feature.
+pub(super) fn int8_weight(
+    tensor: &Tensor<'_>,
+    scales: &[f32],
+    [size_n, size_k]: [usize; 2],
+) -> Result<Weight<'static>> {
+    let bits = scales.iter().map(|s| s.to_bits()).cycle().take(size_n).collect();
+    Ok(Weight {
+        name: tensor.name().to_owned(),
+        ty: ScalarType::INT8,
+        codes: codes(tensor, 8, Shape::new(size_k, size_n))?,
+        scales: Table::new(ScalarType::FLOAT32, 1, size_n, TableData::B32(bits))?,
+        zeros: None,
+        groups: Groups::Uniform(GroupSize::Channel),
+        global_scale: None,
+        bias: None,
+    })
+}
 
 /// How the zero points enter the sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,22 +77,11 @@ struct Int8Mm {
 impl Int8Mm {
     fn new(case: &Case<'_>, c: &Int8MmConfig) -> Result<Self> {
         let floats = |name: &str| Ok::<_, Error>(case.input(name)?.elements::<f32>().into_owned());
-        let shape = Shape::new(c.size_k, c.size_n);
         let scales = floats("weight_scale")?;
-        let bits = scales.iter().map(|s| s.to_bits()).cycle().take(c.size_n).collect();
-        let weight = Weight {
-            name: "in.weight".to_owned(),
-            ty: ScalarType::INT8,
-            codes: codes(case.input("weight")?, 8, shape)?,
-            scales: Table::new(ScalarType::FLOAT32, 1, c.size_n, TableData::B32(bits))?,
-            zeros: None,
-            groups: Groups::Uniform(GroupSize::Channel),
-            global_scale: None,
-            bias: match c.has_bias {
-                true => Some(Table::from_tensor(case.input("bias")?, c.dtype)?),
-                false => None,
-            },
-        };
+        let mut weight = int8_weight(case.input("weight")?, &scales, [c.size_n, c.size_k])?;
+        if c.has_bias {
+            weight.bias = Some(Table::from_tensor(case.input("bias")?, c.dtype)?);
+        }
         let [mut azp, mut azp_adj] = [Vec::new(), Vec::new()];
         if c.azp.is_some() {
             let zeros = case.input("azp")?.elements::<i32>();

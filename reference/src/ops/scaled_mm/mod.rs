@@ -1,8 +1,10 @@
 //! A product of e4m3fn activations and an e4m3fn weight.
 
 mod config;
+mod w4a8;
 
 pub use config::Fp8MmConfig;
+pub use w4a8::W4a8MmConfig;
 
 use crate::Result;
 use crate::judge::compare::{Rows, elements};
@@ -192,17 +194,23 @@ fn floats_of(table: &Table) -> Vec<f32> {
     table.iter_bits().map(f32::from_bits).collect()
 }
 
-/// Judges `y` bit for bit if a schedule is declared or a known one gives it, otherwise by its
+/// The report on `y`: bit for bit if a schedule is declared or a known one gives it, otherwise by its
 /// bound.
-fn judge(case: &Case<'_>, mm: &Fp8Mm, given: &Declared) -> Result<Vec<OutputReport>> {
-    let Some(found) = case.output("y") else { return Ok(Vec::new()) };
-    let report = match &mm.config.schedule {
-        None => mm.bounded(case, given)?,
+fn report(case: &Case<'_>, mm: &Fp8Mm, given: &Declared) -> Result<Option<OutputReport>> {
+    let Some(found) = case.output("y") else { return Ok(None) };
+    match &mm.config.schedule {
+        None => mm.bounded(case, given),
         Some(choice) => {
             let bounded = || mm.bounded(case, given);
-            Some(scheduled::judge("y", found, mm.product(), choice, bounded)?)
+            scheduled::judge("y", found, mm.product(), choice, bounded).map(Some)
         }
-    };
+    }
+}
+
+/// Judges `y`, and names the mistake of one that fails.
+fn judge(case: &Case<'_>, mm: &Fp8Mm, given: &Declared) -> Result<Vec<OutputReport>> {
+    let Some(found) = case.output("y") else { return Ok(Vec::new()) };
+    let report = report(case, mm, given)?;
     let mut reports: Vec<OutputReport> = report.into_iter().collect();
     for report in reports.iter_mut().filter(|r| r.verdict == Verdict::Fail) {
         let bits = elements(found);
