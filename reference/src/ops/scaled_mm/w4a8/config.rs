@@ -13,7 +13,7 @@ use crate::ops::draw::{Rng, activation_bits, any_bits, e4m3, fields, small};
 use crate::ops::quant::keys::schedule_json;
 use crate::ops::schema::{CaseError, Demand, Inputs, Reader, TensorRule, finite, positive, stored};
 use crate::ops::tensors::{E4M3, F32, HALF, HALF_TYPES, I32, half, input, is, output, whole};
-use crate::ops::w8a8_fp8::{scaled_mm_convention, schedules};
+use crate::ops::w8a8_fp8::{read_convention, schedules};
 use crate::ops::{CaseConfig, Operation};
 use crate::products::schedule::{Fp8Kernel, Schedule, ScheduleChoice};
 
@@ -50,7 +50,7 @@ impl Operation for W4a8MmConfig {
     }
 
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
-        scaled_mm_convention(r)?;
+        read_convention(r)?;
         let config = Self {
             dtype: r.name("dtype", HALF_TYPES)?,
             size_m: r.size("size_m")?,
