@@ -2,6 +2,8 @@
 //!
 //! A format's behavior is its `Target` ([`super::target`]), found by the descriptor's name.
 
+use std::fmt;
+
 /// The description of a kernel format.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -47,10 +49,19 @@ pub struct Choice {
 }
 
 /// The kernel format that a conversion writes, with its option.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Format {
     descriptor: &'static Descriptor,
     chosen: usize,
+}
+
+/// The names alone: a manifest's hash of the settings is made of this text, so it must be the same in
+/// every process and not change with a help text.
+impl fmt::Debug for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let chosen = self.descriptor.choice.map(|choice| choice.values[self.chosen]);
+        f.debug_tuple("Format").field(&self.name()).field(&chosen).finish()
+    }
 }
 
 impl Format {

@@ -16,6 +16,7 @@ use marlinspike::num::scalar::ScalarType;
 use marlinspike::weight::{Groups, Table, Weight};
 use marlinspike_model::convert::parallel::Ranks;
 use marlinspike_model::convert::plan::Settings;
+use marlinspike_model::convert::settings::Format as KernelFormat;
 
 /// Compares bit for bit with the samples' recorded tensors, which vLLM's helpers made.
 #[test]
@@ -272,4 +273,16 @@ fn every_format_and_rank_unpacks_to_the_original() {
             check_model(&out, format, &weights, tp, ep);
         }
     }
+}
+
+/// A manifest's hash of the settings is made of this text: it holds names, and no help text or address,
+/// which would refuse a folder to the next process.
+#[test]
+fn the_text_of_a_format_is_its_names() {
+    let marlin = KernelFormat::from_name("marlin").unwrap();
+    assert_eq!(format!("{marlin:?}"), "Format(\"marlin\", None)");
+    let flashinfer = KernelFormat::from_name("flashinfer").unwrap();
+    let cutlass = flashinfer.with("nvfp4-backend", "FLASHINFER_CUTLASS").unwrap();
+    assert_eq!(format!("{cutlass:?}"), "Format(\"flashinfer\", Some(\"FLASHINFER_CUTLASS\"))");
+    assert_ne!(format!("{flashinfer:?}"), format!("{cutlass:?}"));
 }

@@ -83,7 +83,7 @@ pub fn markdown() -> String {
             support => {
                 let status = match support {
                     Support::RoutingOnly(reason) => {
-                        format!("routing right; the layer refused: {reason}")
+                        format!("right; quantized experts refused: {reason}")
                     }
                     _ => "right".to_owned(),
                 };
