@@ -15,6 +15,7 @@ mod golden;
 mod known_schedules;
 mod layer;
 mod layer_stages;
+mod norm_bound;
 mod nvfp4_moe;
 mod router;
 mod sum;

@@ -160,22 +160,30 @@ pub fn apply_stages(
 }
 
 /// x / √(mean of x² + ε), rounded to `ty`.
+///
+/// An implementation's mean lies between those of the smallest and of the largest magnitudes. Whatever its
+/// x, no result exceeds √n.
 fn rms_norm(x: &[Near], eps: f32, ty: ScalarType) -> Vec<Near> {
-    let n = x.len() as f64;
-    let mean = x.iter().map(|x| x.exact * x.exact).sum::<f64>() / n + f64::from(eps);
-    let moved = x.iter().map(|x| (2.0 * x.exact.abs() + x.error) * x.error).sum::<f64>() / n;
-    let rounding = (n + 6.0) * U * 1.001 * (mean + moved) + FLUSH;
-    let relative = (moved + rounding) / mean;
+    let (n, eps) = (x.len() as f64, f64::from(eps));
+    let mean_of = |size: fn(&Near) -> f64| x.iter().map(|x| size(x).powi(2)).sum::<f64>() / n + eps;
+    let gamma = (n + 6.0) * U * 1.001;
+    let mean = mean_of(|x| x.exact.abs());
+    let least = mean_of(|x| (x.exact.abs() - x.error).max(0.0)) * (1.0 - gamma) - FLUSH;
+    let most = mean_of(|x| x.magnitude()) * (1.0 + gamma) + FLUSH;
+    // The sum of squares must not overflow in f32.
+    let is_bounded = mean > 0.0 && most * n <= f64::from(f32::MAX) / 2.0;
     let root = 1.0 / mean.sqrt();
-    // From here on the sum may be zero.
-    let off = match relative < 1.0 {
-        true => (1.0 - relative).powf(-0.5) - 1.0 + 8.0 * U,
+    let off = match least > 0.0 {
+        true => ((mean / least).sqrt() - 1.0).max(1.0 - (mean / most).sqrt()) + 8.0 * U,
         false => f64::INFINITY,
     };
     let one = |x: &Near| {
+        let exact = x.exact * root;
         let error = root * (x.error * (1.0 + off) + x.exact.abs() * off);
-        let error = if error.is_nan() { f64::INFINITY } else { error };
-        Near { exact: x.exact * root, error }.within(2.0 * U).rounded(ty)
+        let largest = exact.abs() + n.sqrt() * (1.0 + gamma + 8.0 * U);
+        // `f64::min` takes the other number for NaN, which 0 · ∞ gives.
+        let error = if is_bounded { error.min(largest) } else { f64::INFINITY };
+        Near { exact, error }.within(2.0 * U).rounded(ty)
     };
     x.iter().map(one).collect()
 }
