@@ -237,7 +237,7 @@ fn router(parts: &BlockParts, module: &str, [experts, hidden]: [usize; 2]) -> Re
         dense = dense.with_bias(bias.name(), floats).map_err(&layer)?;
     }
     let router = Router::new(DenseLinear::of(name, dense));
-    Ok(router.with_f32_logits(parts.logits_are_f32).with_softcap(parts.softcap))
+    Ok(router.with_f32_logits(parts.logits_are_f32).with_softcap(parts.numbers.logit_softcap))
 }
 
 /// A matrix that is not quantized.
