@@ -22,12 +22,22 @@ pub(super) const E4M3_TYPE: ScalarType = ScalarType::FLOAT8_E4M3FN;
 pub(super) fn fp8_weight(
     tensor: &Tensor<'_>,
     scales: &[f32],
+    sizes: [usize; 2],
+) -> Result<Weight<'static>> {
+    scaled_weight(tensor, E4M3_TYPE, scales, sizes)
+}
+
+/// A matrix `[N, K]` of a file, 8-bit codes of type `ty`, with one f32 scale, or one per output feature.
+pub(super) fn scaled_weight(
+    tensor: &Tensor<'_>,
+    ty: ScalarType,
+    scales: &[f32],
     [size_n, size_k]: [usize; 2],
 ) -> Result<Weight<'static>> {
     let bits = scales.iter().map(|s| s.to_bits()).cycle().take(size_n).collect();
     Ok(Weight {
         name: tensor.name().to_owned(),
-        ty: E4M3_TYPE,
+        ty,
         codes: codes(tensor, 8, Shape::new(size_k, size_n))?,
         scales: Table::new(ScalarType::FLOAT32, 1, size_n, TableData::B32(bits))?,
         zeros: None,

@@ -7,15 +7,15 @@ pub use config::{Azp, Int8MmConfig};
 use crate::judge::OutputReport;
 use crate::judge::compare::{Elements, Rows, elements};
 use crate::judge::power::{Accepted, rejects_sample};
-use crate::num::dims::{GroupSize, Shape};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::Tensor;
 use crate::ops::bounded::{self, BoundedProduct, every_bit};
 use crate::ops::case::Case;
-use crate::ops::computation::{Computation, Expected, Form, Mistake, bitwise, codes, known};
+use crate::ops::computation::{Computation, Expected, Form, Mistake, bitwise, known};
 use crate::ops::tensors::half;
+use crate::ops::w8a8_fp8::scaled_weight;
 use crate::products::{Bounded, Int8Epilogue, Int8Product};
-use crate::weight::{Groups, Table, TableData, Weight};
+use crate::weight::{Table, TableData, Weight};
 use crate::{Error, Result};
 
 /// Number of rows on which a missing half of k is tested.
@@ -25,19 +25,9 @@ const SAMPLE_ROWS: usize = 2;
 pub(super) fn int8_weight(
     tensor: &Tensor<'_>,
     scales: &[f32],
-    [size_n, size_k]: [usize; 2],
+    sizes: [usize; 2],
 ) -> Result<Weight<'static>> {
-    let bits = scales.iter().map(|s| s.to_bits()).cycle().take(size_n).collect();
-    Ok(Weight {
-        name: tensor.name().to_owned(),
-        ty: ScalarType::INT8,
-        codes: codes(tensor, 8, Shape::new(size_k, size_n))?,
-        scales: Table::new(ScalarType::FLOAT32, 1, size_n, TableData::B32(bits))?,
-        zeros: None,
-        groups: Groups::Uniform(GroupSize::Channel),
-        global_scale: None,
-        bias: None,
-    })
+    scaled_weight(tensor, ScalarType::INT8, scales, sizes)
 }
 
 /// How the zero points enter the sum.

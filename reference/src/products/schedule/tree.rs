@@ -108,8 +108,8 @@ impl Schedule {
     }
 
     /// The schedule of one rank's sum in version 2. `weight` holds the rows [`Split::rows`] of the
-    /// model's weight. With several ranks the output is the rank's f32 sum, without scale, bias, router
-    /// weight or rounding, for [`Schedule::add_ranks`].
+    /// model's weight. The output is the rank's f32 sum, without scale, bias, router weight or rounding,
+    /// for [`Schedule::add_ranks`], also for a single rank.
     ///
     /// # Errors
     /// As [`Schedule::canonical`]; [`Error::Shape`] for a weight of another K. With several ranks,
@@ -126,21 +126,18 @@ impl Schedule {
             let expected = format!("[{rows}, {}], 1 / {} of K", shape.size_n, split.ranks);
             return Err(Error::shape(&weight.name, &[shape.size_k, shape.size_n], expected));
         }
-        let mut part = Self::canonical(weight, dtype, input)?.with_leaves(split);
-        if split.ranks == 1 {
-            return Ok(part);
-        }
         let whole = "the whole K on each rank";
-        if matches!(weight.groups, Groups::Indexed { .. }) {
+        if split.ranks > 1 && matches!(weight.groups, Groups::Indexed { .. }) {
             return Err(Error::unsupported(
                 format!("{}: act-order over ranks", weight.name),
                 whole,
             ));
         }
-        if input == ScalarType::INT8 && weight.scales.rows() > 1 {
+        if split.ranks > 1 && input == ScalarType::INT8 && weight.scales.rows() > 1 {
             let what = format!("{}: int8 activations with group scales over ranks", weight.name);
             return Err(Error::unsupported(what, whole));
         }
+        let mut part = Self::canonical(weight, dtype, input)?.with_leaves(split);
         part.epilogue = vec![step(StepOp::Round, F32)];
         Ok(part)
     }
