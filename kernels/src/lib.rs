@@ -69,6 +69,7 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
     "block_max"
     "chunk_sums"
     "cluster"
+    "cut"
     "depend"
     "dequantize"
     "formats/a8"

@@ -13,6 +13,8 @@ use cudarc::driver::{
     },
 };
 
+use marlinspike::products::schedule;
+
 use crate::{
     device::Device,
     error::AccelError,
@@ -86,7 +88,26 @@ pub(crate) struct Activation {
     pub(crate) up_shift: f32,
 }
 
+/// `Cut` of `cut.cuh`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Cut {
+    chunk_k: u32,
+    leaf_k: u32,
+    leaf_chunks: u32,
+}
+
+impl From<schedule::Cut> for Cut {
+    /// Of a K below 2^31.
+    fn from(cut: schedule::Cut) -> Self {
+        let [chunk_k, leaf_k, leaf_chunks] =
+            [cut.chunk, cut.leaf, cut.leaf_chunks()].map(|number| number as u32);
+        Self { chunk_k, leaf_k, leaf_chunks }
+    }
+}
+
 const _: () = assert!(size_of::<Routing>() == 48 && size_of::<Activation>() == 32);
+const _: () = assert!(size_of::<Cut>() == 12);
 
 /// The arguments of an entry point, in its order and of its types. Declared by [`arguments!`]; a test compares
 /// [`SIZES`](Self::SIZES) with the compiled kernels.

@@ -13,7 +13,9 @@ use super::{
     activation::activate_on_device,
     align::{DeviceBlocks, Runs, align_on_device},
     check,
-    gemm::{Entries, Experts, MOE as ROW, MarlinWeight, Routed, Tiling, is_fusible, launch},
+    gemm::{
+        Entries, Experts, MOE as ROW, MarlinWeight, Output, Routed, Tiling, is_fusible, launch,
+    },
     gemm_a8::{RowsA8, moe_marlin_gemm_a8},
     permute::permute_on_device,
     quantize::quantize_on_device,
@@ -106,9 +108,9 @@ impl Product {
                 (Some(perm), Some(ordered)) => {
                     permute_on_device(device, x, perm, routing, experts.top_k, ordered)?;
                     let experts = Experts { top_k: 1, ..experts };
-                    launch(device, ordered, weight, out, *tiling, Some(experts))
+                    launch(device, ordered, weight, Output::Halves(out), *tiling, Some(experts))
                 }
-                _ => launch(device, x, weight, out, *tiling, Some(experts)),
+                _ => launch(device, x, weight, Output::Halves(out), *tiling, Some(experts)),
             },
             Self::Bits8 { codes, scales } => {
                 let Entries::Blocks(blocks) = experts.entries else {

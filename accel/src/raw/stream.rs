@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError};
 
-/// A stream with the memory through which its kernels hand totals of split tiles from one thread block to the next.
+/// A stream with the memory where its kernels keep totals of tiles: those that wait for other parts of k, and those that
+/// one thread block hands to the next.
 /// Kernels of one stream run one after another; those of two streams would need two such memories, so it is the
 /// stream's.
 pub(crate) struct Stream {
@@ -12,11 +13,11 @@ pub(crate) struct Stream {
     split_totals: Option<SplitTotals>,
 }
 
-/// Memory for totals of tiles that thread blocks share. It is allocated with the stream, 13 MB on an H200, since the
-/// first product that needs it may be part of a recording, when no memory can be allocated.
+/// Memory for totals of tiles. It is allocated with the stream, 52 MB on an H200, since the first product that needs it
+/// may be part of a recording, when no memory can be allocated.
 #[derive(Debug)]
 pub(crate) struct SplitTotals {
-    /// `[thread blocks, MOST_TILE_TOTALS]`
+    /// `[thread blocks, TOTALS_PLACES, MOST_TILE_TOTALS]`
     totals: CudaSlice<f32>,
     /// `[thread blocks, MOST_TILE_WARPS]`: 1 while totals wait to be read, else 0.
     ready: CudaSlice<u32>,
@@ -24,6 +25,8 @@ pub(crate) struct SplitTotals {
 
 /// Outputs of a tile at most.
 pub(crate) const MOST_TILE_TOTALS: usize = 192 * 128;
+/// Places for the totals of a thread block's tiles.
+pub(crate) const TOTALS_PLACES: usize = 4;
 /// Warps that compute a tile at most.
 pub(crate) const MOST_TILE_WARPS: usize = 12;
 
@@ -43,7 +46,7 @@ impl Stream {
         let split_totals = match split_blocks {
             0 => None,
             _ => Some(SplitTotals {
-                totals: cuda.alloc_zeros(split_blocks * MOST_TILE_TOTALS)?,
+                totals: cuda.alloc_zeros(split_blocks * TOTALS_PLACES * MOST_TILE_TOTALS)?,
                 ready: cuda.alloc_zeros(split_blocks * MOST_TILE_WARPS)?,
             }),
         };

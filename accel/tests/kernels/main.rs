@@ -14,6 +14,7 @@ mod limits;
 mod moe;
 mod nvrtc;
 mod quantize;
+mod ranks;
 mod repack;
 
 #[path = "../common/mod.rs"]

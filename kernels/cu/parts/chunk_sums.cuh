@@ -12,7 +12,7 @@
 // the tile.
 struct ChunkSums {
     unsigned memory;  // of the thread block
-    unsigned chunks, rows, team, warp_n, lane;
+    unsigned chunks, run, rows, team, warp_n, lane;
 
     // Prepares the barrier for pushed sums; every rank does so before any pushes.
     static __device__ __forceinline__ void prepare(unsigned memory) {
@@ -95,12 +95,37 @@ struct ChunkSums {
                 of_chunk[c] = RANKS > 1 ? load_from_rank(of_rank(from, c / TEAMS)) : load_shared(from);
             }
         }
+        return added(of_chunk);
+    }
+
+    // The sum of the chunks' sums, in the order of the cut. What stands beyond the last chunk is not used.
+    __device__ __forceinline__ float2 added(float2 (&of_chunk)[CHUNKS]) const {
         float2 sum = of_chunk[0];
+        if (run == 2) {
+            // A power of two of chunks, or one.
+#pragma unroll
+            for (unsigned step = 1; step < CHUNKS; step *= 2) {
+#pragma unroll
+                for (unsigned c = 0; c + step < CHUNKS; c += 2 * step) {
+                    float2 &left = of_chunk[c];
+                    const float2 right = of_chunk[c + step];
+                    left.x = c + step < chunks ? __fadd_rn(left.x, right.x) : left.x;
+                    left.y = c + step < chunks ? __fadd_rn(left.y, right.y) : left.y;
+                }
+            }
+            return of_chunk[0];
+        }
+        // Other runs are all chunks or half of them.
+        float2 second = of_chunk[0];
 #pragma unroll
         for (unsigned c = 1; c < CHUNKS; ++c) {
-            sum.x = c < chunks ? __fadd_rn(sum.x, of_chunk[c].x) : sum.x;
-            sum.y = c < chunks ? __fadd_rn(sum.y, of_chunk[c].y) : sum.y;
+            sum.x = c < run ? __fadd_rn(sum.x, of_chunk[c].x) : sum.x;
+            sum.y = c < run ? __fadd_rn(sum.y, of_chunk[c].y) : sum.y;
+            if (c >= run && c < chunks) {
+                second.x = c == run ? of_chunk[c].x : __fadd_rn(second.x, of_chunk[c].x);
+                second.y = c == run ? of_chunk[c].y : __fadd_rn(second.y, of_chunk[c].y);
+            }
         }
-        return sum;
+        return chunks > run ? make_float2(__fadd_rn(sum.x, second.x), __fadd_rn(sum.y, second.y)) : sum;
     }
 };

@@ -29,5 +29,7 @@ constexpr unsigned EMPTY_AT = FULL_AT + STAGES * 8;
 constexpr unsigned PIECES_AT = (EMPTY_AT + STAGES * 8 + 15) / 16 * 16;
 constexpr unsigned ROW_WEIGHTS_AT = PIECES_AT + STAGES * 16;
 constexpr unsigned SHARED_BYTES = ROW_WEIGHTS_AT + STAGES * ROW_WEIGHT_BYTES;
-// Floats of a tile's totals that one thread block hands to the next.
+// Floats of a tile's totals.
 constexpr unsigned TILE_TOTALS = ROWS * N_TILE;
+// Places for the totals of a thread block: two that wait within a tile, two that it hands to the next thread block.
+constexpr unsigned TOTALS_PLACES = 4;

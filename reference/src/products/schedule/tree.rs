@@ -82,6 +82,60 @@ impl Split {
     }
 }
 
+/// How a canonical schedule cuts k: into leaves of equal length, and each leaf into chunks of equal
+/// length, the last of which ends with the leaf.
+///
+/// Chunks of a leaf are added in ascending order, and leaves by a balanced tree. Kernels take these
+/// numbers as they are.
+///
+/// ```
+/// use marlinspike::products::schedule::{Cut, Split};
+///
+/// let cut = Cut::version_1(14336);
+/// assert_eq!((cut.leaf, cut.chunk, cut.chunks()), (14336, 1792, 8));
+/// // Half of 11008 k: two of its four leaves, of two chunks each.
+/// let cut = Cut::version_2(Split::new(11008, 1, 2)?);
+/// assert_eq!((cut.size_k, cut.leaf, cut.chunk, cut.chunks()), (5504, 2752, 1408, 4));
+/// # Ok::<(), marlinspike::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Cut {
+    /// k of the product: all leaves.
+    pub size_k: usize,
+    /// k of a leaf.
+    pub leaf: usize,
+    /// k of a chunk, at most a leaf's.
+    pub chunk: usize,
+}
+
+impl Cut {
+    /// Version 1: one leaf.
+    pub const fn version_1(size_k: usize) -> Self {
+        let chunk = Schedule::canonical_chunk(size_k);
+        Self { size_k, leaf: size_k, chunk: if chunk < size_k { chunk } else { size_k } }
+    }
+
+    /// Version 2, for the rows of k that a rank holds.
+    pub const fn version_2(split: Split) -> Self {
+        let leaves = Schedule::canonical_leaves(split.size_k);
+        let leaf = split.size_k / leaves;
+        let most = Schedule::CANONICAL_CHUNKS / leaves;
+        let chunk = if most == 1 { leaf } else { chunk_length(leaf, most) };
+        let chunk = if chunk < leaf { chunk } else { leaf };
+        Self { size_k: split.size_k / split.ranks, leaf, chunk }
+    }
+
+    /// Chunks of a leaf.
+    pub const fn leaf_chunks(self) -> usize {
+        self.leaf.div_ceil(self.chunk)
+    }
+
+    /// Chunks of the product.
+    pub const fn chunks(self) -> usize {
+        self.size_k / self.leaf * self.leaf_chunks()
+    }
+}
+
 impl Schedule {
     /// P, the leaves of version 2 of the canonical schedule: the largest of 8, 4, 2 and 1 whose leaves
     /// are multiples of 64 k and have at least 128.
@@ -144,13 +198,11 @@ impl Schedule {
 
     /// `self`, canonical, with the leaves of a rank.
     fn with_leaves(mut self, split: Split) -> Self {
-        let leaves = Self::canonical_leaves(split.size_k);
-        if leaves == 1 {
+        if Self::canonical_leaves(split.size_k) == 1 {
             return self;
         }
-        let (leaf, size_k) = (split.size_k / leaves, split.rows().len());
-        let most = Self::CANONICAL_CHUNKS / leaves;
-        let chunk = if most == 1 { leaf } else { chunk_length(leaf, most).min(leaf) };
+        let cut = Cut::version_2(split);
+        let Cut { size_k, leaf, chunk } = cut;
         self.chunks = match leaf.is_multiple_of(chunk) {
             true => Chunks::Size(chunk),
             false => {
@@ -159,7 +211,7 @@ impl Schedule {
                 Chunks::Boundaries(all.filter(|&k| k > 0).collect())
             }
         };
-        self.leaf_chunks = (chunk < leaf).then(|| leaf.div_ceil(chunk));
+        self.leaf_chunks = (chunk < leaf).then(|| cut.leaf_chunks());
         self.chunk_sum = Sum { order: Order::Pairwise, ty: F32 };
         self
     }
