@@ -51,8 +51,8 @@
 // N / 2 a multiple of 64.
 //
 // Launch: a 1-D grid of RANKS thread blocks for each N_TILE columns of each block of rows that there may
-// be; THREADS threads and the shared memory of gemm_sizes.cuh. K is a multiple of 64, chunk_k and leaf_k
-// too; the cut has at most TEAMS * RANKS chunks.
+// be; THREADS threads and the shared memory of gemm_sizes.cuh. K and all chunks are multiples of 64; there
+// are at most TEAMS * RANKS chunks.
 
 #include "chunk_sums.cuh"
 #include "dequantize.cuh"
@@ -193,9 +193,9 @@ __device__ __forceinline__ void compute_tile(const Operands &p, const Thread &th
         ChunkSums::prepare(shared_address(memory));
     }
     // This team's chunk of k: empty where K has fewer chunks.
-    const unsigned chunks = p.cut.chunks(p.size_k), own_chunk = thread.rank * TEAMS + thread.team;
-    const unsigned begin = p.cut.begin(min(own_chunk, chunks));
-    const unsigned stages = own_chunk < chunks ? (p.cut.end(own_chunk) - begin) / STAGE_K : 0;
+    const unsigned chunks = p.cut.chunks, own_chunk = thread.rank * TEAMS + thread.team;
+    const unsigned begin = p.cut.begins[min(own_chunk, chunks)];
+    const unsigned stages = (p.cut.begins[min(own_chunk + 1, chunks)] - begin) / STAGE_K;
     const unsigned ring = shared_address(memory) + thread.team * RING_BYTES;
 
     // No kernel writes weights, but x may be the previous kernel's output.
@@ -292,7 +292,7 @@ __device__ __forceinline__ void compute_tile(const Operands &p, const Thread &th
     }
 
     const unsigned rows = rows_of_block.count(p.size_m, thread.lane);
-    const ChunkSums sums = {shared_address(memory), chunks,        p.cut.run(), rows,
+    const ChunkSums sums = {shared_address(memory), chunks,        p.cut.run, rows,
                             thread.team,            thread.warp_n, thread.lane};
     if constexpr (PUSHES_SUMS) {
         sums.push(sum, own_chunk);
@@ -323,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) CLUSTER
                 unsigned size_m,
                 unsigned size_n,
                 unsigned size_k,
-                const Cut cut,
+                const __grid_constant__ Cut cut,
                 unsigned group_size,
                 // With experts:
                 const Routing routing,

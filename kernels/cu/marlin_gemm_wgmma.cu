@@ -23,14 +23,15 @@
 //   IS_BF16, CODES, SCALES, GROUPS, HAS_G_IDX  as in marlin_gemm.cu; HAS_G_IDX is 0
 //   IS_MOE   0 or 1: experts
 //   IS_PART  0 or 1: f32 sums of a rank's part of k, without experts
+//   WAITS    0 or 1: totals of runs wait for other runs (cut.cuh): more runs than one
 //   WARPS    8 or 12 warps of consumers
 //   COLUMNS  16 or 32: columns that a warp computes
 //   ROWS     a multiple of 16 from 16 to 192 for which registers are left
 //   STAGES   stages of the ring
 //
 // Launch: thread blocks of THREADS threads, no more than run at once, so that one can wait for the totals of the
-// one before it; SHARED_BYTES of dynamic shared memory (wgmma_sizes.cuh). K is a multiple of 64,
-// chunk_k and leaf_k too, N of 64, M * K below 2^35.
+// one before it; SHARED_BYTES of dynamic shared memory (wgmma_sizes.cuh). K and all chunks are
+// multiples of 64, N too; M * K is below 2^35.
 
 #include "depend.cuh"
 #include "dequantize.cuh"
@@ -38,6 +39,7 @@
 #include "mma.cuh"
 #include "wgmma.cuh"
 #include "wgmma_ring.cuh"
+#include "wgmma_totals.cuh"
 
 // Products that a warpgroup issues at once. While they run, the weights of the next batch are dequantized to the
 // other of two buffers: a stage has an even number of batches.
@@ -73,87 +75,6 @@ __device__ __forceinline__ void load_group(Group &group, const WarpColumns &warp
     }
 }
 
-// A warp's totals of runs that wait for the run behind them, in global memory. Like the ones of a binary counter, as
-// many wait as the index of the next run has ones: two at most. Totals that a thread block hands to the one after it
-// have places of their own, since it goes on to other tiles.
-struct WaitingTotals {
-    float4 *own, *from;    // level 0: of this piece; handed over by the thread block before
-    unsigned *ready;       // whether this thread block's have been handed over: 1 while they wait to be read, else 0
-    unsigned *from_ready;  // whether those of the one before have
-    unsigned inherited;    // levels that still lie there
-
-    static constexpr unsigned LEVEL = FRAGMENTS * ROWS / 8 * 32;  // pieces of 16 bytes
-    static constexpr unsigned LEVELS = TOTALS_PLACES / 2;
-
-    __device__ WaitingTotals(const Product &p, const Piece &piece, unsigned chunks) {
-        const unsigned warp = (threadIdx.x - PRODUCERS) / 32, run = p.cut.run();
-        const auto of_block = [&](unsigned block, bool handed_over) {
-            return p.totals + (static_cast<size_t>(block) * WARPS + warp) * (TOTALS_PLACES * LEVEL) +
-                   handed_over * (LEVELS * LEVEL) + threadIdx.x % 32;
-        };
-        own = of_block(blockIdx.x, piece.end < chunks);
-        ready = p.totals_ready + blockIdx.x * WARPS + warp;
-        // Those of whole runs, and that of a run that another thread block began.
-        inherited = __popc(piece.begin / run) + (piece.begin % run > 0);
-        from = of_block(blockIdx.x - (inherited > 0), true);
-        from_ready = ready - (inherited > 0) * WARPS;
-    }
-
-    __device__ __forceinline__ void push(unsigned level, const float (&total)[FRAGMENTS][ROWS / 2]) const {
-        float4 *to = own + level * LEVEL;
-#pragma unroll
-        for (int j = 0; j < FRAGMENTS; ++j) {
-#pragma unroll
-            for (int i = 0; i < ROWS / 2; i += 4) {
-                __stcg(to + (j * (ROWS / 2) + i) / 4 * 32,
-                       make_float4(total[j][i], total[j][i + 1], total[j][i + 2], total[j][i + 3]));
-            }
-        }
-    }
-
-    // Adds the highest level, which is `level`, to the totals.
-    __device__ __forceinline__ void pop(unsigned level, float (&total)[FRAGMENTS][ROWS / 2]) {
-        const float4 *waiting = own;
-        if (level < inherited) {
-            waiting = from;
-            inherited = level;
-        }
-        waiting += level * LEVEL;
-#pragma unroll
-        for (int j = 0; j < FRAGMENTS; ++j) {
-#pragma unroll
-            for (int i = 0; i < ROWS / 2; i += 4) {
-                const float4 four = __ldcg(waiting + (j * (ROWS / 2) + i) / 4 * 32);
-                total[j][i] = __fadd_rn(four.x, total[j][i]);
-                total[j][i + 1] = __fadd_rn(four.y, total[j][i + 1]);
-                total[j][i + 2] = __fadd_rn(four.z, total[j][i + 2]);
-                total[j][i + 3] = __fadd_rn(four.w, total[j][i + 3]);
-            }
-        }
-    }
-
-    __device__ __forceinline__ void hand_over() const {
-        __threadfence();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) {
-            store_release(ready, 1);
-        }
-    }
-
-    // Waits for the thread block before.
-    __device__ __forceinline__ void take_over() const {
-        // The whole warp waits. If only one lane did, the compiler would assume that lanes leave later loops one by one,
-        // and would keep matrix addresses in per-lane registers.
-        while (__any_sync(~0u, load_acquire(from_ready) == 0)) {
-        }
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) {
-            // Restored for the next product.
-            *from_ready = 0;
-        }
-    }
-};
-
 __device__ __forceinline__ void clear(float (&total)[FRAGMENTS][ROWS / 2]) {
     // -0 + s is s, also where s is -0.
 #pragma unroll
@@ -168,8 +89,16 @@ __device__ __forceinline__ void clear(float (&total)[FRAGMENTS][ROWS / 2]) {
 // After chunk next - 1: adds the totals of runs that waited for its run, if that is complete, and has the sum wait if
 // other runs follow.
 __device__ __forceinline__ void end_chunk(const Product &p, const Piece &piece, unsigned next, unsigned chunks,
-                                          WaitingTotals &waiting, float (&total)[FRAGMENTS][ROWS / 2]) {
-    const unsigned run = p.cut.run(), index = (next - 1) / run;
+                                          unsigned char *memory, WaitingTotals &waiting,
+                                          float (&total)[FRAGMENTS][ROWS / 2]) {
+    if constexpr (!WAITS) {
+        // One run.
+        if (next == piece.end && next < chunks) {
+            waiting.push(0, memory, total);
+        }
+        return;
+    }
+    const unsigned run = p.cut.run, index = (next - 1) / run;
     const bool is_complete = next % run == 0 || next == chunks;
     if (!is_complete && next != piece.end) {
         return;
@@ -177,11 +106,11 @@ __device__ __forceinline__ void end_chunk(const Product &p, const Piece &piece, 
     unsigned level = __popc(index);
     if (is_complete) {
         for (unsigned ones = index; ones & 1; ones >>= 1) {
-            waiting.pop(--level, total);
+            waiting.pop(--level, memory, total);
         }
     }
     if (next < chunks) {
-        waiting.push(level, total);
+        waiting.push(level, memory, total);
         clear(total);
     }
 }
@@ -190,7 +119,7 @@ __device__ __forceinline__ void end_chunk(const Product &p, const Piece &piece, 
 // before if it is the tile's last.
 template <class Group>
 __device__ __forceinline__ void add_chunks(const Product &p, const WarpColumns &warp, const Piece &piece,
-                                           unsigned memory, const unsigned char *pointer,
+                                           unsigned memory, unsigned char *pointer,
                                            Group &group, Place &place, unsigned chunks, WaitingTotals &waiting,
                                            float (&total)[FRAGMENTS][ROWS / 2]) {
     float sum[FRAGMENTS][ROWS / 2];
@@ -198,7 +127,7 @@ __device__ __forceinline__ void add_chunks(const Product &p, const WarpColumns &
     const unsigned weights_at = WEIGHTS_AT + warp.warp_n / 64 * (TILE_PIECES * 16) +
                                 warp.lane * (BITS * 4) + warp.part * (BITS * COLUMNS / 16);
     for (unsigned chunk = piece.begin; chunk < piece.end; ++chunk) {
-        const unsigned stages = (p.cut.end(chunk) - p.cut.begin(chunk)) / STAGE_K;
+        const unsigned stages = (p.cut.begins[chunk + 1] - p.cut.begins[chunk]) / STAGE_K;
         for (unsigned stage = 0; stage < stages; ++stage) {
             const unsigned slot = place.slot;
             barrier_wait(memory + FULL_AT + slot * 8, place.phase);
@@ -247,7 +176,7 @@ __device__ __forceinline__ void add_chunks(const Product &p, const WarpColumns &
                 total[j][i] = __fadd_rn(total[j][i], sum[j][i]);
             }
         }
-        end_chunk(p, piece, chunk + 1, chunks, waiting, total);
+        end_chunk(p, piece, chunk + 1, chunks, pointer, waiting, total);
     }
 }
 
@@ -312,7 +241,7 @@ __device__ __forceinline__ void write_tile(const Product &p, const TensorMap &y_
         wait_for_stores();
     }
     warpgroup_sync(warp.warp_n / WARPGROUP_N);
-    const unsigned box = memory + Y_AT + warp.warp_n / 64 * BOX_BYTES;
+    const unsigned box = memory + Y_AT + warp.warp_n / 64 * BOX_STEP;
 #pragma unroll
     for (int first = 0; first < ROWS; first += 16) {
         // The router weights of the lane's four rows.
@@ -351,7 +280,7 @@ __device__ __forceinline__ void write_tile(const Product &p, const TensorMap &y_
     if (is_writer) {
 #pragma unroll
         for (unsigned n = 0; n < WARPGROUP_N; n += 64) {
-            store_box(y_map, piece.n0 + group_n + n, piece.row, box + n / 64 * BOX_BYTES);
+            store_box(y_map, piece.n0 + group_n + n, piece.row, box + n / 64 * BOX_STEP);
         }
         commit_stores();
     }
@@ -410,16 +339,16 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
         clear(total);
         WaitingTotals waiting(p, piece, chunks);
         if (piece.begin > 0) {
-            waiting.take_over();
-            if (piece.begin % p.cut.run() > 0) {
-                waiting.pop(waiting.inherited - 1, total);
+            waiting.take_over(p);
+            if (!WAITS || piece.begin % p.cut.run > 0) {
+                waiting.pop(WAITS ? waiting.inherited - 1 : 0, pointer, total);
             }
         }
         RowWeights row_weights;
         row_weights.load(p, pointer + ROW_WEIGHTS_AT + place.slot * ROW_WEIGHT_BYTES, warp.lane);
         add_chunks(p, warp, piece, memory, pointer, group, place, chunks, waiting, total);
         if (piece.end < chunks) {
-            waiting.hand_over();
+            waiting.hand_over(p);
         } else if constexpr (IS_PART) {
             write_part(p, warp, piece, total);
         } else {
@@ -439,7 +368,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         unsigned size_m,
         unsigned size_n,
         unsigned size_k,
-        const Cut cut,
+        const __grid_constant__ Cut cut,
         unsigned group_size,
         unsigned raster,
         float4 *__restrict__ totals,

@@ -93,6 +93,7 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
     "wgmma"
     "wgmma_ring"
     "wgmma_sizes"
+    "wgmma_totals"
 );
 
 /// Every CUDA source, sorted by name.

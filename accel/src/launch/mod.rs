@@ -13,7 +13,7 @@ use cudarc::driver::{
     },
 };
 
-use marlinspike::products::schedule;
+use marlinspike::products::schedule::{self, Schedule};
 
 use crate::{
     device::Device,
@@ -92,22 +92,28 @@ pub(crate) struct Activation {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Cut {
-    chunk_k: u32,
-    leaf_k: u32,
-    leaf_chunks: u32,
+    begins: [u32; Self::MOST_CHUNKS + 1],
+    chunks: u32,
+    run: u32,
+}
+
+impl Cut {
+    const MOST_CHUNKS: usize = Schedule::CANONICAL_CHUNKS;
 }
 
 impl From<schedule::Cut> for Cut {
     /// Of a K below 2^31.
     fn from(cut: schedule::Cut) -> Self {
-        let [chunk_k, leaf_k, leaf_chunks] =
-            [cut.chunk, cut.leaf, cut.leaf_chunks()].map(|number| number as u32);
-        Self { chunk_k, leaf_k, leaf_chunks }
+        let mut begins = [cut.size_k as u32; Self::MOST_CHUNKS + 1];
+        for (to, begin) in begins.iter_mut().zip(cut.begins()) {
+            *to = begin as u32;
+        }
+        Self { begins, chunks: cut.chunks() as u32, run: cut.leaf_chunks().max(2) as u32 }
     }
 }
 
 const _: () = assert!(size_of::<Routing>() == 48 && size_of::<Activation>() == 32);
-const _: () = assert!(size_of::<Cut>() == 12);
+const _: () = assert!(size_of::<Cut>() == 44);
 
 /// The arguments of an entry point, in its order and of its types. Declared by [`arguments!`]; a test compares
 /// [`SIZES`](Self::SIZES) with the compiled kernels.

@@ -13,7 +13,7 @@ pub(crate) struct Stream {
     split_totals: Option<SplitTotals>,
 }
 
-/// Memory for totals of tiles. It is allocated with the stream, 52 MB on an H200, since the first product that needs it
+/// Memory for totals of tiles. It is allocated with the stream, 39 MB on an H200, since the first product that needs it
 /// may be part of a recording, when no memory can be allocated.
 #[derive(Debug)]
 pub(crate) struct SplitTotals {
@@ -26,7 +26,7 @@ pub(crate) struct SplitTotals {
 /// Outputs of a tile at most.
 pub(crate) const MOST_TILE_TOTALS: usize = 192 * 128;
 /// Places for the totals of a thread block's tiles.
-pub(crate) const TOTALS_PLACES: usize = 4;
+pub(crate) const TOTALS_PLACES: usize = 3;
 /// Warps that compute a tile at most.
 pub(crate) const MOST_TILE_WARPS: usize = 12;
 

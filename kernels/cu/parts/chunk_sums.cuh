@@ -101,8 +101,16 @@ struct ChunkSums {
     // The sum of the chunks' sums, in the order of the cut. What stands beyond the last chunk is not used.
     __device__ __forceinline__ float2 added(float2 (&of_chunk)[CHUNKS]) const {
         float2 sum = of_chunk[0];
+        if (run >= chunks) {
+#pragma unroll
+            for (unsigned c = 1; c < CHUNKS; ++c) {
+                sum.x = c < chunks ? __fadd_rn(sum.x, of_chunk[c].x) : sum.x;
+                sum.y = c < chunks ? __fadd_rn(sum.y, of_chunk[c].y) : sum.y;
+            }
+            return sum;
+        }
         if (run == 2) {
-            // A power of two of chunks, or one.
+            // Two, four or eight chunks.
 #pragma unroll
             for (unsigned step = 1; step < CHUNKS; step *= 2) {
 #pragma unroll
@@ -115,17 +123,17 @@ struct ChunkSums {
             }
             return of_chunk[0];
         }
-        // Other runs are all chunks or half of them.
+        // Two runs.
         float2 second = of_chunk[0];
 #pragma unroll
         for (unsigned c = 1; c < CHUNKS; ++c) {
-            sum.x = c < run ? __fadd_rn(sum.x, of_chunk[c].x) : sum.x;
-            sum.y = c < run ? __fadd_rn(sum.y, of_chunk[c].y) : sum.y;
-            if (c >= run && c < chunks) {
-                second.x = c == run ? of_chunk[c].x : __fadd_rn(second.x, of_chunk[c].x);
-                second.y = c == run ? of_chunk[c].y : __fadd_rn(second.y, of_chunk[c].y);
-            }
+            const float2 next = of_chunk[c];
+            sum.x = c < run ? __fadd_rn(sum.x, next.x) : sum.x;
+            sum.y = c < run ? __fadd_rn(sum.y, next.y) : sum.y;
+            // Up to the second run's first chunk, what is added does not count.
+            second.x = c <= run ? next.x : c < chunks ? __fadd_rn(second.x, next.x) : second.x;
+            second.y = c <= run ? next.y : c < chunks ? __fadd_rn(second.y, next.y) : second.y;
         }
-        return chunks > run ? make_float2(__fadd_rn(sum.x, second.x), __fadd_rn(sum.y, second.y)) : sum;
+        return make_float2(__fadd_rn(sum.x, second.x), __fadd_rn(sum.y, second.y));
     }
 };

@@ -15,7 +15,7 @@ struct Operands {
     const unsigned short *x;
     void *y;
     unsigned size_m, size_n, size_k, group_size;
-    Cut cut;
+    const Cut &cut;
 
     // Advances to the weight of an expert.
     __device__ __forceinline__ void select(size_t expert) {

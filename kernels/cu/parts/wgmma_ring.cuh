@@ -23,7 +23,7 @@ struct Product {
     const unsigned short *bias;
     const float *global_scale;
     unsigned size_m, size_n, size_k, group_size;
-    Cut cut;
+    const Cut &cut;
     unsigned raster;
     float4 *totals;
     unsigned *totals_ready;
@@ -48,7 +48,7 @@ struct Product {
         return blocks * ((size_n + N_TILE - 1) / N_TILE);
     }
 
-    __device__ unsigned chunks() const { return cut.chunks(size_k); }
+    __device__ unsigned chunks() const { return cut.chunks; }
 
     // All of tile `index`. Tiles are numbered by groups of `raster` blocks of rows, through all columns of a group.
     __device__ Piece tile(unsigned index, unsigned blocks) const {
@@ -72,14 +72,14 @@ class Share {
 
    public:
     __device__ explicit Share(const Product &p) : blocks(p.blocks()) {
-        const unsigned chunks = p.chunks(), unit = p.cut.leaf_chunks <= 2 && chunks > 1 ? 2 : 1;
+        const unsigned chunks = p.chunks(), unit = p.cut.run == 2 && chunks > 1 ? 2 : 1;
         const unsigned tiles = p.tiles(blocks), units = chunks / unit, index = blockIdx.x;
         const unsigned left = tiles % gridDim.x;
         rounds = tiles / gridDim.x + (index < left);
         head = whole = tail = from = part_end = 0;
         const unsigned most = (left * units + gridDim.x - 1) / gridDim.x;
         // Handing totals over takes the time of some stages.
-        if (tiles > gridDim.x && left > 0 && (units - most) * unit * (p.cut.chunk_k / STAGE_K) > SPLIT_STAGES) {
+        if (tiles > gridDim.x && left > 0 && (units - most) * unit * (p.cut.begins[1] / STAGE_K) > SPLIT_STAGES) {
             rounds = tiles / gridDim.x - 1;
             const unsigned first = rounds * gridDim.x;
             // Fewer than 2^32 for up to 2^14 thread blocks.
@@ -205,8 +205,8 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
         if (piece.expert < 0) {
             continue;
         }
-        const unsigned begin = p.cut.begin(piece.begin);
-        const unsigned stages = (p.cut.begin(piece.end) - begin) / STAGE_K;
+        const unsigned begin = p.cut.begins[piece.begin];
+        const unsigned stages = (p.cut.begins[piece.end] - begin) / STAGE_K;
         PieceStream stream(p, piece, begin, part, weight_step);
         const unsigned bytes = stream.stage_bytes();
         for (unsigned stage = 0; stage < stages; ++stage) {

@@ -2,7 +2,7 @@
 
 use super::{
     MarlinWeight, Output, checks,
-    plan::{ManyRows, parameters, variants},
+    plan::{ManyRows, Waits, parameters, variants},
 };
 use crate::{
     device::{Device, failed},
@@ -182,7 +182,8 @@ fn launch(
     let row = if experts.is_some() { &MOE } else { &ROW };
     let (shape, form) = (weight.shape(), weight.form());
     plan.validate(row, device, form)?;
-    let sizes = plan.sizes(form)?;
+    let waits = Waits::new(weight.cut());
+    let sizes = plan.sizes(form, waits)?;
     let rows = experts.map_or(size_m, |(blocks, _)| blocks.places());
     let blocks_of_rows = rows.div_ceil(plan.rows as usize);
     let tiles = blocks_of_rows.saturating_mul(shape.size_n.div_ceil(sizes.n_tile as usize));
@@ -244,5 +245,5 @@ fn launch(
         shared_bytes: sizes.shared_bytes(is_moe),
     };
     let kernel = if experts.is_some() { &MOE_KERNEL } else { &KERNEL };
-    kernel.launch(device, &parameters(weight.dtype(), form, product, plan)?, grid, arguments)
+    kernel.launch(device, &parameters(weight.dtype(), form, product, plan, waits)?, grid, arguments)
 }

@@ -67,7 +67,7 @@ pub(crate) static ROW: Row = Row {
         ),
         Mutant::new(
             "chunks added from the last to the second",
-            "sum.x = c < run ? __fadd_rn(sum.x, of_chunk[c].x) : sum.x;",
+            "sum.x = c < chunks ? __fadd_rn(sum.x, of_chunk[c].x) : sum.x;",
             "sum.x = __fadd_rn(sum.x, of_chunk[CHUNKS - c].x);",
         ),
         Mutant::new(

@@ -53,7 +53,22 @@ impl Sizes {
     }
 }
 
-static SIZES: Memo<(ManyRows, Form), Sizes> = Memo::new();
+static SIZES: Memo<(ManyRows, Form, Waits), Sizes> = Memo::new();
+
+/// The parameter `WAITS`: whether totals of runs of chunks wait for other runs, which takes shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Waits(bool);
+
+impl Waits {
+    pub(super) fn new(cut: Cut) -> Self {
+        // Two leaves of one chunk are a run as well.
+        Self(cut.chunks() > cut.leaf_chunks().max(2))
+    }
+
+    fn parameter(self) -> Parameter {
+        ("WAITS", self.0.into())
+    }
+}
 
 /// A plan that is chosen from, and the constants of the source that its time depends on.
 #[derive(Debug, Clone, Copy)]
@@ -105,9 +120,9 @@ impl ManyRows {
     ///
     /// # Errors
     /// [`AccelError::Constant`]
-    pub(super) fn sizes(self, form: Form) -> Result<Sizes, AccelError> {
-        SIZES.get((self, form), || {
-            let shape = [&form.parameters()[..], &self.shape()].concat();
+    pub(super) fn sizes(self, form: Form, waits: Waits) -> Result<Sizes, AccelError> {
+        SIZES.get((self, form, waits), || {
+            let shape = [&form.parameters()[..], &self.shape(), &[waits.parameter()]].concat();
             let size = |name, is_moe, stages| {
                 let own = [("IS_MOE", is_moe), ("STAGES", stages)];
                 constant(SOURCE, name, &[&shape[..], &own].concat())
@@ -272,8 +287,10 @@ pub(super) fn variants(
     for ty in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
         for form in Form::all_halves(ty).into_iter().filter(|&form| ManyRows::takes(form)) {
             for plan in ManyRows::CHOSEN.into_iter().filter(|_| ManyRows::has(arch)) {
-                for &product in products {
-                    all.push(parameters(ty, form, product, plan)?);
+                for waits in [Waits(false), Waits(true)] {
+                    for &product in products {
+                        all.push(parameters(ty, form, product, plan, waits)?);
+                    }
                 }
             }
         }
@@ -286,13 +303,15 @@ pub(super) fn parameters(
     form: Form,
     product: Product,
     plan: ManyRows,
+    waits: Waits,
 ) -> Result<Vec<Parameter>, AccelError> {
     let mut parameters = vec![("IS_BF16", u32::from(ty == ScalarType::BFLOAT16))];
     parameters.extend(form.parameters());
     parameters.push(("IS_MOE", (product == Product::Experts).into()));
     parameters.push(("IS_PART", (product == Product::DensePart).into()));
+    parameters.push(waits.parameter());
     parameters.extend(plan.shape());
-    parameters.push(("STAGES", plan.sizes(form)?.stages));
+    parameters.push(("STAGES", plan.sizes(form, waits)?.stages));
     Ok(parameters)
 }
 
@@ -318,10 +337,12 @@ mod tests {
         for form in forms.into_iter().filter(|&form| ManyRows::takes(form)) {
             for plan in ManyRows::CHOSEN {
                 let context = format!("{form:?} {plan:?}");
-                let sizes = plan.sizes(form).unwrap();
-                assert!(plan.is_known() && sizes.stages >= 4, "{context}");
-                assert!(sizes.shared_bytes(true) <= HOPPER.shared_memory(), "{context}");
-                assert!(sizes.shared_bytes(false) <= sizes.shared_bytes(true), "{context}");
+                for (waits, stages) in [(Waits(false), 4), (Waits(true), 3)] {
+                    let sizes = plan.sizes(form, waits).unwrap();
+                    assert!(plan.is_known() && sizes.stages >= stages, "{context} {sizes:?}");
+                    assert!(sizes.shared_bytes(true) <= HOPPER.shared_memory(), "{context}");
+                    assert!(sizes.shared_bytes(false) <= sizes.shared_bytes(true), "{context}");
+                }
             }
         }
     }

@@ -130,6 +130,12 @@ impl Cut {
         self.leaf.div_ceil(self.chunk)
     }
 
+    /// Where each chunk begins, ascending.
+    pub fn begins(self) -> impl Iterator<Item = usize> {
+        let leaves = (0..self.size_k).step_by(self.leaf);
+        leaves.flat_map(move |leaf| (leaf..leaf + self.leaf).step_by(self.chunk))
+    }
+
     /// Chunks of the product.
     pub const fn chunks(self) -> usize {
         self.size_k / self.leaf * self.leaf_chunks()
@@ -202,16 +208,11 @@ impl Schedule {
             return self;
         }
         let cut = Cut::version_2(split);
-        let Cut { size_k, leaf, chunk } = cut;
-        self.chunks = match leaf.is_multiple_of(chunk) {
-            true => Chunks::Size(chunk),
-            false => {
-                let starts = (0..size_k).step_by(leaf);
-                let all = starts.flat_map(|at| (at..at + leaf).step_by(chunk));
-                Chunks::Boundaries(all.filter(|&k| k > 0).collect())
-            }
+        self.chunks = match cut.leaf.is_multiple_of(cut.chunk) {
+            true => Chunks::Size(cut.chunk),
+            false => Chunks::Boundaries(cut.begins().skip(1).collect()),
         };
-        self.leaf_chunks = (chunk < leaf).then(|| cut.leaf_chunks());
+        self.leaf_chunks = (cut.chunk < cut.leaf).then(|| cut.leaf_chunks());
         self.chunk_sum = Sum { order: Order::Pairwise, ty: F32 };
         self
     }
