@@ -173,6 +173,10 @@ impl Device {
         self.stream.cuda().synchronize().map_err(failed("cuStreamSynchronize"))
     }
 
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
     /// The one stream on which everything runs, in order.
     pub(crate) fn stream(&self) -> &Arc<CudaStream> {
         self.stream.cuda()

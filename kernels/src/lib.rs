@@ -40,6 +40,7 @@ macro_rules! files {
 
 /// Kernels: name and text, sorted by name.
 const KERNELS: &[(&str, &str)] = files!("", ".cu":
+    "add_ranks"
     "awq_marlin_repack"
     "gptq_marlin_repack"
     "marlin_gemm"
@@ -89,7 +90,9 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
     "marlin_tile"
     "math"
     "mma"
+    "ranks"
     "routing"
+    "single_order"
     "wgmma"
     "wgmma_ring"
     "wgmma_sizes"

@@ -88,6 +88,19 @@ pub(crate) struct Activation {
     pub(crate) up_shift: f32,
 }
 
+/// `Ranks` of `ranks.cuh`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Ranks {
+    pub(crate) parts: [Pointer; 8],
+    pub(crate) outputs: [Pointer; 8],
+    pub(crate) flags: [Pointer; 8],
+    pub(crate) calls: Pointer,
+    pub(crate) status: Pointer,
+    pub(crate) rank: u32,
+    pub(crate) turn: u32,
+}
+
 /// `Cut` of `cut.cuh`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -113,7 +126,7 @@ impl From<schedule::Cut> for Cut {
 }
 
 const _: () = assert!(size_of::<Routing>() == 48 && size_of::<Activation>() == 32);
-const _: () = assert!(size_of::<Cut>() == 44);
+const _: () = assert!(size_of::<Cut>() == 44 && size_of::<Ranks>() == 216);
 
 /// The arguments of an entry point, in its order and of its types. Declared by [`arguments!`]; a test compares
 /// [`SIZES`](Self::SIZES) with the compiled kernels.

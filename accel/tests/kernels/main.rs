@@ -13,6 +13,7 @@ mod layout;
 mod limits;
 mod moe;
 mod nvrtc;
+mod peers;
 mod quantize;
 mod ranks;
 mod repack;

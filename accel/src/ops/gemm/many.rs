@@ -211,7 +211,7 @@ fn launch(
     // The copy engine does not write sums of parts, whose kernel reads no map of y.
     let (y_map, part) = match y {
         Output::Halves(y) => (map(y, size_n)?, Pointer::NULL),
-        Output::Part(_) => (x_map, y.pointer()),
+        Output::Part(_) | Output::Peer(_) => (x_map, y.pointer()),
     };
     // x has `rows` rows of size_k, y as many of size_n; the copy engine reads and writes no others. The weight's buffers
     // are what the reference packs for that shape; K has at most 8 chunks. Blocks are room for this M and

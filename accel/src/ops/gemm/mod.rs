@@ -29,7 +29,7 @@ pub use experts::Routed;
 pub(crate) use experts::{Entries, Experts};
 pub(crate) use form::Form;
 pub use many::marlin_gemm_many_rows;
-pub(crate) use output::Output;
+pub(crate) use output::{Output, PeerSums};
 pub use plan::ManyRows;
 pub use tiling::Tiling;
 use tiling::{Width, cuts};
@@ -205,7 +205,17 @@ pub fn marlin_gemm_part(
     weight: &MarlinWeight,
     y: &mut Buffer<f32>,
 ) -> Result<(), AccelError> {
-    let (y, size_m) = (Output::Part(y), x.len() / weight.shape().size_k);
+    part(device, x, weight, Output::Part(y))
+}
+
+/// [`marlin_gemm_part`] to any memory.
+pub(crate) fn part(
+    device: &Device,
+    x: &Buffer<u16>,
+    weight: &MarlinWeight,
+    y: Output<'_>,
+) -> Result<(), AccelError> {
+    let size_m = x.len() / weight.shape().size_k;
     match weight.many_rows(device, size_m)? {
         Some(plan) => many::dense(device, x, weight, y, plan),
         None => launch(device, x, weight, y, weight.tiling(device, size_m)?, None),

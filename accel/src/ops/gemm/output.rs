@@ -10,17 +10,27 @@ pub(crate) enum Output<'a> {
     Halves(&'a mut Buffer<u16>),
     /// The f32 sums of a rank's part of k.
     Part(&'a mut Buffer<f32>),
+    /// The same in memory that ranks share.
+    Peer(PeerSums),
+}
+
+/// Memory of this device that other devices may read: for `len` f32 sums, alive until the product is done.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PeerSums {
+    pub(crate) address: Pointer,
+    pub(crate) len: usize,
 }
 
 impl Output<'_> {
     pub(super) fn is_part(&self) -> bool {
-        matches!(self, Self::Part(_))
+        !matches!(self, Self::Halves(_))
     }
 
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Halves(y) => y.len(),
             Self::Part(y) => y.len(),
+            Self::Peer(y) => y.len,
         }
     }
 
@@ -28,6 +38,8 @@ impl Output<'_> {
         match self {
             Self::Halves(y) => y.is_on(device),
             Self::Part(y) => y.is_on(device),
+            // By the rank that owns the memory.
+            Self::Peer(_) => true,
         }
     }
 
@@ -35,6 +47,7 @@ impl Output<'_> {
         match self {
             Self::Halves(y) => y.into(),
             Self::Part(y) => y.into(),
+            Self::Peer(y) => y.address,
         }
     }
 
@@ -50,7 +63,7 @@ impl Output<'_> {
                     "all of k; a part has f32 sums, by marlin_gemm_part",
                 ))
             }
-            (Self::Part(_), None) => {
+            (Self::Part(_) | Self::Peer(_), None) => {
                 let expected = "a part of the model's k: MarlinWeight::with_split";
                 Err(row.refuse("weight", "no split", expected))
             }
