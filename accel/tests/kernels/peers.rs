@@ -44,7 +44,7 @@ impl Layer {
         let (mut weights, mut inputs) = (Vec::new(), Vec::new());
         for (rank, device) in devices.iter().enumerate() {
             let split = Split::new(size_k, rank, ranks).unwrap();
-            let own = w.slice_rows(split.rows()).unwrap();
+            let own = split.part_of(w).unwrap();
             let own = MarlinWeight::new(device, &[own], BF16).unwrap();
             weights.push(own.with_split(split).unwrap());
             let rows = x.chunks_exact(size_k);

@@ -80,6 +80,20 @@ impl Split {
         let len = self.size_k / self.ranks;
         self.rank * len..(self.rank + 1) * len
     }
+
+    /// The rank's part of the model's `weight`, with the bias on every rank: it is added after the sum of
+    /// all ranks, where [`Weight::slice_rows`] leaves it to the first rank's own sum.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a weight of another K; those of [`Weight::slice_rows`].
+    pub fn part_of(&self, weight: &Weight<'_>) -> Result<Weight<'static>> {
+        let shape = weight.shape();
+        if shape.size_k != self.size_k {
+            let expected = format!("[{}, {}]", self.size_k, shape.size_n);
+            return Err(Error::shape(&weight.name, &[shape.size_k, shape.size_n], expected));
+        }
+        Ok(Weight { bias: weight.bias.clone(), ..weight.slice_rows(self.rows())? })
+    }
 }
 
 /// How a canonical schedule cuts k: into leaves of equal length, and each leaf into chunks of equal
@@ -219,7 +233,7 @@ impl Schedule {
 
     /// The outputs `[M, N]` of a product from the f32 sums `[M, N]` of its ranks, in order of rank, as
     /// bits of the output's type: the upper levels of the tree, then the epilogue of `self`, the
-    /// schedule of the whole product. `weight` is any rank's: its bias and its scales of columns or
+    /// schedule of the whole product. `weight` is the model's, or a rank's by [`Split::part_of`]: its bias and its scales of columns or
     /// of the matrix are every rank's.
     ///
     /// # Errors
