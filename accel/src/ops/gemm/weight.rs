@@ -256,10 +256,7 @@ impl MarlinWeight {
             let found = format!("a part of {rows} rows");
             return Err(ROW.refuse("split", found, format!("{} rows", self.spec.shape.size_k)));
         }
-        if let Some(input) = self.spec.input_dtype {
-            let found = format!("packed for {input} activations");
-            return Err(ROW.refuse("split", found, "packed for 16-bit activations"));
-        }
+        super::checks::for_16_bit(&ROW, &self)?;
         if split.ranks() > 1 && (self.order.is_some() || self.g_idx.is_some()) {
             return Err(ROW.refuse("split", "act-order", "the whole K on each rank"));
         }
@@ -268,10 +265,8 @@ impl MarlinWeight {
 
     /// How products cut k.
     pub fn cut(&self) -> Cut {
-        match self.spec.split {
-            Some(split) => Cut::version_2(split),
-            None => Cut::version_1(self.spec.shape.size_k),
-        }
+        let v1 = Cut::version_1(self.spec.shape.size_k);
+        self.spec.split.map_or(v1, Cut::version_2)
     }
 
     /// The rows of the model's weight that these are, if products are by version 2 of the canonical
