@@ -269,8 +269,7 @@ impl MarlinWeight {
         self.spec.split.map_or(v1, Cut::version_2)
     }
 
-    /// The rows of the model's weight that these are, if products are by version 2 of the canonical
-    /// schedule.
+    /// The rows of the model's weight that these are, in version 2 of the canonical schedule.
     pub fn split(&self) -> Option<Split> {
         self.spec.split
     }
