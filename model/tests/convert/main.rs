@@ -11,6 +11,7 @@ mod index;
 mod kleidi;
 mod mxfp4;
 mod projections;
+mod quantized_blocks;
 mod ranks;
 mod runs;
 mod scale_groups;

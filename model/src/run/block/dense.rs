@@ -1,6 +1,7 @@
 //! Products with matrices that are not quantized.
 
 use marlinspike::formats::float_type;
+use marlinspike::ndarray::Array2;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::Tensor;
 use marlinspike::products::Wide;
@@ -106,4 +107,11 @@ impl Dense {
     pub(crate) fn row(&self, x: &[f32], ty: ScalarType, dot: Dot) -> Vec<f32> {
         self.values.chunks_exact(self.size_k).map(|w| round(ty, dot(x, w))).collect()
     }
+}
+
+/// The matrix in f64.
+pub(crate) fn matrix(dense: &Dense) -> Array2<f64> {
+    Array2::from_shape_fn((dense.size_n(), dense.size_k), |(n, k)| {
+        dense.values[n * dense.size_k + k].into()
+    })
 }

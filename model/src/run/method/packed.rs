@@ -160,6 +160,49 @@ fn check_map(entry: &Entry<'_>, map: Option<&[i32]>, local: usize) -> Result<()>
     }
 }
 
+/// Experts of a converted folder.
+pub(super) struct Unpacked {
+    /// w13 and w2 of every expert.
+    pub(super) moe: [Vec<Weight<'static>>; 2],
+    pub(super) quantizers: [Quantizer; 2],
+    /// Whether rows of gate and up alternate in w13.
+    pub(super) interleaved: bool,
+    /// How the checkpoint stores them.
+    pub(super) scheme: String,
+    pub(super) notes: Vec<String>,
+}
+
+/// Unpacks the experts `module` of a folder of one rank.
+///
+/// # Errors
+/// [`ModelError::Module`] for the part of one of several ranks; as [`load`].
+pub(super) fn experts(
+    model: &Model<'_>,
+    (format, section): (Format, &Value),
+    module: &str,
+    options: MethodOptions,
+) -> Result<Unpacked, RunError> {
+    if expert_map(section, module)?.is_some()
+        || origin::of_ranks(Some(section), module, Some(None)).is_some()
+    {
+        let reason = "a block with stages around its experts runs from a folder of all ranks alone";
+        return Err(ModelError::module(module, reason).into());
+    }
+    let wrong = |e: Error| RunError::weight(module)(e);
+    let entries = [Role::W13, Role::W2].map(|role| Entry::find(model, section, module, role));
+    let [w13, w2] = entries;
+    let entries = [w13?, w2?];
+    let quantizer = |e: &Entry<'_>| quantizer(e, options).map_err(wrong);
+    let unpack = |e: &Entry<'_>| format.target().unpack(e).map_err(wrong);
+    Ok(Unpacked {
+        moe: [unpack(&entries[0])?, unpack(&entries[1])?],
+        quantizers: [quantizer(&entries[0])?, quantizer(&entries[1])?],
+        interleaved: interleaved(&entries[0]),
+        scheme: entries[0].text("scheme").unwrap_or_default().to_owned(),
+        notes: quantized_by_checkpoint(format, section, module).into_iter().collect(),
+    })
+}
+
 /// Loads `module` of a converted folder.
 ///
 /// # Errors
