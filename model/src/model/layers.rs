@@ -359,11 +359,12 @@ fn stack_experts(
                 }
                 row[slot] = Some(Matrix { prefix: format!("{name}."), index: None, columns: None });
             }
-            if role == Role::W13 && !gated {
-                if let Some(gate) = row.remove(0) {
-                    let found = gate.prefix.trim_end_matches('.');
-                    return fail(format!("found `{found}`: experts of this family have no gate"));
-                }
+            if role == Role::W13
+                && !gated
+                && let Some(gate) = row.remove(0)
+            {
+                let found = gate.prefix.trim_end_matches('.');
+                return fail(format!("found `{found}`: experts of this family have no gate"));
             }
             let Some(row) = row.into_iter().collect::<Option<Vec<_>>>() else {
                 let what = match (role, gated) {

@@ -15,6 +15,7 @@ mod quantized_blocks;
 mod ranks;
 mod runs;
 mod scale_groups;
+mod shared_ranks;
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -142,7 +142,40 @@ fn weighted(routing: &RoutingRule) -> usize {
     routing.shared_experts.max(1)
 }
 
+/// A rank's part of what follows the sum over the routed experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RankPart {
+    /// The rank and the ranks that cut the shared expert's inner features.
+    pub(crate) tp: [usize; 2],
+    /// Whether this rank adds its part of the shared expert: with ranks that have tokens of their own,
+    /// one of them does.
+    pub(crate) adds_shared: bool,
+    /// Whether this rank adds the block's bias.
+    pub(crate) adds_bias: bool,
+}
+
 impl Tail {
+    /// A rank's part: its features of a shared expert whose matrices are whole (quantized ones are
+    /// cut in the files), so that the outputs of all ranks add up to what precedes the block's norm.
+    ///
+    /// # Errors
+    /// [`Error::Size`] if the ranks do not divide the shared expert's features.
+    pub(crate) fn of_rank(self, part: RankPart) -> Result<Self> {
+        let cut = |mut shared: Shared| -> Result<Shared> {
+            if let Linears::Dense(experts) = &mut shared.linears {
+                let halves = shared.activation.definition.width_in(1);
+                for [w13, w2] in experts {
+                    *w13 = w13.rows_of_rank(halves, part.tp)?;
+                    *w2 = w2.columns_of_rank(part.tp)?;
+                }
+            }
+            Ok(shared)
+        };
+        let shared = self.shared.filter(|_| part.adds_shared).map(cut).transpose()?;
+        let output_bias = self.output_bias.filter(|_| part.adds_bias);
+        Ok(Self { shared, output_bias, is_averaged: self.is_averaged, stages: Stages::default() })
+    }
+
     /// The tail of a block with `hidden` features; `stages` are its last ones. `load` gives a quantized linear layer.
     ///
     /// # Errors
@@ -196,7 +229,10 @@ impl Tail {
 
     /// Whether the output is the sum over the routed experts.
     pub(crate) fn is_empty(&self) -> bool {
-        self.shared.is_none() && self.output_bias.is_none() && self.stages.is_empty()
+        self.shared.is_none()
+            && self.output_bias.is_none()
+            && !self.is_averaged
+            && self.stages.is_empty()
     }
 
     /// The output of the shared experts, if there are any, and the block's. `weights` are the

@@ -18,7 +18,7 @@ use crate::model::layers::Role;
 use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError};
 use crate::run::block::Surrounding;
-use crate::run::block::tail::Tail;
+use crate::run::block::tail::{RankPart, Tail};
 use crate::run::error::RunError;
 use crate::run::options::MethodOptions;
 use crate::run::origin;
@@ -160,6 +160,39 @@ fn check_map(entry: &Entry<'_>, map: Option<&[i32]>, local: usize) -> Result<()>
     }
 }
 
+/// The part of the shared expert and of the block's bias that the folder's rank adds. Upstream cuts the
+/// shared expert as it cuts dense layers, by tensor parallelism. Ranks beyond those are groups with
+/// tokens of their own: the first of them adds it, and their sum has it once.
+///
+/// # Errors
+/// [`Error::Missing`] naming a key that is absent.
+fn rank_part(section: &Value) -> Result<RankPart, RunError> {
+    let number = |key: &str| -> Result<usize, RunError> {
+        let found = section[key].as_u64().and_then(|n| usize::try_from(n).ok());
+        found.ok_or_else(|| RunError::Layer(Error::missing(key, "config.json: marlinspike")))
+    };
+    let [tp, tp_rank] = [number("tp_size")?, number("tp_rank")?];
+    let ep_rank = number("ep_rank")?;
+    Ok(RankPart {
+        tp: [tp_rank, tp],
+        adds_shared: ep_rank < tp.max(1),
+        adds_bias: ep_rank == 0 && tp_rank == 0,
+    })
+}
+
+/// What a rank's part of `tail` lacks.
+fn rank_notes(tail: &Tail, part: RankPart) -> Vec<String> {
+    let mut notes = Vec::new();
+    if tail.shared.is_some() && !part.adds_shared {
+        notes.push("the shared expert is whole on each rank: rank 0 adds it".to_owned());
+    }
+    if !tail.stages.is_empty() {
+        notes
+            .push("y is a part of the sum of all ranks, which the block's norm follows".to_owned());
+    }
+    notes
+}
+
 /// Experts of a converted folder.
 pub(super) struct Unpacked {
     /// w13 and w2 of every expert.
@@ -257,9 +290,10 @@ pub fn load(
             notes.extend(surrounding.notes.iter().cloned());
             let experts = shared.as_ref().map(|_| [w13.len(), num_experts]);
             partial = origin::of_ranks(Some(section), module, Some(experts));
-            if partial.is_some() && !surrounding.tail.is_empty() {
-                surrounding.tail = Tail::default();
-                notes.push("y is this rank's part of the routed experts alone".to_owned());
+            if partial.is_some() {
+                let part = rank_part(section)?;
+                notes.extend(rank_notes(&surrounding.tail, part));
+                surrounding.tail = surrounding.tail.of_rank(part).map_err(wrong)?;
             }
             let quantizers =
                 [&entries[0], &entries[1]].map(|e| quantizer(e, options).map_err(wrong));
