@@ -8,6 +8,7 @@ mod families;
 mod faults;
 mod formats;
 mod index;
+mod int8_folders;
 mod kleidi;
 mod mxfp4;
 mod projections;

@@ -89,8 +89,10 @@ fn quantizer(entry: &Entry<'_>, options: MethodOptions) -> Result<Quantizer> {
     if let Some(quantizer) = groups.and_then(|groups| fp8::groups(groups, options.group_rule)) {
         return Ok(quantizer);
     }
-    if entry.section["input_dtype"].as_str() == Some("fp8") {
-        return Ok(Quantizer::Fp8Token);
+    match entry.section["input_dtype"].as_str() {
+        Some("fp8") => return Ok(Quantizer::Fp8Token),
+        Some("int8") => return Ok(Quantizer::Int8Factor(int8_factor(entry)?)),
+        _ => {}
     }
     let scales = entry.floats("input_scale", entry.size("experts")?)?;
     let Some(multipliers) = scales else { return Ok(Quantizer::None) };
@@ -99,9 +101,30 @@ fn quantizer(entry: &Entry<'_>, options: MethodOptions) -> Result<Quantizer> {
     Ok(Quantizer::Block { format, multipliers })
 }
 
+/// Whether the kernels of the folder quantize activations, whatever the checkpoint's method says.
+fn has_8_bit_input(section: &Value) -> bool {
+    matches!(section["input_dtype"].as_str(), Some("fp8" | "int8"))
+}
+
+/// The factor of the scales of int8 activations; 1 if there is one group of scales.
+fn int8_factor(entry: &Entry<'_>) -> Result<f32> {
+    let groups = entry.need("scales")?.shape().iter().rev().nth(1).copied();
+    let Some(factor) = entry.floats("input_global_scale", 1)? else {
+        return match groups {
+            Some(2..) => Err(entry.bad("tensors", "input_global_scale, of integer scales")),
+            _ => Ok(1.0),
+        };
+    };
+    if !(factor[0].is_normal() && factor[0] > 0.0) {
+        let name = entry.need("input_global_scale")?.name().to_owned();
+        return Err(Error::value(name, &[0], factor[0], "a positive normal number"));
+    }
+    Ok(factor[0])
+}
+
 /// The note for a checkpoint whose method quantizes activations, where the format's kernels do not.
 fn quantized_by_checkpoint(format: Format, section: &Value, module: &str) -> Option<String> {
-    if !format.target().keeps_activations() {
+    if !format.target().keeps_activations() || has_8_bit_input(section) {
         return None;
     }
     let source = QuantConfig::from_value(&section["source_quantization_config"]).ok()?;
@@ -261,7 +284,7 @@ pub fn load(
             let entry = find(Role::Dense)?;
             let mut weights = weights(&entry)?;
             let weight = Box::new(weights.swap_remove(0));
-            let by_kernel = entry.section["input_dtype"].as_str() == Some("fp8");
+            let by_kernel = has_8_bit_input(section);
             let quantizer = match entry.layer["activations"].is_null() && !by_kernel {
                 true => Quantizer::None,
                 false => quantizer(&entry, options).map_err(wrong)?,
