@@ -142,8 +142,7 @@ impl Quantizer {
             }
             Self::Int8Factor(factor) => {
                 let (codes, scales) = per_token_int8(rows()?, Int8Rule::Quotient)?.into_vecs();
-                let scales = scales.into_iter().map(|scale| scale * factor).collect();
-                (cast_vec(codes), Scales::Row(scales))
+                (cast_vec(codes), Scales::Row(scales.iter().map(|s| s * factor).collect()))
             }
             Self::Int8(quantizer) => {
                 let quantized = quantizer.quantize(rows()?)?;
