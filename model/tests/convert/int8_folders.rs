@@ -39,7 +39,10 @@ struct Input {
 impl Input {
     fn new() -> Self {
         let mut noise = Noise::new("int8 rows");
-        let mut bits = || (noise.next() % 0x500) as u16 + 0x3c00 | (noise.next() as u16 & 0x8000);
+        let mut bits = || {
+            let magnitude = (noise.next() % 0x500) as u16 + 0x3c00;
+            magnitude | (noise.next() as u16 & 0x8000)
+        };
         let x = (0..TOKENS * HIDDEN).map(|_| bits()).collect();
         let ids = (0..TOKENS * TOP_K).map(|s| ((s + s / 3) % EXPERTS) as i32).collect();
         let weights = (0..TOKENS * TOP_K).map(|s| 0.3 + 0.11 * s as f32).collect();
