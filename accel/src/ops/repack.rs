@@ -10,6 +10,7 @@ use crate::{
     device::Device,
     error::AccelError,
     launch::{Arguments, Grid, Kernel, Pointer, arguments},
+    memory::Buffer,
     nvrtc::Parameter,
     operation::{Law, Mutant, Needs, Row, lattice},
 };
@@ -81,7 +82,6 @@ pub struct RepackArgs<'a> {
     size_n: u32,
     num_bits: u32,
     is_a_8bit: bool,
-    words: u32,
     experts: u32,
 }
 
@@ -122,6 +122,51 @@ impl<'a> RepackArgs<'a> {
         num_bits: u32,
         is_a_8bit: bool,
     ) -> Result<Self, AccelError> {
+        let Checked { k, n, words, experts } =
+            Checked::new(experts, size_k, size_n, num_bits, is_a_8bit)?;
+        let all = u64::from(experts) * u64::from(words);
+        if u64::try_from(qweight.len()) != Ok(all) {
+            let expected = format!("{all} words ([{experts}, {k} / {}, {n}])", 32 / num_bits);
+            return Err(refuse("qweight", format!("{} words", qweight.len()), expected));
+        }
+        if let Some(perm) = perm {
+            let entries = experts as usize * size_k;
+            if perm.len() != entries {
+                return Err(refuse("perm", format!("{} entries", perm.len()), entries));
+            }
+            if let Some((i, row)) = perm.iter().enumerate().find(|&(_, &row)| row >= k) {
+                return Err(refuse("perm", format!("{row} at [{i}]"), format!("below {k}")));
+            }
+        }
+        Ok(Self { qweight, perm, size_k: k, size_n: n, num_bits, is_a_8bit, experts })
+    }
+
+    /// The source's parameters for these arguments.
+    pub fn parameters(&self) -> [Parameter; 3] {
+        [
+            ("BITS", self.num_bits),
+            ("HAS_PERM", u32::from(self.perm.is_some())),
+            ("IS_A_8BIT", u32::from(self.is_a_8bit)),
+        ]
+    }
+}
+
+/// Sizes that the kernel takes.
+struct Checked {
+    k: u32,
+    n: u32,
+    words: u32,
+    experts: u32,
+}
+
+impl Checked {
+    fn new(
+        experts: usize,
+        size_k: usize,
+        size_n: usize,
+        num_bits: u32,
+        is_a_8bit: bool,
+    ) -> Result<Self, AccelError> {
         if num_bits != 4 && num_bits != 8 {
             return Err(refuse("num_bits", num_bits, "4 or 8"));
         }
@@ -143,30 +188,7 @@ impl<'a> RepackArgs<'a> {
         let Some(experts) = u32::try_from(experts).ok().filter(|e| (1..=65535).contains(e)) else {
             return Err(refuse("experts", experts, "1 to 65535"));
         };
-        let all = u64::from(experts) * u64::from(words);
-        if u64::try_from(qweight.len()) != Ok(all) {
-            let expected = format!("{all} words ([{experts}, {k} / {}, {n}])", 32 / num_bits);
-            return Err(refuse("qweight", format!("{} words", qweight.len()), expected));
-        }
-        if let Some(perm) = perm {
-            let entries = experts as usize * size_k;
-            if perm.len() != entries {
-                return Err(refuse("perm", format!("{} entries", perm.len()), entries));
-            }
-            if let Some((i, row)) = perm.iter().enumerate().find(|&(_, &row)| row >= k) {
-                return Err(refuse("perm", format!("{row} at [{i}]"), format!("below {k}")));
-            }
-        }
-        Ok(Self { qweight, perm, size_k: k, size_n: n, num_bits, is_a_8bit, words, experts })
-    }
-
-    /// The source's parameters for these arguments.
-    pub fn parameters(&self) -> [Parameter; 3] {
-        [
-            ("BITS", self.num_bits),
-            ("HAS_PERM", u32::from(self.perm.is_some())),
-            ("IS_A_8BIT", u32::from(self.is_a_8bit)),
-        ]
+        Ok(Self { k, n, words, experts })
     }
 }
 
@@ -187,19 +209,73 @@ pub fn gptq_marlin_repack(device: &Device, args: &RepackArgs<'_>) -> Result<Vec<
     let qweight = device.upload(args.qweight)?;
     let perm = args.perm.map(|perm| device.upload(perm)).transpose()?;
     let mut out = device.zeroed::<u32>(args.qweight.len())?;
-    let mut grid = Grid::one_thread_each(args.words.into());
-    grid.blocks.1 = args.experts;
-    // For each expert qweight and out have size_k / PACK * size_n words; perm, read only with HAS_PERM, has size_k
-    // entries below size_k; sizes are multiples of the tile (`RepackArgs`).
-    let arguments = RepackArguments {
-        qweight: (&qweight).into(),
-        perm: perm.as_ref().into(),
-        out: (&mut out).into(),
-        size_k: args.size_k,
-        size_n: args.size_n,
+    let sizes = RepackSizes {
+        experts: args.experts as usize,
+        shape: Shape::new(args.size_k as usize, args.size_n as usize),
+        num_bits: args.num_bits,
+        is_a_8bit: args.is_a_8bit,
     };
-    ALONG_K_KERNEL.launch(device, &args.parameters(), grid, arguments)?;
+    gptq_marlin_repack_on_device(device, &qweight, perm.as_ref(), sizes, &mut out)?;
     device.download(&out)
+}
+
+/// Sizes of a stack of packed matrices.
+#[derive(Debug, Clone, Copy)]
+pub struct RepackSizes {
+    /// Number of matrices, 1 to 65535.
+    pub experts: usize,
+    /// Shape of each.
+    pub shape: Shape,
+    /// 4 or 8.
+    pub num_bits: u32,
+    /// Lay out for 8-bit activations.
+    pub is_a_8bit: bool,
+}
+
+/// [`gptq_marlin_repack`] from buffer to buffer. `perm` must have entries below `size_k`.
+///
+/// # Errors
+/// As [`RepackArgs::stack`]; [`AccelError::Argument`] also for buffers of another device; those of preparing and
+/// launching the kernel.
+pub fn gptq_marlin_repack_on_device(
+    device: &Device,
+    qweight: &Buffer<u32>,
+    perm: Option<&Buffer<u32>>,
+    sizes: RepackSizes,
+    out: &mut Buffer<u32>,
+) -> Result<(), AccelError> {
+    let RepackSizes { experts, shape: Shape { size_k, size_n }, num_bits, is_a_8bit } = sizes;
+    let perm_on_device = perm.is_none_or(|perm| perm.is_on(device));
+    let parts =
+        [("qweight", qweight.is_on(device)), ("perm", perm_on_device), ("out", out.is_on(device))];
+    check::same_device(&ALONG_K, device, &parts)?;
+    let Checked { k, n, words, experts } =
+        Checked::new(experts, size_k, size_n, num_bits, is_a_8bit)?;
+    let all = experts as usize * words as usize;
+    if (qweight.len(), out.len()) != (all, all) {
+        let found = format!("{} and {} words", qweight.len(), out.len());
+        return Err(refuse("qweight, out", found, format!("{all} words each")));
+    }
+    if let Some(perm) = perm.filter(|perm| perm.len() != experts as usize * size_k) {
+        return Err(refuse("perm", format!("{} entries", perm.len()), experts as usize * size_k));
+    }
+    let mut grid = Grid::one_thread_each(words.into());
+    grid.blocks.1 = experts;
+    // For each expert qweight and out have size_k / PACK * size_n words; perm, read only with HAS_PERM, has size_k
+    // entries below size_k; sizes are multiples of the tile.
+    let arguments = RepackArguments {
+        qweight: qweight.into(),
+        perm: perm.into(),
+        out: out.into(),
+        size_k: k,
+        size_n: n,
+    };
+    let parameters: [Parameter; 3] = [
+        ("BITS", num_bits),
+        ("HAS_PERM", u32::from(perm.is_some())),
+        ("IS_A_8BIT", u32::from(is_a_8bit)),
+    ];
+    ALONG_K_KERNEL.launch(device, &parameters, grid, arguments)
 }
 
 /// Repacks `qweight` `[size_k, size_n / pack]` (AWQ's order inside a word) on the device; returns
@@ -217,6 +293,29 @@ pub fn awq_marlin_repack(
     num_bits: u32,
     is_a_8bit: bool,
 ) -> Result<Vec<u32>, AccelError> {
+    let shape = Shape::new(size_k, size_n);
+    let sizes = RepackSizes { experts: 1, shape, num_bits, is_a_8bit };
+    let mut out = device.zeroed::<u32>(qweight.len())?;
+    awq_marlin_repack_on_device(device, &device.upload(qweight)?, sizes, &mut out)?;
+    device.download(&out)
+}
+
+/// [`awq_marlin_repack`] from buffer to buffer, of one matrix.
+///
+/// # Errors
+/// As [`awq_marlin_repack`]; [`AccelError::Argument`] also for buffers of another device.
+pub fn awq_marlin_repack_on_device(
+    device: &Device,
+    qweight: &Buffer<u32>,
+    sizes: RepackSizes,
+    out: &mut Buffer<u32>,
+) -> Result<(), AccelError> {
+    let RepackSizes { experts, shape: Shape { size_k, size_n }, num_bits, is_a_8bit } = sizes;
+    let parts = [("qweight", qweight.is_on(device)), ("out", out.is_on(device))];
+    check::same_device(&ALONG_N, device, &parts)?;
+    if experts != 1 {
+        return Err(ALONG_N.refuse("experts", experts, "1"));
+    }
     if num_bits != 4 && num_bits != 8 {
         return Err(ALONG_N.refuse("num_bits", num_bits, "4 or 8"));
     }
@@ -236,22 +335,15 @@ pub fn awq_marlin_repack(
         let found = format!("{words} packed words");
         return Err(ALONG_N.refuse("size_k, size_n", found, "fewer than 2^32"));
     }
-    if qweight.len() as u64 != words {
+    if (qweight.len() as u64, out.len() as u64) != (words, words) {
         let found = format!("{} words", qweight.len());
         return Err(ALONG_N.refuse("qweight", found, format!("{words} words")));
     }
     let parameters: [Parameter; 2] = [("BITS", num_bits), ("IS_A_8BIT", u32::from(is_a_8bit))];
-    let qweight = device.upload(qweight)?;
-    let mut out = device.zeroed::<u32>(qweight.len())?;
     // Both have size_k * size_n / PACK words; sizes are multiples of the tile.
-    let arguments = AlongNArguments {
-        qweight: (&qweight).into(),
-        out: (&mut out).into(),
-        size_k: k,
-        size_n: n,
-    };
-    ALONG_N_KERNEL.launch(device, &parameters, Grid::one_thread_each(words), arguments)?;
-    device.download(&out)
+    let arguments =
+        AlongNArguments { qweight: qweight.into(), out: out.into(), size_k: k, size_n: n };
+    ALONG_N_KERNEL.launch(device, &parameters, Grid::one_thread_each(words), arguments)
 }
 
 /// Moves a checkpoint's codes to Marlin's layout: [`gptq_marlin_repack`] for words packed along K,
