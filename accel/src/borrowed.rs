@@ -5,57 +5,13 @@
 //! the operation, and read [`Device::scratch_bytes`].
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
+pub use crate::raw::scratch::Scratch;
 use crate::{
     device::Device,
     error::AccelError,
     memory::{Buffer, Element},
     raw::stream::{MOST_TILE_TOTALS, MOST_TILE_WARPS, SplitTotals, Stream},
 };
-
-/// Every part of the scratch memory starts at a multiple of it, as the allocations of the driver do.
-const ALIGNMENT: u64 = 256;
-
-/// Memory for the stages of one operation.
-#[derive(Debug)]
-pub struct Scratch {
-    base: u64,
-    bytes: u64,
-    used: AtomicU64,
-}
-
-impl Scratch {
-    /// `bytes` bytes at `base`.
-    pub fn new(base: u64, bytes: u64) -> Self {
-        Self { base, bytes, used: AtomicU64::new(0) }
-    }
-
-    /// No memory, only a count of what an operation takes. Nothing may be launched with it.
-    pub fn measure() -> Self {
-        Self::new(0, u64::MAX)
-    }
-
-    /// The address of `bytes` more bytes.
-    ///
-    /// # Errors
-    /// [`AccelError::Argument`] where they do not fit.
-    pub(crate) fn take(&self, bytes: usize) -> Result<u64, AccelError> {
-        let used = self.used.load(Ordering::Relaxed);
-        let first = used.checked_next_multiple_of(ALIGNMENT);
-        let last = first.and_then(|first| first.checked_add(bytes as u64));
-        let (Some(first), Some(last)) = (first, last.filter(|&last| last <= self.bytes)) else {
-            return Err(AccelError::Argument {
-                operation: "workspace",
-                what: "bytes",
-                found: self.bytes.to_string(),
-                expected: format!("{used} and {bytes} more"),
-            });
-        };
-        self.used.store(last, Ordering::Relaxed);
-        Ok(self.base + first)
-    }
-}
 
 impl Device {
     /// This device on a stream of another library, with scratch memory for one operation. The modules are shared.
@@ -83,7 +39,7 @@ impl Device {
 
     /// Bytes of scratch memory taken so far; 0 for a device on a stream of its own.
     pub fn scratch_bytes(&self) -> u64 {
-        self.scratch().map_or(0, |scratch| scratch.used.load(Ordering::Relaxed))
+        self.scratch().map_or(0, |scratch| scratch.used())
     }
 
     /// Elements of the flags that [`Device::split_with`] takes.
@@ -109,22 +65,5 @@ impl Device {
         let totals = self.room::<f32>(blocks * MOST_TILE_TOTALS)?.address();
         self.set_split_totals(SplitTotals::at([totals, flags.address()]));
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn scratch_memory_is_taken_in_aligned_parts_and_ends() {
-        let scratch = Scratch::new(4096, 600);
-        assert_eq!(scratch.take(1), Ok(4096));
-        assert_eq!(scratch.take(88), Ok(4096 + 256));
-        assert_eq!(scratch.take(88), Ok(4096 + 512));
-        let error = scratch.take(0).unwrap_err();
-        assert!(matches!(error, AccelError::Argument { operation: "workspace", .. }), "{error:?}");
-        assert!(Scratch::measure().take(usize::MAX).is_ok());
-        assert_eq!(Scratch::measure().take(7), Ok(0));
     }
 }

@@ -15,13 +15,13 @@ use cudarc::{
 use marlinspike_kernels::Source;
 
 use crate::{
-    borrowed::Scratch,
     cache::ModuleCache,
     error::AccelError,
     nvrtc::{Arch, Nvrtc, Parameter},
     operation::{Mutant, Row},
     raw::{
         self,
+        scratch::Scratch,
         stream::{SplitTotals, Stream},
     },
 };

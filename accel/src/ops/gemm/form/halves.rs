@@ -3,13 +3,10 @@
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::weight::Weight;
 
-use super::Form;
+use super::{Form, Packed, PackedScales, ScaleBound};
 use crate::{
     error::AccelError,
-    ops::gemm::{
-        ROW,
-        packed::{Packed, PackedScales, ScaleBound},
-    },
+    ops::gemm::ROW,
     parameters::{Codes, Scales},
 };
 
