@@ -10,7 +10,7 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::{Buffer, Element},
-    raw::stream::{MOST_TILE_TOTALS, MOST_TILE_WARPS, SplitTotals, Stream},
+    raw::stream::{MOST_TILE_TOTALS, MOST_TILE_WARPS, SplitTotals, Stream, TOTALS_PLACES},
 };
 
 impl Device {
@@ -62,7 +62,7 @@ impl Device {
                 expected: format!("{} zeros", self.split_flags()),
             });
         }
-        let totals = self.room::<f32>(blocks * MOST_TILE_TOTALS)?.address();
+        let totals = self.room::<f32>(blocks * TOTALS_PLACES * MOST_TILE_TOTALS)?.address();
         self.set_split_totals(SplitTotals::at([totals, flags.address()]));
         Ok(())
     }

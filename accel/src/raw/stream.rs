@@ -51,7 +51,8 @@ impl Stream {
         let split_totals = match split_blocks {
             0 => None,
             _ => {
-                let totals: CudaSlice<f32> = cuda.alloc_zeros(split_blocks * TOTALS_PLACES * MOST_TILE_TOTALS)?;
+                let totals: CudaSlice<f32> =
+                    cuda.alloc_zeros(split_blocks * TOTALS_PLACES * MOST_TILE_TOTALS)?;
                 let ready: CudaSlice<u32> = cuda.alloc_zeros(split_blocks * MOST_TILE_WARPS)?;
                 let addresses = [totals.device_ptr(&cuda).0, ready.device_ptr(&cuda).0];
                 Some(SplitTotals { _memory: Some((totals, ready)), ..SplitTotals::at(addresses) })

@@ -88,6 +88,7 @@ impl MarlinWeight {
             group_size: size_k / groups,
             groups,
             input_global_scale: 1.0,
+            split: None,
         };
         Ok(Self { spec, qweight, scales, zeros, bias, global_scale, g_idx: None, order: None })
     }
