@@ -86,6 +86,21 @@ def matmul_cpu(
     return like(inp, made)
 
 
+def _pack_aten(
+    weights: torch.Tensor,
+    scales_zeros: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    block_size: int,
+    in_features: int,
+    out_features: int,
+) -> torch.Tensor:
+    """As torch's operator, which also takes a 16-bit bias and scales of any shape."""
+    groups = 1 if block_size == in_features else in_features // max(block_size, 1)
+    bias = None if bias is None else bias.float()
+    scales = scales_zeros.reshape(out_features, groups)
+    return pack_cpu(weights, scales, bias, block_size, in_features, out_features)
+
+
 _aten: Optional[torch.library.Library] = None
 
 
@@ -99,7 +114,7 @@ def install_aten() -> None:
     if _aten is not None:
         return
     aten = torch.library.Library("aten", "IMPL")
-    names = {"_dyn_quant_pack_4bit_weight": pack_cpu, "_dyn_quant_matmul_4bit": matmul_cpu}
+    names = {"_dyn_quant_pack_4bit_weight": _pack_aten, "_dyn_quant_matmul_4bit": matmul_cpu}
     for name, kernel in names.items():
         aten.impl(name, kernel, "CPU", allow_override=True)
     _aten = aten
