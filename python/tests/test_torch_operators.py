@@ -361,6 +361,49 @@ def test_products_have_the_references_bits(kind, group_size, dtype):
                 assert_same(there.times(x.cuda(), bound), expected, f"M {size_m}, bound {bound}")
 
 
+#: The numbers of e2m1 codes.
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+E2M1 = np.array([*E2M1, *(-v for v in E2M1)])
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=cuda)]
+)
+@pytest.mark.parametrize("scale_type, block", [("float8_e8m0fnu", 32), ("float8_e4m3fn", 16)])
+def test_products_of_4_bit_floats_are_those_of_their_numbers(rng, scale_type, block, device):
+    if scale_type == "float8_e4m3fn" and device == "cpu":
+        packed = Packed("mxfp4", 64, 64, 32, torch.bfloat16)
+        scales = torch.ones(4, 64).to(torch.float8_e4m3fn)
+        with pytest.raises(marlinspike.Error, match="`b.scales`: e4m3 scales"):
+            ops.marlin_gemm(torch.ones(1, 64).bfloat16(), packed.q, scales, b_q_type="float4_e2m1f")
+        return
+    size_k, size_n = 256, 128
+    codes = rng.integers(0, 16, (size_k, size_n))
+    q = torch.from_numpy(__import__("conftest").marlin_pack(codes, 4)).to(device)
+    if block == 32:
+        bytes_ = torch.from_numpy(rng.integers(118, 126, (size_k // block, size_n)).astype(np.uint8))
+        scales, global_scale = bytes_.view(torch.float8_e8m0fnu), None
+        numbers = 2.0 ** (bytes_.double().numpy() - 127)
+    else:
+        scales = torch.from_numpy(rng.uniform(0.5, 400, (size_k // block, size_n))).to(torch.float8_e4m3fn)
+        global_scale = torch.tensor([0.0037])
+        numbers = scales.double().numpy() * global_scale.double().numpy()
+        global_scale = global_scale.to(device)
+    x = torch.randn(40, size_k).bfloat16()
+    exact = x.double().numpy() @ (E2M1[codes] * np.repeat(numbers, block, axis=0))
+    packed_scales = ours.permute_block_scales(scales).to(device)
+
+    def times(s, rows=slice(None)):
+        a = x[rows].to(device)
+        return ops.marlin_gemm(a, q, s, global_scale=global_scale, b_q_type="float4_e2m1f")
+
+    y = times(packed_scales)
+    assert np.abs(y.double().cpu().numpy() - exact).max() <= np.abs(exact).max() * 2**-7
+    assert_same(times(packed_scales, slice(17, 18)), y[17:18])
+    # Scales in the checkpoint's order are wrong.
+    assert np.abs(times(scales.to(device)).double().cpu().numpy() - exact).max() > np.abs(exact).max() * 2**-7
+
+
 def many_rows(kind="int4", dtype=torch.bfloat16):
     """A product that a device with warpgroup instructions computes by its kernel for many rows."""
     packed = Packed(kind, 512, 1024, 64 if kind != "fp8" else 128, dtype, bias=True)

@@ -221,9 +221,12 @@ def tables(
         key = (device, num_experts)
         table = _IDENTITY.get(key)
         if table is None:
-            table = torch.arange(num_experts, dtype=torch.int32, device=device) * 65537
-            if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
-                _IDENTITY[key] = table
+            if torch.cuda.is_current_stream_capturing():
+                table = torch.arange(num_experts, dtype=torch.int32, device=device) * 65537
+                return table, None, num_experts
+            # Copied from the host, so that it is there for every stream when this returns.
+            table = (torch.arange(num_experts, dtype=torch.int32) * 65537).to(device)
+            _IDENTITY[key] = table
         return table, None, num_experts
     here = (expert_map >= 0) & (expert_map < local)
     return (

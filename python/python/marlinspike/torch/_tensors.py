@@ -101,20 +101,25 @@ def native(name: str) -> Any:
     return function
 
 
-@contextlib.contextmanager
-def _guard(device: torch.device) -> Any:
-    if torch.cuda.current_device() == device.index:
-        yield
-    else:
-        with torch.cuda.device(device.index):
-            yield
+class on:
+    """The ordinal of a device and the handle of its current stream; inside, it is the current device."""
 
+    __slots__ = ("_device", "_guard")
 
-@contextlib.contextmanager
-def on(device: torch.device) -> Any:
-    """The ordinal of a device and the handle of its current stream; its context is current."""
-    with _guard(device):
-        yield device.index, torch._C._cuda_getCurrentRawStream(device.index)
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._guard: Any = None
+
+    def __enter__(self) -> Tuple[int, int]:
+        index = self._device.index
+        if torch.cuda.current_device() != index:
+            self._guard = torch.cuda.device(index)
+            self._guard.__enter__()
+        return index, torch._C._cuda_getCurrentRawStream(index)
+
+    def __exit__(self, *error: Any) -> None:
+        if self._guard is not None:
+            self._guard.__exit__(*error)
 
 
 def scratch(
