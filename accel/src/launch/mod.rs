@@ -6,7 +6,7 @@ pub(crate) mod tensor_map;
 use std::{ffi::c_void, marker::PhantomData, ptr};
 
 use cudarc::driver::{
-    DevicePtr, DriverError,
+    DriverError,
     sys::{
         self, CUfunction_attribute_enum as Attribute, CUlaunchAttribute,
         CUlaunchAttributeID_enum as AttributeId, CUlaunchAttributeValue, CUlaunchConfig,
@@ -42,9 +42,7 @@ impl Pointer {
 
 impl<T: Element> From<&Buffer<T>> for Pointer {
     fn from(buffer: &Buffer<T>) -> Self {
-        let slice = buffer.slice();
-        // Nothing is recorded when the second part is dropped: the one stream orders everything.
-        Self(slice.device_ptr(slice.stream()).0)
+        Self(buffer.address())
     }
 }
 
@@ -256,7 +254,8 @@ impl<A: Arguments> Kernel<A> {
         // - The configuration, its attribute and the values behind `pointers` outlive the call, which copies them.
         // - `pointers` are of the entry point's arguments: `A` is its list, compared with the compiled kernel by a test.
         // - The kernel's accesses stay inside live buffers of this device: the contract of `Arguments`. Buffers are
-        //   released through the same stream, after the kernel.
+        //   released through the same stream, after the kernel; memory of another library by the conditions of
+        //   `Device::on_stream`.
         // - A kernel that starts early follows the rule of `depend.cuh`: until it has waited for the kernel before it,
         //   it writes nothing, and reads nothing that one writes.
         unsafe {

@@ -18,7 +18,7 @@ pub mod sum;
 
 pub use activation::*;
 pub use align::*;
-pub use gemm::{MarlinWeight, marlin_gemm};
+pub use gemm::{MarlinWeight, Packed, PackedParts, PackedScales, ScaleBound, marlin_gemm};
 pub use gemm_a8::marlin_gemm_a8;
 pub use layer::{MarlinLayer, Workspace};
 pub use linear::{LinearWorkspace, MarlinLinear};

@@ -17,7 +17,7 @@ use crate::{
 /// One matrix, or a stack of experts of one shape, in Marlin's layout for 16-bit or 8-bit activations.
 #[derive(Debug)]
 pub struct MarlinWeight {
-    spec: Spec,
+    pub(super) spec: Spec,
     /// `[experts, K / 16, N · 16 / pack]`.
     pub(crate) qweight: Buffer<u32>,
     /// `[experts, groups, N]`, of one or two bytes each.
@@ -31,28 +31,28 @@ pub struct MarlinWeight {
     /// `[experts, K]`, where groups have several sizes.
     pub(crate) g_idx: Option<Buffer<u32>>,
     /// Present with act-order.
-    order: Option<RowOrder>,
+    pub(super) order: Option<RowOrder>,
 }
 
 /// Sizes and types of a weight.
 #[derive(Debug, Clone, Copy)]
-struct Spec {
-    shape: Shape,
-    experts: usize,
-    dtype: ScalarType,
-    input_dtype: Option<ScalarType>,
-    form: Form,
+pub(super) struct Spec {
+    pub(super) shape: Shape,
+    pub(super) experts: usize,
+    pub(super) dtype: ScalarType,
+    pub(super) input_dtype: Option<ScalarType>,
+    pub(super) form: Form,
     /// k of a scale group; all of k where there is one.
-    group_size: usize,
-    groups: usize,
-    input_global_scale: f32,
+    pub(super) group_size: usize,
+    pub(super) groups: usize,
+    pub(super) input_global_scale: f32,
     /// The rows of the model's weight that these are, for version 2 of the canonical schedule.
-    split: Option<Split>,
+    pub(super) split: Option<Split>,
 }
 
 /// The order of the rows of act-order weights, `[experts, K]`, on the host and on the device.
 #[derive(Debug)]
-struct RowOrder {
+pub(super) struct RowOrder {
     perm: Vec<u32>,
     on_device: Buffer<u32>,
 }
