@@ -22,8 +22,10 @@ import subprocess
 import sys
 import time
 
+import humming_operators
 import torch
 import torch_operators as base
+import triton_kernels_operators
 import vllm_comparisons as comparisons
 import vllm_operators as more
 
@@ -41,6 +43,9 @@ WEIGHTS = {
     "mxfp4": f"checkpoint_format=mxfp4,{SIXTEEN}",
     "nvfp4": f"checkpoint_format=nvfp4,{SIXTEEN}",
 }
+# Libraries whose packages are in the folder LIBRARIES.
+PEERS = (triton_kernels_operators, humming_operators)
+COMPARISONS = {**comparisons.ALL, **{name: call for peer in PEERS for name, call in peer.COMPARISONS.items()}}
 ROUTED = ("topk_weights", "topk_ids")
 STAGES = ("gate_up", "activated", "down", "y")
 
@@ -65,7 +70,7 @@ def campaigns():
     made["grouped_topk"] = ("router", "use_grouped_topk=true", {}, ROUTED, more.grouped_topk)
     group = ("per_token_group_fp8_quant", "quantizer=quotient", {}, ["x_q", "x_s"], more.per_token_group_fp8_quant)
     made["per_token_group_fp8_quant"] = group
-    return made
+    return made | {name: entry for peer in PEERS for name, entry in peer.PRODUCTS.items()}
 
 
 class Kernel:
@@ -108,16 +113,18 @@ class Kernel:
 def work(options, names):
     """One process: its share of every operator's cases."""
     part, parts = (int(number) for number in options.worker.split("/"))
+    sys.path.insert(0, str(options.libraries))
     for library in ("_C_stable_libtorch", "_C", "_moe_C"):
-        torch.ops.load_library(options.libraries / f"{library}.abi3.so")
+        if (file := options.libraries / f"{library}.abi3.so").exists():
+            torch.ops.load_library(file)
     torch.set_num_threads(1)
     known = campaigns()
     for name in names:
         start = time.monotonic()
         file = options.out / f"{name}-{part}.json"
-        if name in comparisons.ALL:
+        if name in COMPARISONS:
             shared = {"cases": -(-options.cases // parts), "seed": options.seed + part, "seconds": options.seconds}
-            result = comparisons.ALL[name](**shared)
+            result = COMPARISONS[name](**shared)
             file.write_text(json.dumps({"comparison": result, "seconds": time.monotonic() - start}))
             continue
         reasons = campaign(options, name, known[name])
@@ -146,7 +153,7 @@ def summed(name, out, ended):
     """An operator's results over all processes."""
     files = sorted(out.glob(f"{name}-[0-9]*.json"))
     results = [json.loads(file.read_text()) for file in files]
-    if name in comparisons.ALL:
+    if name in COMPARISONS:
         parts = [result["comparison"] for result in results]
         first = next((part["first"] for part in parts if part["wrong"]), None)
         total = {key: sum(part[key] for part in parts) for key in ("cases", "judged", "wrong")}
@@ -209,10 +216,12 @@ def main(arguments=None):
     parser.add_argument("--stand-ins", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_intermixed_args(arguments)
-    names = options.operators or [*campaigns(), *comparisons.ALL]
-    unknown = [name for name in names if name not in campaigns() and name not in comparisons.ALL]
+    known = [*campaigns(), *COMPARISONS]
+    of_peers = {name for peer in PEERS for name in (*peer.PRODUCTS, *peer.COMPARISONS)}
+    names = options.operators or [name for name in known if name not in of_peers]
+    unknown = [name for name in names if name not in known]
     if unknown:
-        parser.error(f"operator {unknown[0]!r}: expected one of {', '.join([*campaigns(), *comparisons.ALL])}")
+        parser.error(f"operator {unknown[0]!r}: expected one of {', '.join(known)}")
     options.out.mkdir(parents=True, exist_ok=True)
     if options.stand_ins:
         base.DEVICE = "cpu"
