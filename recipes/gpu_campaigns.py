@@ -22,6 +22,8 @@ import subprocess
 import sys
 import time
 
+import fbgemm_operators
+import flashinfer_operators
 import humming_operators
 import torch
 import torch_operators as base
@@ -44,7 +46,7 @@ WEIGHTS = {
     "nvfp4": f"checkpoint_format=nvfp4,{SIXTEEN}",
 }
 # Libraries whose packages are in the folder LIBRARIES.
-PEERS = (triton_kernels_operators, humming_operators)
+PEERS = (triton_kernels_operators, humming_operators, fbgemm_operators, flashinfer_operators)
 COMPARISONS = {**comparisons.ALL, **{name: call for peer in PEERS for name, call in peer.COMPARISONS.items()}}
 ROUTED = ("topk_weights", "topk_ids")
 STAGES = ("gate_up", "activated", "down", "y")
@@ -117,6 +119,7 @@ def work(options, names):
     for library in ("_C_stable_libtorch", "_C", "_moe_C"):
         if (file := options.libraries / f"{library}.abi3.so").exists():
             torch.ops.load_library(file)
+    fbgemm_operators.load(options.libraries)
     torch.set_num_threads(1)
     known = campaigns()
     for name in names:

@@ -99,9 +99,11 @@ def product(config, t, invariant=False, every_scale=True, rows=0):
 
     if (config["size_n"], config["size_k"]) not in SIZES:
         raise base.Unsupported("a shape that is not compiled")
+    if 0 < config["group_size"] < 16:
+        raise base.Unsupported("groups of fewer than 16 rows")
     given, x = tensors(config, t), t["in.x"]
     if not every_scale:
-        whole_scales(given["weight_scale"])
+        whole_scales(given["weight_scale"], given["weight"])
     if rows:
         x = x.repeat(-(-rows // len(x)), 1)[-rows:].contiguous()
     made = layer(config, "bias" in given, x.dtype)

@@ -50,10 +50,12 @@ def bytes_of(scales):
     return scales if scales.dtype == torch.uint8 else scales.view(torch.uint8)
 
 
-def whole_scales(scales):
+def whole_scales(scales, codes):
     """Refuses weights with rows where a block scale of 2^-127, which kernels read as zero, has a share in the sum."""
-    codes = bytes_of(scales)
-    if bool(((codes == 0).any(-1) & (codes.amax(-1) < 64)).any()):
+    scales, codes = bytes_of(scales), codes.view(torch.uint8)
+    used = (codes.reshape(*scales.shape, BLOCK // 2) & 0x77 != 0).any(-1)
+    most = torch.where(used, scales, 0).amax(-1)
+    if bool((((scales == 0) & used).any(-1) & (most < 64)).any()):
         raise base.Unsupported("a block scale of 2^-127 among small ones")
 
 
@@ -65,7 +67,7 @@ def product(config, t, warps=8, every_scale=False, invariant=False, rows=0):
     if warps is not None and x.dtype != torch.bfloat16:
         raise base.Unsupported("the swizzled layout takes bfloat16")
     if not every_scale:
-        whole_scales(scales)
+        whole_scales(scales, t["in.weight"])
     if rows:
         x = x.repeat(-(-rows // len(x)), 1)[-rows:].contiguous()
     if warps is not None and config["size_m"] % 2:
@@ -103,7 +105,7 @@ def expert_layer(config, t):
     parts = {}
     for part in ("w13", "w2"):
         scales = bytes_of(t[f"in.{part}_weight_scale"])
-        whole_scales(scales)
+        whole_scales(scales, t[f"in.{part}_weight"])
         codes, scales = matmul_weight(t[f"in.{part}_weight"], scales)
         bias = t[f"in.{part}_bias"].float() if f"in.{part}_bias" in t else None
         parts[part] = (codes, bias), {"precision_config": precision(scales)}
