@@ -44,7 +44,7 @@ def signed_codes(words):
 def int4_weight(words, scales):
     """GPTQ's words [K / 8, N] and scales [K / 128, N]."""
     codes = signed_codes(words.T)
-    if codes.shape[1] * 2 % 128:
+    if codes.shape[1] * 2 != len(scales) * 128:
         raise base.Unsupported("groups of 128")
     return codes, scales.contiguous()
 
@@ -72,6 +72,8 @@ def grouped_gate_up(config, t):
 
 
 def f8i4(config, t):
+    if config["group_size"] != 128 or config["size_k"] % 128 or config["size_n"] % 8:
+        raise base.Unsupported("groups of 128, a multiple of 8 columns")
     codes = signed_codes(t["in.weight_packed"])
     groups = t["ref.weight_scale"].T.contiguous()
     codes, groups = call("preshuffle_i4", codes, groups)
@@ -89,8 +91,8 @@ def f8f8(config, t, fast=False):
 def f8f8_groups(config, t):
     if t["in.a_scales"].dtype != torch.float32 or t["in.weight_scale"].dtype != torch.float32:
         raise base.Unsupported("scales in f32")
-    if config["size_n"] % 128:
-        raise base.Unsupported("whole blocks of 128 columns")
+    if config["size_n"] % 128 or config["size_m"] % 4:
+        raise base.Unsupported("whole blocks of 128 columns, a multiple of 4 rows")
     by_row, by_column = t["in.a_scales"].T.contiguous(), t["in.weight_scale"].T.contiguous()
     return {"y": call("f8f8bf16_groupwise", t["in.a"], t["in.weight"], by_row, by_column)}
 
@@ -139,7 +141,7 @@ def near(values, scales, codes):
     return np.any([codes == one.view(np.uint8) for one in allowed], axis=0)
 
 
-def fp8_quantizer(axis):
+def fp8_quantizer(axis, kinds):
     """`quantize_fp8_per_tensor`, `_per_row` or `_per_col`: scale max / 448, codes nearest to x / scale."""
 
     def compare(cases, seed, seconds):
@@ -147,8 +149,10 @@ def fp8_quantizer(axis):
         name = {None: "tensor", 1: "row", 0: "col"}[axis]
 
         def one(index):
-            kind = comparisons.TYPES[int(random.integers(1, 3))]
+            kind = kinds[int(random.integers(0, len(kinds)))]
             x, host = comparisons.activations(random, kind)
+            if x.shape[1] % 8:
+                return None, None
             try:
                 codes, scale = call(f"quantize_fp8_per_{name}", x)
             except NotImplementedError:
@@ -204,8 +208,9 @@ def index_shuffling(cases, seed, seconds):
 
 COMPARISONS = {
     "fbgemm_f8f8_groupwise": f8f8_blocks,
-    "fbgemm_quantize_fp8_per_tensor": fp8_quantizer(None),
-    "fbgemm_quantize_fp8_per_row": fp8_quantizer(1),
-    "fbgemm_quantize_fp8_per_col": fp8_quantizer(0),
+    "fbgemm_quantize_fp8_per_tensor": fp8_quantizer(None, [torch.float32, torch.bfloat16]),
+    "fbgemm_quantize_fp8_per_row": fp8_quantizer(1, [torch.float32, torch.bfloat16]),
+    "fbgemm_quantize_fp8_per_row_f16": fp8_quantizer(1, [torch.float16]),
+    "fbgemm_quantize_fp8_per_col": fp8_quantizer(0, [torch.bfloat16]),
     "fbgemm_index_shuffling": index_shuffling,
 }

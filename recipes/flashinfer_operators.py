@@ -51,17 +51,21 @@ def mxint4(config, t):
             rows = permute(cache, expert_codes, EPILOGUE).to(codes.device)
             made["weights"].append(convert_to_block_layout(expert_codes[rows].contiguous(), 128))
             rows = permute(cache, expert_scales, EPILOGUE, num_elts_per_sf=32).to(codes.device)
-            made["scales"].append(interleaved(expert_scales[rows].contiguous()).reshape(expert_scales.shape))
+            made["scales"].append(interleaved(expert_scales[rows].contiguous()).flatten())
         outputs.update((f"{name}_{kind}", torch.stack(parts)) for kind, parts in made.items())
     return outputs
 
 
-def topk_deepseek(config, t):
+def topk_deepseek(config, t, in_parts=False):
+    """DeepSeek's routing. More than 128 experts in one group are searched in parts, which is a campaign of its own."""
     from flashinfer.fused_moe import fused_topk_deepseek
 
     logits, bias = t["in.router_logits"], t.get("in.e_score_correction_bias")
-    if logits.dtype != torch.float32 or bias is None:
-        raise base.Unsupported("f32 logits with a bias")
+    if logits.dtype != torch.float32 or bias is None or not config["renormalize"]:
+        raise base.Unsupported("f32 logits with a bias, renormalized")
+    parts = config["num_expert_group"] == 1 and logits.shape[1] > 128 and config["top_k"] < 8
+    if parts != in_parts:
+        raise base.Unsupported("one group of more than 128 experts, fewer than 8 of them" if parts else "groups")
     shape = (len(logits), config["top_k"])
     weights = torch.full(shape, float("nan"), dtype=torch.float32, device=logits.device)
     ids = torch.full(shape, -1, dtype=torch.int32, device=logits.device)
@@ -84,10 +88,14 @@ PRODUCTS = {
         "router", "use_grouped_topk=true,scoring_func=sigmoid,renormalize=true", {}, ["topk_weights", "topk_ids"],
         topk_deepseek,
     ),
+    "flashinfer_topk_deepseek_parts": (
+        "router", "use_grouped_topk=true,scoring_func=sigmoid,renormalize=true,num_expert_group=1", {},
+        ["topk_weights", "topk_ids"], lambda config, t: topk_deepseek(config, t, True),
+    ),
 }  # fmt: skip
 
 
-def activation(cases, seed, seconds):
+def activation(name):
     def activate(kind, both):
         import flashinfer
 
@@ -95,7 +103,7 @@ def activation(cases, seed, seconds):
             return None
         return getattr(flashinfer, f"{kind}_and_mul")(both.to(base.DEVICE))
 
-    return comparisons.every_activation(cases, seed, seconds, ["silu", "gelu", "gelu_tanh"], activate)
+    return lambda cases, seed, seconds: comparisons.every_activation(cases, seed, seconds, [name], activate)
 
 
 def dequantized(codes, scales):
@@ -162,7 +170,9 @@ def quantize(cases, seed, seconds):
 
 
 COMPARISONS = {
-    "flashinfer_activation": activation,
+    "flashinfer_silu": activation("silu"),
+    "flashinfer_gelu": activation("gelu"),
+    "flashinfer_gelu_tanh": activation("gelu_tanh"),
     "flashinfer_mxfp4_dequantize_host": lambda cases, seed, seconds: dequantize(cases, seed, seconds, False),
     "flashinfer_mxfp4_dequantize": lambda cases, seed, seconds: dequantize(cases, seed, seconds, True),
     "flashinfer_fp4_quantize": quantize,

@@ -1,11 +1,13 @@
-"""Campaigns of `marlinspike.run_fuzz` on the GPU operators of vLLM 0.21.0, spread over processes.
+"""Campaigns of `marlinspike.run_fuzz` on the GPU operators of other projects, spread over processes.
 
     pip install marlinspike torch==2.11.0 ml_dtypes
-    python gpu_campaigns.py LIBRARIES --out RESULTS                       # every operator
+    python gpu_campaigns.py LIBRARIES --out RESULTS                       # every operator of vLLM 0.21.0
     python gpu_campaigns.py LIBRARIES --out RESULTS marlin_nvfp4 topk --cases 20000 --seconds 60
+    python gpu_campaigns.py LIBRARIES --out RESULTS humming_uint4b8 triton_mxfp4
 
 LIBRARIES is a folder with `_C.abi3.so`, `_moe_C.abi3.so` and `_C_stable_libtorch.abi3.so` of vLLM's wheel, which
-need PyTorch 2.11. RESULTS gets `summary.json` (for each operator: cases, failures by class, seed, the smallest
+need PyTorch 2.11, or with what `triton_kernels_operators.py`, `humming_operators.py`, `fbgemm_operators.py` and
+`flashinfer_operators.py` name. RESULTS gets `summary.json` (for each operator: cases, failures by class, seed, the smallest
 case of each finding), `OPERATOR-I.json` of each process for `python -m marlinspike merge`, and `kept/`.
 
 A product gets the reference's packed weights; a stage of a layer gets the operators' own output of the stage before it. With

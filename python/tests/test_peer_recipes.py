@@ -163,8 +163,9 @@ def test_quantizers_of_fbgemm_are_judged(monkeypatch, on_host, factor):
         return torch.from_numpy(codes.view(np.uint8)), torch.from_numpy(scale[:, 0].copy())
 
     monkeypatch.setattr(fbgemm_operators, "call", quantize)
-    result = fbgemm_operators.COMPARISONS["fbgemm_quantize_fp8_per_row"](20, 1, 60.0)
-    assert result["judged"] == 20 and bool(result["wrong"]) == (factor != 1.0)
+    result = fbgemm_operators.COMPARISONS["fbgemm_quantize_fp8_per_row"](40, 1, 60.0)
+    # Rows of a number of columns that the operator does not take are left out.
+    assert result["judged"] > 20 and bool(result["wrong"]) == (factor != 1.0)
 
 
 @pytest.mark.parametrize("fault", [False, True])
