@@ -72,8 +72,8 @@ def grouped_gate_up(config, t):
 
 
 def f8i4(config, t):
-    if config["group_size"] != 128 or config["size_k"] % 128 or config["size_n"] % 8:
-        raise base.Unsupported("groups of 128, a multiple of 8 columns")
+    if config["group_size"] != 128 or config["size_k"] % 128 or config["size_n"] % 16:
+        raise base.Unsupported("groups of 128, a multiple of 16 columns")
     codes = signed_codes(t["in.weight_packed"])
     groups = t["ref.weight_scale"].T.contiguous()
     codes, groups = call("preshuffle_i4", codes, groups)
@@ -208,9 +208,10 @@ def index_shuffling(cases, seed, seconds):
 
 COMPARISONS = {
     "fbgemm_f8f8_groupwise": f8f8_blocks,
-    "fbgemm_quantize_fp8_per_tensor": fp8_quantizer(None, [torch.float32, torch.bfloat16]),
-    "fbgemm_quantize_fp8_per_row": fp8_quantizer(1, [torch.float32, torch.bfloat16]),
-    "fbgemm_quantize_fp8_per_row_f16": fp8_quantizer(1, [torch.float16]),
+    "fbgemm_quantize_fp8_per_tensor": fp8_quantizer(None, [torch.bfloat16]),
+    "fbgemm_quantize_fp8_per_row": fp8_quantizer(1, [torch.bfloat16]),
+    "fbgemm_quantize_fp8_per_tensor_f32": fp8_quantizer(None, [torch.float32]),
+    "fbgemm_quantize_fp8_per_row_other_types": fp8_quantizer(1, [torch.float16, torch.float32]),
     "fbgemm_quantize_fp8_per_col": fp8_quantizer(0, [torch.bfloat16]),
     "fbgemm_index_shuffling": index_shuffling,
 }
