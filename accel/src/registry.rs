@@ -23,6 +23,7 @@ static ROWS: &[&Row] = &[
     &ops::gather::ROW,
     &ops::gemm_a8::INT8,
     &ops::gemm_a8::FP8,
+    &ops::scaled_mm::ROW,
 ];
 
 /// Every operation that can be launched.

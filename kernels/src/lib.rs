@@ -55,6 +55,7 @@ const KERNELS: &[(&str, &str)] = files!("", ".cu":
     "per_token_quant_fp8"
     "per_token_quant_int8"
     "permute_cols"
+    "scaled_mm_fp8"
     "topk_router"
 );
 
@@ -89,7 +90,9 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
     "math"
     "mma"
     "routing"
+    "scaled_mm_sizes"
     "wgmma"
+    "wgmma_fp8"
     "wgmma_ring"
     "wgmma_sizes"
 );

@@ -12,6 +12,7 @@ pub mod permute;
 pub mod quantize;
 pub mod repack;
 pub mod router;
+pub mod scaled_mm;
 pub mod scales;
 pub mod sum;
 
@@ -25,5 +26,6 @@ pub use permute::*;
 pub use quantize::*;
 pub use repack::*;
 pub use router::*;
+pub use scaled_mm::{Fp8Weight, scaled_mm_fp8};
 pub use scales::*;
 pub use sum::*;

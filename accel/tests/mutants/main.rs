@@ -3,6 +3,7 @@
 
 mod kit;
 mod many_rows;
+mod scaled_mm;
 
 #[path = "../common/mod.rs"]
 mod common;

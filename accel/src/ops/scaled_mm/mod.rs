@@ -1,0 +1,211 @@
+//! Products of e4m3fn activations and e4m3fn weights on Hopper (`scaled_mm_fp8.cu`): the bits of
+//! [`Schedule::w8a8_fp8`](marlinspike::products::schedule::Schedule::w8a8_fp8) with CUTLASS's epilogue and promotion, or with scales of
+//! blocks those of [`Schedule::w8a8_fp8_blocks`](marlinspike::products::schedule::Schedule::w8a8_fp8_blocks) as DeepGEMM orders them, for every M.
+
+mod plan;
+mod weight;
+
+use marlinspike::num::scalar::ScalarType;
+
+pub use plan::Fp8Plan;
+pub use weight::{Fp8Scales, Fp8Weight};
+
+use super::check;
+use crate::{
+    device::{Device, failed},
+    error::AccelError,
+    launch::{Arguments, Grid, Kernel, Pointer, arguments, tensor_map::TensorMap},
+    memory::Buffer,
+    nvrtc::Parameter,
+    operation::{Law, Mutant, Needs, Row},
+    ops::gemm::checks,
+};
+
+/// Upstream: `cutlass_scaled_mm`, DeepGEMM's `fp8_gemm_nt`.
+pub(crate) static ROW: Row = Row {
+    name: "scaled_mm_fp8",
+    source: plan::SOURCE,
+    needs: Needs { compute_capability: (9, 0) },
+    law: Law::EqualBits,
+    variants: plan::variants,
+    arguments: ScaledMmArguments::SIZES,
+    mutants: &[
+        Mutant::new(
+            "one chain over several stages",
+            "wgmma_fp8<ROWS>(sum[i], w + 2 * step, x + 2 * step, step);",
+            "wgmma_fp8<ROWS>(sum[i], w + 2 * step, x + 2 * step, step + stage);",
+        ),
+        Mutant::new(
+            "the scale of the neighbouring row",
+            "p.x_scales[m * static_cast<size_t>(p.x_scale_step)]",
+            "p.x_scales[(m ^ 1u) % p.size_m * static_cast<size_t>(p.x_scale_step)]",
+        ),
+        Mutant::new(
+            "the part times both scales, rounded apart",
+            "total[i + j] = __fmaf_rn(sum[i + j], scale[j % 2], total[i + j]);",
+            "total[i + j] = __fadd_rn(__fmul_rn(sum[i + j], scale[j % 2]), total[i + j]);",
+        ),
+        Mutant::new(
+            "the bias added with a rounding of its own",
+            "__fmaf_rn(value, x_scale, bias[half])",
+            "__fadd_rn(__fmul_rn(value, x_scale), bias[half])",
+        ),
+    ],
+};
+
+static KERNEL: Kernel<ScaledMmArguments> = Kernel::early(&ROW);
+
+arguments! {
+    /// Arguments of `scaled_mm_fp8.cu`.
+    ScaledMmArguments {
+        w_map: TensorMap,
+        x_map: TensorMap,
+        w_scales: Pointer,
+        x_scales: Pointer,
+        bias: Pointer,
+        y: Pointer,
+        size_m: u32,
+        size_n: u32,
+        size_k: u32,
+        x_scale_step: u32,
+        tile_n: u32,
+        stages: u32,
+        raster: u32,
+        expert_ids: Pointer,
+        num_tokens_post_padded: Pointer,
+        row_weights: Pointer,
+    }
+}
+
+/// e4m3fn rows in a device's memory.
+#[derive(Debug, Clone, Copy)]
+pub struct RowsFp8<'a> {
+    /// `[M, K]`: any bits, NaN included.
+    pub codes: &'a Buffer<u8>,
+    /// For a weight with [`Fp8Scales::Channels`]: `[M]`, or one scale of the whole tensor. With
+    /// [`Fp8Scales::Blocks`]: `[K / 128, M]`, each row padded to [`block_scale_step`] values.
+    pub scales: &'a Buffer<f32>,
+}
+
+/// Values from one k block's scales of x to the next: M, rounded up to whole 16-byte pieces.
+pub const fn block_scale_step(size_m: usize) -> usize {
+    size_m.next_multiple_of(4)
+}
+
+/// y `[M, N]` = x `[M, K]` · W, f16 or bf16 bits, row-major, with the scales of both and the weight's bias.
+///
+/// # Errors
+/// [`AccelError::Argument`] where x is not whole rows of K with their scales, y not as many rows of N, or a buffer
+/// is another device's; [`AccelError::Capability`], [`AccelError::NvrtcMissing`] and [`AccelError::Compile`] from
+/// preparing the kernel, which only sm_90a has; [`AccelError::Driver`] from launching it.
+pub fn scaled_mm_fp8(
+    device: &Device,
+    x: RowsFp8<'_>,
+    weight: &Fp8Weight,
+    y: &mut Buffer<u16>,
+) -> Result<(), AccelError> {
+    let size_m = x.codes.len() / weight.shape().size_k;
+    let plan = Fp8Plan::choose(size_m, weight, device.multiprocessors());
+    scaled_mm_fp8_planned(device, x, weight, y, plan)
+}
+
+/// [`scaled_mm_fp8`], divided by the caller's plan: the same bits, at another speed.
+///
+/// # Errors
+/// As [`scaled_mm_fp8`]; [`AccelError::Argument`] for a plan that the kernel does not have.
+pub fn scaled_mm_fp8_planned(
+    device: &Device,
+    x: RowsFp8<'_>,
+    weight: &Fp8Weight,
+    y: &mut Buffer<u16>,
+    plan: Fp8Plan,
+) -> Result<(), AccelError> {
+    let parts = [
+        ("x", x.codes.is_on(device) && x.scales.is_on(device)),
+        ("weight", weight.is_on(device)),
+        ("y", y.is_on(device)),
+    ];
+    check::same_device(&ROW, device, &parts)?;
+    if weight.experts() != 1 {
+        return Err(ROW.refuse("weight", format!("{} matrices", weight.experts()), "one matrix"));
+    }
+    let shape = weight.shape();
+    if !x.codes.len().is_multiple_of(shape.size_k) {
+        let found = format!("{} codes", x.codes.len());
+        return Err(ROW.refuse("x", found, format!("rows of {}", shape.size_k)));
+    }
+    let rows = x.codes.len() / shape.size_k;
+    let size_m = checks::rows_of_y(&ROW, rows, 1, y, shape.size_n)?;
+    let x_scale_step = scale_step(x, weight, size_m)?;
+    if size_m == 0 {
+        return Ok(());
+    }
+    let sizes = plan.sizes(&ROW, device, weight.scales_of())?;
+    let (rows_of_tiles, columns) =
+        (size_m.div_ceil(plan.rows as usize), plan.columns(shape.size_n));
+    // Tiles are counted in 32 bits, raster and all.
+    let tiles = rows_of_tiles.saturating_mul(columns * plan.ranks as usize);
+    if i32::try_from(tiles).is_err() {
+        let found = format!("{size_m} rows in {tiles} tiles");
+        return Err(ROW.refuse("rows", found, "fewer than 2^31 tiles"));
+    }
+    // `rows_of_y` and `Fp8Weight` hold the sizes below 2^31.
+    let (size_m, size_n, size_k) = (size_m as u32, shape.size_n as u32, shape.size_k as u32);
+    let map = |matrix, rows, box_rows| {
+        TensorMap::of_bytes(device, matrix, rows, size_k, box_rows)
+            .map_err(failed("cuTensorMapEncodeTiled"))
+    };
+    // x has size_m rows of size_k codes with their scales, y as many rows of size_n; the weight's buffers fit its shape;
+    // the copy engine reads no others. The ring's stages fit the shared memory of the launch.
+    let arguments = ScaledMmArguments {
+        w_map: map(&weight.codes, size_n, plan.tile_n)?,
+        x_map: map(x.codes, size_m, plan.rows / plan.ranks)?,
+        w_scales: (&weight.scales).into(),
+        x_scales: x.scales.into(),
+        bias: weight.bias.as_ref().into(),
+        y: y.into(),
+        size_m,
+        size_n,
+        size_k,
+        x_scale_step,
+        tile_n: plan.tile_n,
+        stages: sizes.stages,
+        raster: plan.raster(),
+        expert_ids: Pointer::NULL,
+        num_tokens_post_padded: Pointer::NULL,
+        row_weights: Pointer::NULL,
+    };
+    let most = device.multiprocessors() / plan.ranks * plan.ranks;
+    let grid = Grid {
+        blocks: (most.min(tiles as u32), 1, 1),
+        threads: (sizes.threads, 1, 1),
+        shared_bytes: sizes.shared_bytes,
+    };
+    KERNEL.launch(device, &parameters(weight.dtype(), weight.scales_of(), plan), grid, arguments)
+}
+
+/// The kernel's `x_scale_step` for `size_m` rows with these scales.
+fn scale_step(x: RowsFp8<'_>, weight: &Fp8Weight, size_m: usize) -> Result<u32, AccelError> {
+    let (found, step) = (x.scales.len(), block_scale_step(size_m));
+    let expected = match weight.scales_of() {
+        Fp8Scales::Channels if found == 1 => return Ok(0),
+        Fp8Scales::Channels if found == size_m => return Ok(1),
+        Fp8Scales::Channels => format!("{size_m}, or 1"),
+        Fp8Scales::Blocks => {
+            let groups = weight.shape().size_k / Fp8Weight::BLOCK;
+            if found == groups * step {
+                // At most 2^31 with the rows of y.
+                return Ok(step as u32);
+            }
+            format!("[{groups}, {step}]")
+        }
+    };
+    Err(ROW.refuse("x_scales", format!("{found} values"), expected))
+}
+
+fn parameters(dtype: ScalarType, scales: Fp8Scales, plan: Fp8Plan) -> Vec<Parameter> {
+    let is_bf16 = u32::from(dtype == ScalarType::BFLOAT16);
+    let mut parameters = vec![("IS_BF16", is_bf16), ("HAS_BLOCKS", scales as u32), ("IS_MOE", 0)];
+    parameters.extend(plan.parameters());
+    parameters
+}
