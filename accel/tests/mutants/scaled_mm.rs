@@ -5,16 +5,22 @@ use crate::common;
 
 use crate::common::{HALVES, Law, Random};
 use crate::many_rows::hopper_or_skip;
+use marlinspike::moe::align::{Absent, Align};
 use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
-use marlinspike::products::schedule::{Extras, Fp8BlockKernel, Fp8Kernel, Schedule};
+use marlinspike::products::schedule::{
+    Extras, Fp8BlockKernel, Fp8Kernel, Schedule, Stack, Step, StepOp,
+};
+use marlinspike::quantize::{Fp8GroupRule, per_group_fp8_with};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use marlinspike_accel::{
     AccelError, Device,
+    ops::align::{Runs, align_on_device},
+    ops::per_token_group_quant_fp8,
     ops::scaled_mm::{
-        Fp8Plan, Fp8Scales, Fp8Weight, RowsFp8, block_scale_step, scaled_mm_fp8,
-        scaled_mm_fp8_planned,
+        Fp8Plan, Fp8Scales, Fp8Weight, RoutedRows, RowsFp8, block_scale_step, moe_scaled_mm_fp8,
+        scaled_mm_fp8, scaled_mm_fp8_planned,
     },
     registry::mutants,
 };
@@ -158,7 +164,8 @@ fn fp8_products_equal_the_reference_under_every_plan() {
     let mut random = Random(0xF8F8_0001_89AB_CDEF);
     // N of parts of a tile and of a block; more stages than the ring has; several rounds of tiles.
     let blocks = [(128, 8, 1), (384, 328, 70), (4480, 72, 13), (256, 8456, 200), (1152, 1024, 333)];
-    let channels = [(16, 8, 1), (400, 328, 70), (4464, 72, 13), (256, 8456, 200), (1040, 1024, 333)];
+    let channels =
+        [(16, 8, 1), (400, 328, 70), (4464, 72, 13), (256, 8456, 200), (1040, 1024, 333)];
     for (of, shapes) in [(Fp8Scales::Channels, channels), (Fp8Scales::Blocks, blocks)] {
         for (i, (size_k, size_n, size_m)) in shapes.into_iter().enumerate() {
             let (dtype, shape) = (HALVES[i % 2], Shape::new(size_k, size_n));
@@ -190,7 +197,8 @@ fn fp8_rows_have_the_same_bits_for_every_m() {
     let shape = Shape::new(1024, 512);
     for of in [Fp8Scales::Channels, Fp8Scales::Blocks] {
         let case = Case::new(&mut random, of, HALVES[1], shape, 260, true);
-        let weight = Fp8Weight::new(&device, std::slice::from_ref(&case.weight), HALVES[1]).unwrap();
+        let weight =
+            Fp8Weight::new(&device, std::slice::from_ref(&case.weight), HALVES[1]).unwrap();
         let groups = case.weight.scales.rows();
         for size_m in [1, 7, 8, 9, 16, 17, 40, 64, 65, 129, 260] {
             let codes = device.upload(&case.codes[..size_m * shape.size_k]).unwrap();
@@ -291,4 +299,155 @@ fn fp8_arguments_that_do_not_fit_are_refused() {
     ] {
         assert_eq!(complaint(&channels, [512, 2, 128], bad), Some("plan"), "{bad:?}");
     }
+}
+
+/// Rows of several magnitudes, one of zeros, one of any finite numbers, one of subnormals.
+fn rows(random: &mut Random, dtype: ScalarType, count: usize, size_k: usize) -> Vec<u16> {
+    (0..count)
+        .flat_map(|row| match row % 5 {
+            0 => vec![0; size_k],
+            1 => random.any_finite(dtype, size_k),
+            2 => (0..size_k).map(|_| (random.next() & 0x807f) as u16).collect(),
+            3 => random.halves(dtype, size_k, 1.0),
+            _ => random.halves(dtype, size_k, 1e-3),
+        })
+        .collect()
+}
+
+/// Codes, and bits of scales, of the groups of rows: the device's and the reference's.
+fn quantized(
+    device: &Device,
+    x: &[u16],
+    dtype: ScalarType,
+    size_k: usize,
+    ue8m0: bool,
+) -> [(Vec<u8>, Vec<u32>); 2] {
+    let widened: Vec<f32> = x.iter().map(|&bits| dtype.to_f64(bits.into()) as f32).collect();
+    let wide = rows_of("x", &widened, size_k).unwrap();
+    let wanted = per_group_fp8_with(wide, 128, Fp8GroupRule::Quotient, ue8m0).unwrap();
+    let found = per_token_group_quant_fp8(device, x, dtype, size_k, ue8m0).unwrap();
+    [found, wanted].map(|q| {
+        let (codes, scales) = q.into_vecs();
+        (
+            codes.into_iter().map(|code| code.to_bits()).collect(),
+            scales.into_iter().map(f32::to_bits).collect(),
+        )
+    })
+}
+
+#[test]
+fn fp8_groups_are_quantized_as_the_reference_does() {
+    let test = "fp8_groups_are_quantized_as_the_reference_does";
+    let Some(device) = common::device_or_skip(test) else { return };
+    let mut law = Law::new("per_token_group_quant_fp8");
+    let mut random = Random(0xF8F8_0004_89AB_CDEF);
+    for dtype in HALVES {
+        for (count, size_k) in [(5, 128), (10, 384), (41, 1024), (5, 7168)] {
+            for ue8m0 in [false, true] {
+                let x = rows(&mut random, dtype, count, size_k);
+                let [found, wanted] = quantized(&device, &x, dtype, size_k, ue8m0);
+                let context = format!("{dtype}, [{count}, {size_k}], UE8M0 {ue8m0}");
+                law.equal(&context, &found.0, &wanted.0);
+                law.equal(&context, &found.1, &wanted.1);
+            }
+        }
+    }
+    law.held();
+    let error = per_token_group_quant_fp8(&device, &[0; 64], HALVES[1], 64, false).unwrap_err();
+    assert!(matches!(error, AccelError::Argument { what: "size_k", .. }), "{error:?}");
+    let error = per_token_group_quant_fp8(&device, &[0x7f80; 128], HALVES[1], 128, false);
+    assert!(matches!(error, Err(AccelError::Argument { what: "x", .. })), "{error:?}");
+    let x = rows(&mut random, HALVES[1], 40, 1024);
+    for (row, mutant) in mutants().filter(|(row, _)| row.source == "per_token_group_quant_fp8") {
+        let device = Device::open().unwrap().with_mutant(row, mutant).unwrap();
+        let [found, wanted] = quantized(&device, &x, HALVES[1], 1024, false);
+        assert_ne!(found, wanted, "{} passed", mutant.name);
+        common::say(&format!("MUTANT {}: {} rejected", row.source, mutant.name));
+    }
+}
+
+#[test]
+fn fp8_products_with_experts_equal_the_reference() {
+    let test = "fp8_products_with_experts_equal_the_reference";
+    let Some(device) = hopper_or_skip(test) else { return };
+    let mut law = Law::new("moe_scaled_mm_fp8");
+    let mut random = Random(0xF8F8_0005_89AB_CDEF);
+    let (experts, dtype) = (5, HALVES[1]);
+    // A tile of one expert ends in the columns of the next.
+    let shape = Shape::new(384, 200);
+    let align =
+        Align { block_size: 1, num_experts: experts, expert_map: None, absent: Absent::Ignore };
+    let runs = Runs::new(&device, &align).unwrap();
+    for of in [Fp8Scales::Channels, Fp8Scales::Blocks] {
+        let weights: Vec<Weight<'static>> =
+            (0..experts).map(|_| weight(&mut random, of, dtype, shape, true)).collect();
+        let there = Fp8Weight::new(&device, &weights, dtype).unwrap();
+        let groups = weights[0].scales.rows();
+        for (plan, entries) in Fp8Plan::all().zip([1, 9, 30, 70, 100, 200, 300, 333, 500]) {
+            let ids: Vec<i32> =
+                (0..entries).map(|_| random.below(experts + 1) as i32 - 1).collect();
+            let mut blocks = runs.room(&device, entries, plan.rows as usize).unwrap();
+            align_on_device(&device, &runs, &device.upload(&ids).unwrap(), &mut blocks).unwrap();
+            let place_of = device.download(blocks.place_of()).unwrap();
+            let codes_of: Vec<u8> =
+                (0..entries).flat_map(|m| codes(&mut random, m, shape.size_k)).collect();
+            let of_rows: Vec<f32> = (0..entries * groups).map(|_| scale(&mut random)).collect();
+            let router: Vec<f32> = (0..entries).map(|_| random.normal() as f32).collect();
+
+            let schedule = match of {
+                Fp8Scales::Channels => Schedule::w8a8_fp8(Fp8Kernel::Cutlass, dtype, true),
+                Fp8Scales::Blocks => Schedule::w8a8_fp8_blocks(Fp8BlockKernel::DeepGemm, dtype),
+            };
+            let mut schedule = schedule.unwrap();
+            let round = schedule.epilogue.len() - 1;
+            let router_step = Step { op: StepOp::RouterWeight, ty: ScalarType::FLOAT32 };
+            if !schedule.epilogue.contains(&router_step) {
+                schedule.epilogue.insert(round, router_step);
+            }
+            let wide: Vec<u32> = codes_of.iter().map(|&code| code.into()).collect();
+            let expert_of: Vec<Option<usize>> =
+                ids.iter().map(|&id| usize::try_from(id).ok()).collect();
+            let stack =
+                Stack { weights: &weights, expert_of: &expert_of, orders: None, places: None };
+            let extras = Extras {
+                activation_scales: Some(&of_rows),
+                router_weights: Some(&router),
+                order: None,
+            };
+            let wide = rows_of("x", &wide, shape.size_k).unwrap();
+            let wanted = schedule.execute_stack(wide, stack, extras).unwrap();
+
+            let places = blocks.places();
+            let step = block_scale_step(places);
+            let mut x = vec![0x7f; places * shape.size_k];
+            let per_place = if of == Fp8Scales::Blocks { groups * step } else { places };
+            let (mut scales, mut weights_there) = (vec![f32::NAN; per_place], vec![0.0; places]);
+            for (m, &place) in place_of.iter().enumerate() {
+                let Ok(place) = usize::try_from(place) else { continue };
+                x[place * shape.size_k..][..shape.size_k]
+                    .copy_from_slice(&codes_of[m * shape.size_k..][..shape.size_k]);
+                weights_there[place] = router[m];
+                for group in 0..groups {
+                    scales[group * step + place] = of_rows[m * groups + group];
+                }
+            }
+            let (x, scales) = (device.upload(&x).unwrap(), device.upload(&scales).unwrap());
+            let row_weights = device.upload(&weights_there).unwrap();
+            let mut y = device.upload(&vec![NOT_WRITTEN; places * shape.size_n]).unwrap();
+            let rows = RowsFp8 { codes: &x, scales: &scales };
+            let routed = RoutedRows { blocks: &blocks, row_weights: Some(&row_weights) };
+            moe_scaled_mm_fp8(&device, rows, &there, &mut y, plan, routed).unwrap();
+            let y = device.download(&y).unwrap();
+            let wanted: Vec<u16> = wanted.into_iter().map(|bits| bits as u16).collect();
+            let (mut found, mut expected) = (Vec::new(), Vec::new());
+            for (m, &place) in place_of.iter().enumerate() {
+                if let Ok(place) = usize::try_from(place) {
+                    found.extend_from_slice(&y[place * shape.size_n..][..shape.size_n]);
+                    expected.extend_from_slice(&wanted[m * shape.size_n..][..shape.size_n]);
+                }
+            }
+            law.equal(&format!("{of:?}, {entries} entries, {plan:?}"), &found, &expected);
+        }
+    }
+    law.held();
 }

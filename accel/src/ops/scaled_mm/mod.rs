@@ -18,7 +18,7 @@ use crate::{
     memory::Buffer,
     nvrtc::Parameter,
     operation::{Law, Mutant, Needs, Row},
-    ops::gemm::checks,
+    ops::{align::DeviceBlocks, gemm::checks},
 };
 
 /// Upstream: `cutlass_scaled_mm`, DeepGEMM's `fp8_gemm_nt`.
@@ -27,7 +27,7 @@ pub(crate) static ROW: Row = Row {
     source: plan::SOURCE,
     needs: Needs { compute_capability: (9, 0) },
     law: Law::EqualBits,
-    variants: plan::variants,
+    variants: |arch| plan::variants(arch, false),
     arguments: ScaledMmArguments::SIZES,
     mutants: &[
         Mutant::new(
@@ -53,7 +53,19 @@ pub(crate) static ROW: Row = Row {
     ],
 };
 
+/// Upstream: `cutlass_moe_mm`, DeepGEMM's `m_grouped_fp8_gemm_nt_contiguous`.
+pub(crate) static MOE: Row = Row {
+    name: "moe_scaled_mm_fp8",
+    source: plan::SOURCE,
+    needs: Needs { compute_capability: (9, 0) },
+    law: Law::EqualBits,
+    variants: |arch| plan::variants(arch, true),
+    arguments: ScaledMmArguments::SIZES,
+    mutants: &[],
+};
+
 static KERNEL: Kernel<ScaledMmArguments> = Kernel::early(&ROW);
+static MOE_KERNEL: Kernel<ScaledMmArguments> = Kernel::early(&MOE);
 
 arguments! {
     /// Arguments of `scaled_mm_fp8.cu`.
@@ -136,44 +148,109 @@ pub fn scaled_mm_fp8_planned(
     }
     let rows = x.codes.len() / shape.size_k;
     let size_m = checks::rows_of_y(&ROW, rows, 1, y, shape.size_n)?;
-    let x_scale_step = scale_step(x, weight, size_m)?;
     if size_m == 0 {
         return Ok(());
     }
-    let sizes = plan.sizes(&ROW, device, weight.scales_of())?;
-    let (rows_of_tiles, columns) =
-        (size_m.div_ceil(plan.rows as usize), plan.columns(shape.size_n));
-    // Tiles are counted in 32 bits, raster and all.
-    let tiles = rows_of_tiles.saturating_mul(columns * plan.ranks as usize);
-    if i32::try_from(tiles).is_err() {
-        let found = format!("{size_m} rows in {tiles} tiles");
-        return Err(ROW.refuse("rows", found, "fewer than 2^31 tiles"));
+    launch(device, x, weight, y, plan, size_m, None)
+}
+
+/// Rows of x and y in the order of their experts' blocks.
+#[derive(Debug, Clone, Copy)]
+pub struct RoutedRows<'a> {
+    /// Row `place_of[t]` of x and y is entry t's; of [`Fp8Plan::rows`] entries each.
+    pub blocks: &'a DeviceBlocks,
+    /// One for each row of y, which it multiplies before that is rounded.
+    pub row_weights: Option<&'a Buffer<f32>>,
+}
+
+/// Each row of y `[places, N]` = the row of x `[places, K]` · W of the expert of its block, with the scales of both, plus
+/// bias, times router weight. Rows of padding are undefined afterwards, and those of x are not used.
+///
+/// # Errors
+/// As [`scaled_mm_fp8_planned`]; [`AccelError::Argument`] also for blocks of other sizes than the plan's or for other
+/// experts, and where x, y or weights do not have a row for each place.
+pub fn moe_scaled_mm_fp8(
+    device: &Device,
+    x: RowsFp8<'_>,
+    weight: &Fp8Weight,
+    y: &mut Buffer<u16>,
+    plan: Fp8Plan,
+    routed: RoutedRows<'_>,
+) -> Result<(), AccelError> {
+    let RoutedRows { blocks, row_weights } = routed;
+    let are_weights_here = row_weights.is_none_or(|weights| weights.is_on(device));
+    let parts = [
+        ("x", x.codes.is_on(device) && x.scales.is_on(device)),
+        ("weight", weight.is_on(device)),
+        ("y", y.is_on(device)),
+        ("routing", blocks.is_on(device) && are_weights_here),
+    ];
+    check::same_device(&MOE, device, &parts)?;
+    let (shape, places) = (weight.shape(), blocks.places());
+    for (what, len, width) in [("x", x.codes.len(), shape.size_k), ("y", y.len(), shape.size_n)] {
+        if Some(len) != places.checked_mul(width) {
+            let expected = format!("[{places}, {width}], a row for each place");
+            return Err(MOE.refuse(what, format!("{len} elements"), expected));
+        }
     }
-    // `rows_of_y` and `Fp8Weight` hold the sizes below 2^31.
-    let (size_m, size_n, size_k) = (size_m as u32, shape.size_n as u32, shape.size_k as u32);
+    checks::blocks(&MOE, blocks, plan.rows as usize, blocks.entries(), weight.experts())?;
+    checks::router_weights(&MOE, "row_weights", row_weights, places)?;
+    if places == 0 {
+        return Ok(());
+    }
+    launch(device, x, weight, y, plan, places, Some(routed))
+}
+
+/// Launches a checked product of `rows` rows.
+fn launch(
+    device: &Device,
+    x: RowsFp8<'_>,
+    weight: &Fp8Weight,
+    y: &mut Buffer<u16>,
+    plan: Fp8Plan,
+    rows: usize,
+    routed: Option<RoutedRows<'_>>,
+) -> Result<(), AccelError> {
+    let is_moe = routed.is_some();
+    let (row, kernel) = if is_moe { (&MOE, &MOE_KERNEL) } else { (&ROW, &KERNEL) };
+    let shape = weight.shape();
+    let x_scale_step = scale_step(row, x, weight, rows)?;
+    let sizes = plan.sizes(row, device, weight.scales_of())?;
+    let columns = plan.columns(shape.size_n) * plan.ranks as usize;
+    let tiles = rows.div_ceil(plan.rows as usize).saturating_mul(columns);
+    // Tiles are counted in 32 bits, raster and all.
+    if i32::try_from(tiles).is_err() || i32::try_from(rows).is_err() {
+        let found = format!("{rows} rows in {tiles} tiles");
+        return Err(row.refuse("rows", found, "fewer than 2^31 of either"));
+    }
+    // `Fp8Weight` holds these below 2^31, and all experts' columns too.
+    let (size_n, size_k) = (shape.size_n as u32, shape.size_k as u32);
+    let (all_columns, rows) = (size_n * weight.experts() as u32, rows as u32);
     let map = |matrix, rows, box_rows| {
         TensorMap::of_bytes(device, matrix, rows, size_k, box_rows)
             .map_err(failed("cuTensorMapEncodeTiled"))
     };
-    // x has size_m rows of size_k codes with their scales, y as many rows of size_n; the weight's buffers fit its shape;
-    // the copy engine reads no others. The ring's stages fit the shared memory of the launch.
+    let blocks = routed.map(|routed| routed.blocks);
+    // x has `rows` rows of size_k codes with their scales, y as many of size_n; the weight's buffers fit its shape; the
+    // copy engine reads no others. Blocks are of the plan's rows, one in y for each place, as are the router weights.
+    // The ring's stages fit the shared memory of the launch.
     let arguments = ScaledMmArguments {
-        w_map: map(&weight.codes, size_n, plan.tile_n)?,
-        x_map: map(x.codes, size_m, plan.rows / plan.ranks)?,
+        w_map: map(&weight.codes, all_columns, plan.tile_n)?,
+        x_map: map(x.codes, rows, plan.rows / plan.ranks)?,
         w_scales: (&weight.scales).into(),
         x_scales: x.scales.into(),
         bias: weight.bias.as_ref().into(),
         y: y.into(),
-        size_m,
+        size_m: rows,
         size_n,
         size_k,
         x_scale_step,
         tile_n: plan.tile_n,
         stages: sizes.stages,
         raster: plan.raster(),
-        expert_ids: Pointer::NULL,
-        num_tokens_post_padded: Pointer::NULL,
-        row_weights: Pointer::NULL,
+        expert_ids: blocks.map(|blocks| &blocks.expert_ids).into(),
+        num_tokens_post_padded: blocks.map(|blocks| &blocks.num_tokens_post_padded).into(),
+        row_weights: routed.and_then(|routed| routed.row_weights).into(),
     };
     let most = device.multiprocessors() / plan.ranks * plan.ranks;
     let grid = Grid {
@@ -181,11 +258,17 @@ pub fn scaled_mm_fp8_planned(
         threads: (sizes.threads, 1, 1),
         shared_bytes: sizes.shared_bytes,
     };
-    KERNEL.launch(device, &parameters(weight.dtype(), weight.scales_of(), plan), grid, arguments)
+    let parameters = parameters(weight.dtype(), weight.scales_of(), is_moe, plan);
+    kernel.launch(device, &parameters, grid, arguments)
 }
 
 /// The kernel's `x_scale_step` for `size_m` rows with these scales.
-fn scale_step(x: RowsFp8<'_>, weight: &Fp8Weight, size_m: usize) -> Result<u32, AccelError> {
+fn scale_step(
+    row: &Row,
+    x: RowsFp8<'_>,
+    weight: &Fp8Weight,
+    size_m: usize,
+) -> Result<u32, AccelError> {
     let (found, step) = (x.scales.len(), block_scale_step(size_m));
     let expected = match weight.scales_of() {
         Fp8Scales::Channels if found == 1 => return Ok(0),
@@ -200,12 +283,13 @@ fn scale_step(x: RowsFp8<'_>, weight: &Fp8Weight, size_m: usize) -> Result<u32, 
             format!("[{groups}, {step}]")
         }
     };
-    Err(ROW.refuse("x_scales", format!("{found} values"), expected))
+    Err(row.refuse("x_scales", format!("{found} values"), expected))
 }
 
-fn parameters(dtype: ScalarType, scales: Fp8Scales, plan: Fp8Plan) -> Vec<Parameter> {
+fn parameters(dtype: ScalarType, scales: Fp8Scales, is_moe: bool, plan: Fp8Plan) -> Vec<Parameter> {
     let is_bf16 = u32::from(dtype == ScalarType::BFLOAT16);
-    let mut parameters = vec![("IS_BF16", is_bf16), ("HAS_BLOCKS", scales as u32), ("IS_MOE", 0)];
+    let mut parameters =
+        vec![("IS_BF16", is_bf16), ("HAS_BLOCKS", scales as u32), ("IS_MOE", is_moe.into())];
     parameters.extend(plan.parameters());
     parameters
 }

@@ -107,7 +107,7 @@ impl Fp8Plan {
 
     fn sizes_within(self, scales: Fp8Scales, most: u32) -> Result<Sizes, AccelError> {
         SIZES.get((self, scales), || {
-            let all = parameters(ScalarType::BFLOAT16, scales, self);
+            let all = parameters(ScalarType::BFLOAT16, scales, false, self);
             let size = |name| constant(SOURCE, name, &all);
             let stage = size("STAGE_BYTES")? + self.tile_n * size("STAGE_K")?;
             let end = size("END_BYTES")?;
@@ -153,12 +153,12 @@ impl Fp8Plan {
     }
 }
 
-pub(super) fn variants(arch: Arch) -> Result<Vec<Vec<Parameter>>, AccelError> {
+pub(super) fn variants(arch: Arch, is_moe: bool) -> Result<Vec<Vec<Parameter>>, AccelError> {
     let mut all = Vec::new();
     if arch.has_wgmma() {
         for dtype in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
             for scales in [Fp8Scales::Channels, Fp8Scales::Blocks] {
-                all.extend(Fp8Plan::all().map(|plan| parameters(dtype, scales, plan)));
+                all.extend(Fp8Plan::all().map(|plan| parameters(dtype, scales, is_moe, plan)));
             }
         }
     }

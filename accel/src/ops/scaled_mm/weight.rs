@@ -71,9 +71,8 @@ impl Fp8Weight {
         let mut bias: Option<Vec<u16>> = first.bias.is_some().then(Vec::new);
         for weight in weights {
             validate(weight, first, scales_of, dtype)?;
-            codes.extend(
-                (0..size_n).flat_map(|n| (0..size_k).map(move |k| weight.codes.get(k, n))),
-            );
+            codes
+                .extend((0..size_n).flat_map(|n| (0..size_k).map(move |k| weight.codes.get(k, n))));
             scales.extend(scale_values(weight, scales_of)?);
             if let (Some(all), Some(own)) = (&mut bias, &weight.bias) {
                 all.extend_from_slice(halves(own));
