@@ -3,10 +3,14 @@
 
 use crate::common;
 
-use crate::common::{HALVES, Law, Random};
+use crate::common::{Experts, HALVES, Law, Random, Tokens, some_to_none};
 use crate::many_rows::hopper_or_skip;
+use marlinspike::case::Activation;
+use marlinspike::method::{MethodLayer, Quantizer};
+use marlinspike::moe::activation::Definition;
 use marlinspike::moe::align::{Absent, Align};
-use marlinspike::num::array::rows_of;
+use marlinspike::moe::layer::Routed;
+use marlinspike::num::array::{FloatView2, rows_of};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{
@@ -19,8 +23,8 @@ use marlinspike_accel::{
     ops::align::{Runs, align_on_device},
     ops::per_token_group_quant_fp8,
     ops::scaled_mm::{
-        Fp8Plan, Fp8Scales, Fp8Weight, RoutedRows, RowsFp8, block_scale_step, moe_scaled_mm_fp8,
-        scaled_mm_fp8, scaled_mm_fp8_planned,
+        Fp8Layer, Fp8Plan, Fp8Scales, Fp8Weight, RoutedRows, RowsFp8, block_scale_step,
+        moe_scaled_mm_fp8, scaled_mm_fp8, scaled_mm_fp8_planned,
     },
     registry::mutants,
 };
@@ -394,16 +398,7 @@ fn fp8_products_with_experts_equal_the_reference() {
             let of_rows: Vec<f32> = (0..entries * groups).map(|_| scale(&mut random)).collect();
             let router: Vec<f32> = (0..entries).map(|_| random.normal() as f32).collect();
 
-            let schedule = match of {
-                Fp8Scales::Channels => Schedule::w8a8_fp8(Fp8Kernel::Cutlass, dtype, true),
-                Fp8Scales::Blocks => Schedule::w8a8_fp8_blocks(Fp8BlockKernel::DeepGemm, dtype),
-            };
-            let mut schedule = schedule.unwrap();
-            let round = schedule.epilogue.len() - 1;
-            let router_step = Step { op: StepOp::RouterWeight, ty: ScalarType::FLOAT32 };
-            if !schedule.epilogue.contains(&router_step) {
-                schedule.epilogue.insert(round, router_step);
-            }
+            let schedule = routed_schedule(of, dtype);
             let wide: Vec<u32> = codes_of.iter().map(|&code| code.into()).collect();
             let expert_of: Vec<Option<usize>> =
                 ids.iter().map(|&id| usize::try_from(id).ok()).collect();
@@ -450,4 +445,86 @@ fn fp8_products_with_experts_equal_the_reference() {
         }
     }
     law.held();
+}
+
+#[test]
+fn fp8_layers_equal_the_reference() {
+    let test = "fp8_layers_equal_the_reference";
+    let Some(device) = hopper_or_skip(test) else { return };
+    let mut law = Law::new("expert layer, e4m3fn weights and activations");
+    let mut random = Random(0xF8F8_0006_89AB_CDEF);
+    let (experts, top_k, h, size_i) = (6, 3, 512, 384);
+    for (i, (of, ue8m0)) in
+        [(Fp8Scales::Channels, false), (Fp8Scales::Blocks, false), (Fp8Scales::Blocks, true)]
+            .into_iter()
+            .enumerate()
+    {
+        let (dtype, activation) = (HALVES[(i + 1) % 2], Definition::new(Activation::Silu));
+        let parts = Experts::new([h, size_i], activation, dtype, |shape| {
+            (0..experts).map(|_| moderate_weight(&mut random, of, dtype, shape)).collect()
+        });
+        let layer = parts.layer();
+        let there = Fp8Layer::new(&device, &layer, ue8m0).unwrap();
+        let quantizer = match of {
+            Fp8Scales::Channels => Quantizer::Fp8Token,
+            Fp8Scales::Blocks => {
+                Quantizer::Fp8GroupBy { size: 128, rule: Fp8GroupRule::Quotient, ue8m0 }
+            }
+        };
+        let schedule = routed_schedule(of, dtype);
+        for tokens in [1, 20, 150] {
+            let inputs = Tokens::new(&mut random, &layer, (tokens, top_k), some_to_none);
+            let Tokens { x, ids, weights, .. } = &inputs;
+            let method = MethodLayer {
+                layer,
+                quantizers: [quantizer.clone(), quantizer.clone()],
+                w13_multipliers: None,
+            };
+            let rows = FloatView2::from_rows("x", dtype, h, x).unwrap();
+            let routed = Routed::from_rows(top_k, ids, weights).unwrap();
+            let stages = method.forward(rows, routed, |_, product| product.execute(&schedule));
+            let wanted = stages.unwrap().y.into_bits();
+
+            let mut work = there.workspace(&device, tokens, top_k).unwrap();
+            let mut y = device.upload(&vec![NOT_WRITTEN; x.len()]).unwrap();
+            let (x, ids) = (device.upload(x).unwrap(), device.upload(ids).unwrap());
+            let weights = device.upload(weights).unwrap();
+            there.forward(&device, &x, &ids, &weights, &mut work, &mut y).unwrap();
+            let found = device.download(&y).unwrap();
+            law.equal(&format!("{of:?}, UE8M0 {ue8m0}, {tokens} tokens"), &found, &wanted);
+        }
+    }
+    law.held();
+}
+
+/// A weight whose products are finite.
+fn moderate_weight(
+    random: &mut Random,
+    of: Fp8Scales,
+    dtype: ScalarType,
+    shape: Shape,
+) -> Weight<'static> {
+    let mut weight = weight(random, of, dtype, shape, false);
+    let ty = ScalarType::FLOAT32;
+    weight.scales = weight.scales.map(ty, |bits| match f32::from_bits(bits) {
+        scale if scale.abs() < 0.2 => bits,
+        _ => 0.01f32.to_bits(),
+    });
+    let words = weight.codes.words().iter().map(|word| word & 0xbfbf_bfbf).collect::<Vec<_>>();
+    weight.codes = Codes::from_words(8, shape, words).unwrap();
+    weight
+}
+
+/// The kernel's schedule, with router weights.
+fn routed_schedule(of: Fp8Scales, dtype: ScalarType) -> Schedule {
+    let schedule = match of {
+        Fp8Scales::Channels => Schedule::w8a8_fp8(Fp8Kernel::Cutlass, dtype, true),
+        Fp8Scales::Blocks => Schedule::w8a8_fp8_blocks(Fp8BlockKernel::DeepGemm, dtype),
+    };
+    let mut schedule = schedule.unwrap();
+    let router_step = Step { op: StepOp::RouterWeight, ty: ScalarType::FLOAT32 };
+    if !schedule.epilogue.contains(&router_step) {
+        schedule.epilogue.insert(schedule.epilogue.len() - 1, router_step);
+    }
+    schedule
 }

@@ -125,6 +125,17 @@ impl Fp8Plan {
         Self::of_shape(size_m, weight.shape().size_n, multiprocessors)
     }
 
+    /// The plans, of equal rows, for the two products of a layer with `entries` entries, spread evenly over its experts.
+    pub(super) fn of_experts(weights: [&Fp8Weight; 2], entries: usize) -> [Self; 2] {
+        let rows = entries.div_ceil(weights[0].experts().min(entries).max(1));
+        weights.map(|_| match rows {
+            0..=8 => Self { rows: 8, tile_n: 64, warps: 4, batch: 4, ranks: 1 },
+            9..=16 => Self { rows: 16, tile_n: 64, warps: 4, batch: 4, ranks: 1 },
+            17..=96 => Self { rows: 64, tile_n: 64, warps: 4, batch: 2, ranks: 1 },
+            _ => Self { rows: 128, tile_n: 128, warps: 8, batch: 1, ranks: 2 },
+        })
+    }
+
     fn of_shape(size_m: usize, size_n: usize, multiprocessors: u32) -> Self {
         let few = |rows, narrow: u32| {
             // Each multiprocessor streams an equal part of the columns once.
