@@ -39,8 +39,9 @@
 #include "scaled_mm_sizes.cuh"
 #include "wgmma_fp8.cuh"
 
-// Registers of a thread: consumers claim those that producers release.
-constexpr int PRODUCER_REGISTERS = WARPS == 12 ? 32 : 40;
+// Registers of a thread: consumers claim those that producers release. Together they are those of the launch: more
+// would never be granted.
+constexpr int PRODUCER_REGISTERS = WARPS <= 8 ? 40 : 32;
 constexpr int CONSUMER_REGISTERS = WARPS <= 8 ? 232 : WARPS == 12 ? 160 : 112;
 
 // The operands, as the kernel takes them.
