@@ -169,7 +169,7 @@ fn fp8_products_equal_the_reference_under_every_plan() {
     // N of parts of a tile and of a block; more stages than the ring has; several rounds of tiles.
     let blocks = [(128, 8, 1), (384, 328, 70), (4480, 72, 13), (256, 8456, 200), (1152, 1024, 333)];
     let channels =
-        [(16, 8, 1), (400, 328, 70), (4464, 72, 13), (256, 8456, 200), (1040, 1024, 333)];
+        [(32, 8, 1), (416, 328, 70), (4448, 72, 13), (256, 8456, 200), (1056, 1024, 333)];
     for (of, shapes) in [(Fp8Scales::Channels, channels), (Fp8Scales::Blocks, blocks)] {
         for (i, (size_k, size_n, size_m)) in shapes.into_iter().enumerate() {
             let (dtype, shape) = (HALVES[i % 2], Shape::new(size_k, size_n));
@@ -262,7 +262,7 @@ fn fp8_arguments_that_do_not_fit_are_refused() {
     assert_eq!(refused(&[], dtype), Some("weight"));
     assert_eq!(refused(std::slice::from_ref(&channels), ScalarType::FLOAT32), Some("dtype"));
     assert_eq!(refused(&[channels.clone(), blocks.clone()], dtype), Some("weight"));
-    assert_eq!(refused(&[matrix(Fp8Scales::Channels, 248, 64)], dtype), Some("shape"));
+    assert_eq!(refused(&[matrix(Fp8Scales::Channels, 272, 64)], dtype), Some("shape"));
     assert_eq!(refused(&[matrix(Fp8Scales::Channels, 256, 60)], dtype), Some("shape"));
     let int8 = Weight { ty: ScalarType::UINT8B128, ..channels.clone() };
     assert_eq!(refused(&[int8], dtype), Some("weight"));

@@ -42,7 +42,7 @@ impl Fp8Weight {
     pub const BLOCK: usize = 128;
 
     /// Copies `weights` to the device, for outputs of `dtype` (float16 or bfloat16). Codes are float8_e4m3fn, NaN
-    /// included; K is a multiple of 16 and N of 8. Scales are float32, a 16-bit type or float8_e8m0fnu, one for each
+    /// included; K is a multiple of 32 and N of 8. Scales are float32, a 16-bit type or float8_e8m0fnu, one for each
     /// column, or for groups of 128 k, a multiple of which is K; those of 128 neighbouring columns are equal.
     ///
     /// # Errors
@@ -59,8 +59,8 @@ impl Fp8Weight {
         let (shape, experts) = (first.shape(), weights.len());
         let scales_of = scales_of(first)?;
         let Shape { size_k, size_n } = shape;
-        if !size_k.is_multiple_of(16) || !size_n.is_multiple_of(8) || shape.is_empty() {
-            return Err(ROW.refuse("shape", shape, "K a multiple of 16, N of 8"));
+        if !size_k.is_multiple_of(32) || !size_n.is_multiple_of(8) || shape.is_empty() {
+            return Err(ROW.refuse("shape", shape, "K a multiple of 32, N of 8"));
         }
         let rows = size_n.checked_mul(experts).filter(|&rows| i32::try_from(rows).is_ok());
         if rows.is_none() || i32::try_from(size_k).is_err() {
