@@ -13,6 +13,7 @@ mod compared;
 mod layer;
 mod layouts;
 mod operations;
+mod scaled_mm;
 
 use marlinspike::case::{Case, CaseConfig, Limits, LinearConfig, ScheduleChoice};
 use marlinspike::check::{
@@ -106,6 +107,7 @@ pub fn check<O: Operations>(
             let call = Int4Fp8 { qweight: &qweight, qzeros: zeros.as_deref(), words };
             run.output("qweight", &[], |o| o.run(&call))?;
         }
+        CaseConfig::ScaledMm(c) => run.scaled_mm(c)?,
         CaseConfig::DynQuant(_) => {}
         _ => {}
     }

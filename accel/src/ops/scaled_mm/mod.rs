@@ -2,12 +2,14 @@
 //! [`Schedule::w8a8_fp8`](marlinspike::products::schedule::Schedule::w8a8_fp8) with CUTLASS's epilogue and promotion, or with scales of
 //! blocks those of [`Schedule::w8a8_fp8_blocks`](marlinspike::products::schedule::Schedule::w8a8_fp8_blocks) as DeepGEMM orders them, for every M.
 
+mod call;
 mod layer;
 mod plan;
 mod weight;
 
 use marlinspike::num::scalar::ScalarType;
 
+pub use call::Fp8Product;
 pub use layer::{Fp8Layer, Fp8Workspace};
 pub use plan::Fp8Plan;
 pub use weight::{Fp8Scales, Fp8Weight};

@@ -1,6 +1,6 @@
 //! e4m3fn weights in a device's memory.
 
-use marlinspike::num::dims::Shape;
+use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::weight::{Groups, Weight};
 
@@ -132,19 +132,15 @@ impl Fp8Weight {
 }
 
 /// Which values share a scale of that weight.
-fn scales_of(weight: &Weight<'_>) -> Result<Fp8Scales, AccelError> {
+pub(super) fn scales_of(weight: &Weight<'_>) -> Result<Fp8Scales, AccelError> {
     let size_k = weight.shape().size_k;
     match &weight.groups {
-        Groups::Uniform(_) if weight.scales.rows() == 1 && size_k != Fp8Weight::BLOCK => {
-            Ok(Fp8Scales::Channels)
-        }
-        Groups::Uniform(size) if !size.is_grouped(weight.shape().k()) => Ok(Fp8Scales::Channels),
-        Groups::Uniform(_)
-            if size_k.is_multiple_of(Fp8Weight::BLOCK)
-                && weight.scales.rows() == size_k / Fp8Weight::BLOCK =>
+        Groups::Uniform(GroupSize::Of(Fp8Weight::BLOCK))
+            if size_k.is_multiple_of(Fp8Weight::BLOCK) =>
         {
             Ok(Fp8Scales::Blocks)
         }
+        Groups::Uniform(_) if weight.scales.rows() == 1 => Ok(Fp8Scales::Channels),
         groups => {
             let found = format!("{groups:?} of K {size_k}");
             Err(ROW.refuse("groups", found, "one of all k, or whole groups of 128"))
