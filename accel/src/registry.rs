@@ -24,8 +24,8 @@ static ROWS: &[&Row] = &[
     &ops::gather::ROW,
     &ops::gemm_a8::INT8,
     &ops::gemm_a8::FP8,
-    &ops::scaled_mm::ROW,
-    &ops::scaled_mm::MOE,
+    &ops::fp8_gemm::ROW,
+    &ops::fp8_gemm::MOE,
 ];
 
 /// Every operation that can be launched.

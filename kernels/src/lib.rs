@@ -41,6 +41,7 @@ macro_rules! files {
 /// Kernels: name and text, sorted by name.
 const KERNELS: &[(&str, &str)] = files!("", ".cu":
     "awq_marlin_repack"
+    "fp8_gemm"
     "gptq_marlin_repack"
     "marlin_gemm"
     "marlin_gemm_a8"
@@ -56,7 +57,6 @@ const KERNELS: &[(&str, &str)] = files!("", ".cu":
     "per_token_quant_fp8"
     "per_token_quant_int8"
     "permute_cols"
-    "scaled_mm_fp8"
     "topk_router"
 );
 
@@ -82,6 +82,7 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
     "formats/scales"
     "formats/types"
     "formats/uint8b128"
+    "fp8_gemm_sizes"
     "fragments"
     "gemm_operands"
     "gemm_sizes"
@@ -91,7 +92,6 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
     "math"
     "mma"
     "routing"
-    "scaled_mm_sizes"
     "to_e4m3fn"
     "wgmma"
     "wgmma_fp8"

@@ -3,6 +3,7 @@
 pub mod activation;
 pub mod align;
 mod check;
+pub mod fp8_gemm;
 pub(crate) mod gather;
 pub mod gemm;
 pub mod gemm_a8;
@@ -12,12 +13,12 @@ pub mod permute;
 pub mod quantize;
 pub mod repack;
 pub mod router;
-pub mod scaled_mm;
 pub mod scales;
 pub mod sum;
 
 pub use activation::*;
 pub use align::*;
+pub use fp8_gemm::{Fp8Weight, fp8_gemm};
 pub use gemm::{MarlinWeight, marlin_gemm};
 pub use gemm_a8::marlin_gemm_a8;
 pub use layer::{MarlinLayer, Workspace};
@@ -26,6 +27,5 @@ pub use permute::*;
 pub use quantize::*;
 pub use repack::*;
 pub use router::*;
-pub use scaled_mm::{Fp8Weight, scaled_mm_fp8};
 pub use scales::*;
 pub use sum::*;

@@ -4,8 +4,6 @@ use marlinspike::num::element::E4m3fn;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::quantize::{Int8Rule, Quantized};
 
-use super::scaled_mm::{Fp8Weight, block_scale_step};
-
 use super::check;
 use crate::{
     device::Device,
@@ -14,6 +12,15 @@ use crate::{
     memory::Buffer,
     operation::{Law, Mutant, Needs, Row, lattice},
 };
+
+/// k that share a scale in [`per_token_group_quant_fp8`].
+pub const FP8_GROUP: usize = 128;
+
+/// Values from one group's scales to the next, in the device's memory: the number of rows, rounded up to whole 16-byte
+/// pieces.
+pub const fn fp8_scale_step(rows: usize) -> usize {
+    rows.next_multiple_of(4)
+}
 
 /// Upstream: the function `per_token_quant_int8`.
 pub(crate) static INT8: Row = Row {
@@ -238,7 +245,7 @@ pub fn per_token_quant_fp8(
 
 /// e4m3fn codes and scales of 1 x 128 values of `x` `[rows, size_k]` in the device's memory, bits of `dtype`, by
 /// [`Fp8GroupRule::Quotient`](marlinspike::quantize::Fp8GroupRule::Quotient); with `ue8m0` scales are powers of two.
-/// `scales` are `[size_k / 128, block_scale_step(rows)]`, as [`scaled_mm_fp8`](super::scaled_mm::scaled_mm_fp8) takes
+/// `scales` are `[size_k / 128, fp8_scale_step(rows)]`, as `fp8_gemm` takes
 /// them. A group with an infinity or a NaN has the scale NaN, and any codes.
 ///
 /// # Errors
@@ -258,11 +265,11 @@ pub fn per_token_group_quant_fp8_on_device(
     let parts =
         [("x", x.is_on(device)), ("codes", codes.is_on(device)), ("scales", scales.is_on(device))];
     check::same_device(row, device, &parts)?;
-    if !size_k.is_multiple_of(Fp8Weight::BLOCK) {
+    if !size_k.is_multiple_of(FP8_GROUP) {
         return Err(row.refuse("size_k", size_k, "a multiple of 128"));
     }
     let rows = check::rows(row, "x", x.len(), size_k)? as usize;
-    let (groups, step) = (size_k / Fp8Weight::BLOCK, block_scale_step(rows));
+    let (groups, step) = (size_k / FP8_GROUP, fp8_scale_step(rows));
     if (codes.len(), scales.len()) != (x.len(), groups * step) {
         let found = format!("{} codes, {} scales", codes.len(), scales.len());
         let expected = format!("[{rows}, {size_k}] and [{groups}, {step}]");
@@ -297,7 +304,7 @@ pub fn per_token_group_quant_fp8(
     check::is_bf16(row, "dtype", dtype)?;
     let rows = check::rows(row, "x", x.len(), size_k)? as usize;
     finite(row, x, dtype, size_k)?;
-    let (groups, step) = (size_k / Fp8Weight::BLOCK, block_scale_step(rows));
+    let (groups, step) = (size_k / FP8_GROUP, fp8_scale_step(rows));
     let (mut codes, mut scales) = (device.zeroed(x.len())?, device.zeroed(groups * step)?);
     let x = device.upload(x)?;
     per_token_group_quant_fp8_on_device(device, &x, dtype, size_k, ue8m0, &mut codes, &mut scales)?;

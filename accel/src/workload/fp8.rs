@@ -9,10 +9,8 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
-    ops::scaled_mm::{
-        Fp8Plan, Fp8Scales, Fp8Weight, RowsFp8, block_scale_step, scaled_mm_fp8,
-        scaled_mm_fp8_planned,
-    },
+    ops::fp8_gemm::{Fp8Plan, Fp8Scales, Fp8Weight, RowsFp8, fp8_gemm, fp8_gemm_planned},
+    ops::quantize::fp8_scale_step,
     timing::Times,
 };
 
@@ -78,14 +76,14 @@ impl Fp8Dense {
         let codes = device.upload(&bytes[..size_m * size_k])?;
         let count = match self.copies[0].scales_of() {
             Fp8Scales::Channels => size_m,
-            Fp8Scales::Blocks => size_k / Fp8Weight::BLOCK * block_scale_step(size_m),
+            Fp8Scales::Blocks => size_k / Fp8Weight::BLOCK * fp8_scale_step(size_m),
         };
         let scales = device.upload(&vec![1.0; count])?;
         let mut y: Buffer<u16> = device.zeroed(size_m * size_n)?;
         let x = RowsFp8 { codes: &codes, scales: &scales };
         let mut product = |weight: &Fp8Weight| match plan {
-            Some(plan) => scaled_mm_fp8_planned(device, x, weight, &mut y, plan),
-            None => scaled_mm_fp8(device, x, weight, &mut y),
+            Some(plan) => fp8_gemm_planned(device, x, weight, &mut y, plan),
+            None => fp8_gemm(device, x, weight, &mut y),
         };
         // Modules are loaded before anything is recorded.
         product(&self.copies[0])?;

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use marlinspike::num::dims::Shape;
 use marlinspike_accel::limits::{self, Limits};
-use marlinspike_accel::ops::scaled_mm::Fp8Scales;
+use marlinspike_accel::ops::fp8_gemm::Fp8Scales;
 use marlinspike_accel::timing::Times;
 use marlinspike_accel::workload::{COLD_BYTES, Dense, ExpertLayer, Fp8Dense, Sizes};
 use marlinspike_accel::{AccelError, Device};

@@ -29,14 +29,14 @@
 //   RANKS       1, or 2 thread blocks of a cluster, which compute neighbouring tiles and copy half of x each to both
 //
 // Launch: a multiple of RANKS of thread blocks of THREADS threads; dynamic shared memory of stages * (tile_n * 128 +
-// STAGE_BYTES) + END_BYTES bytes (scaled_mm_sizes.cuh). K is a multiple of 16, N of 8, tile_n of 16 and at most MOST_N.
+// STAGE_BYTES) + END_BYTES bytes (fp8_gemm_sizes.cuh). K is a multiple of 16, N of 8, tile_n of 16 and at most MOST_N.
 
 #include "barrier.cuh"
 #include "cluster.cuh"
 #include "depend.cuh"
 #include "fragments.cuh"
 #include "mma.cuh"
-#include "scaled_mm_sizes.cuh"
+#include "fp8_gemm_sizes.cuh"
 #include "wgmma_fp8.cuh"
 
 // Registers of a thread: consumers claim those that producers release. Together they are those of the launch: more
@@ -368,7 +368,7 @@ __device__ __forceinline__ void consume(const Product &p, const Memory &memory,
 }
 
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
-    scaled_mm_fp8(const __grid_constant__ TensorMap w_map,
+    fp8_gemm(const __grid_constant__ TensorMap w_map,
         const __grid_constant__ TensorMap x_map,
         const float *__restrict__ w_scales,
         const float *__restrict__ x_scales,

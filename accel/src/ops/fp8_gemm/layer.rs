@@ -5,10 +5,7 @@ use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::Layer;
 use marlinspike::num::scalar::ScalarType;
 
-use super::{
-    Fp8Plan, Fp8Scales, Fp8Weight, MOE as ROW, RoutedRows, RowsFp8, block_scale_step,
-    moe_scaled_mm_fp8,
-};
+use super::{Fp8Plan, Fp8Scales, Fp8Weight, MOE as ROW, RoutedRows, RowsFp8, moe_fp8_gemm};
 use crate::{
     device::Device,
     error::AccelError,
@@ -17,14 +14,14 @@ use crate::{
         align::{DeviceBlocks, Runs, align_on_device},
         check,
         gather::{RouterWeights, RowSource, gather_on_device},
-        quantize::{per_token_group_quant_fp8_on_device, quantize_on_device},
+        quantize::{fp8_scale_step, per_token_group_quant_fp8_on_device, quantize_on_device},
         sum::{Slots, sum_on_device},
     },
 };
 
 /// One rank's layer in a device's memory. With scales of channels, activations have one scale for each row; with those of
 /// blocks, one for each 128 k of a row. The result has the bits of the reference's
-/// [`MethodLayer::forward`](marlinspike::method::MethodLayer::forward) by the schedules of [`moe_scaled_mm_fp8`], for any
+/// [`MethodLayer::forward`](marlinspike::method::MethodLayer::forward) by the schedules of [`moe_fp8_gemm`], for any
 /// batch.
 #[derive(Debug)]
 pub struct Fp8Layer {
@@ -63,7 +60,7 @@ impl Rows {
         let size_k = weight.shape().size_k;
         let scales = match weight.scales_of() {
             Fp8Scales::Channels => places,
-            Fp8Scales::Blocks => size_k / Fp8Weight::BLOCK * block_scale_step(places),
+            Fp8Scales::Blocks => size_k / Fp8Weight::BLOCK * fp8_scale_step(places),
         };
         Ok(Self {
             x: device.zeroed(places * size_k)?,
@@ -200,11 +197,11 @@ impl Fp8Layer {
             RoutedRows { blocks, row_weights }
         };
         let rows = w13.quantize(device, &self.w13, self.ue8m0)?;
-        moe_scaled_mm_fp8(device, rows, &self.w13, gate_up, plans[0], routed(true))?;
+        moe_fp8_gemm(device, rows, &self.w13, gate_up, plans[0], routed(true))?;
         let activated = RowSource::GateUp { gate_up, activation: &self.activation };
         gather_on_device(device, activated, self.dtype, shape2.size_k, blocks, &mut w2.x)?;
         let rows = w2.quantize(device, &self.w2, self.ue8m0)?;
-        moe_scaled_mm_fp8(device, rows, &self.w2, down, plans[1], routed(false))?;
+        moe_fp8_gemm(device, rows, &self.w2, down, plans[1], routed(false))?;
         let slots = Slots::InBlocks(blocks);
         sum_on_device(device, down, self.dtype, *top_k, shape2.size_n, Some(slots), y)
     }

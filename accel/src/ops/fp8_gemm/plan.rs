@@ -12,7 +12,7 @@ use crate::{
     parameters::Memo,
 };
 
-pub(super) const SOURCE: &str = "scaled_mm_fp8";
+pub(super) const SOURCE: &str = "fp8_gemm";
 
 /// More stages would not raise the memory throughput.
 const MOST_STAGES: u32 = 24;
@@ -20,7 +20,7 @@ const MOST_STAGES: u32 = 24;
 /// the L2 cache.
 const RASTER_ROWS: u32 = 1024;
 
-/// How the work of a product is divided, as parameters of `scaled_mm_fp8.cu`.
+/// How the work of a product is divided, as parameters of `fp8_gemm.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fp8Plan {
     /// Rows that a thread block computes at once.

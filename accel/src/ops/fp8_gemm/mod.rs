@@ -1,4 +1,4 @@
-//! Products of e4m3fn activations and e4m3fn weights on Hopper (`scaled_mm_fp8.cu`): the bits of
+//! Products of e4m3fn activations and e4m3fn weights on Hopper (`fp8_gemm.cu`): the bits of
 //! [`Schedule::w8a8_fp8`](marlinspike::products::schedule::Schedule::w8a8_fp8) with CUTLASS's epilogue and promotion, or with scales of
 //! blocks those of [`Schedule::w8a8_fp8_blocks`](marlinspike::products::schedule::Schedule::w8a8_fp8_blocks) as DeepGEMM orders them, for every M.
 
@@ -22,17 +22,17 @@ use crate::{
     memory::Buffer,
     nvrtc::Parameter,
     operation::{Law, Mutant, Needs, Row},
-    ops::{align::DeviceBlocks, gemm::checks},
+    ops::{align::DeviceBlocks, gemm::checks, quantize::fp8_scale_step},
 };
 
 /// Upstream: `cutlass_scaled_mm`, DeepGEMM's `fp8_gemm_nt`.
 pub(crate) static ROW: Row = Row {
-    name: "scaled_mm_fp8",
+    name: "fp8_gemm",
     source: plan::SOURCE,
     needs: Needs { compute_capability: (9, 0) },
     law: Law::EqualBits,
     variants: |arch| plan::variants(arch, false),
-    arguments: ScaledMmArguments::SIZES,
+    arguments: Fp8GemmArguments::SIZES,
     mutants: &[
         Mutant::new(
             "one chain over several stages",
@@ -59,21 +59,21 @@ pub(crate) static ROW: Row = Row {
 
 /// Upstream: `cutlass_moe_mm`, DeepGEMM's `m_grouped_fp8_gemm_nt_contiguous`.
 pub(crate) static MOE: Row = Row {
-    name: "moe_scaled_mm_fp8",
+    name: "moe_fp8_gemm",
     source: plan::SOURCE,
     needs: Needs { compute_capability: (9, 0) },
     law: Law::EqualBits,
     variants: |arch| plan::variants(arch, true),
-    arguments: ScaledMmArguments::SIZES,
+    arguments: Fp8GemmArguments::SIZES,
     mutants: &[],
 };
 
-static KERNEL: Kernel<ScaledMmArguments> = Kernel::early(&ROW);
-static MOE_KERNEL: Kernel<ScaledMmArguments> = Kernel::early(&MOE);
+static KERNEL: Kernel<Fp8GemmArguments> = Kernel::early(&ROW);
+static MOE_KERNEL: Kernel<Fp8GemmArguments> = Kernel::early(&MOE);
 
 arguments! {
-    /// Arguments of `scaled_mm_fp8.cu`.
-    ScaledMmArguments {
+    /// Arguments of `fp8_gemm.cu`.
+    Fp8GemmArguments {
         w_map: TensorMap,
         x_map: TensorMap,
         w_scales: Pointer,
@@ -99,13 +99,8 @@ pub struct RowsFp8<'a> {
     /// `[M, K]`: any bits, NaN included.
     pub codes: &'a Buffer<u8>,
     /// For a weight with [`Fp8Scales::Channels`]: `[M]`, or one scale of the whole tensor. With
-    /// [`Fp8Scales::Blocks`]: `[K / 128, M]`, each row padded to [`block_scale_step`] values.
+    /// [`Fp8Scales::Blocks`]: `[K / 128, M]`, each row padded to [`fp8_scale_step`] values.
     pub scales: &'a Buffer<f32>,
-}
-
-/// Values from one k block's scales of x to the next: M, rounded up to whole 16-byte pieces.
-pub const fn block_scale_step(size_m: usize) -> usize {
-    size_m.next_multiple_of(4)
 }
 
 /// y `[M, N]` = x `[M, K]` · W, f16 or bf16 bits, row-major, with the scales of both and the weight's bias.
@@ -114,7 +109,7 @@ pub const fn block_scale_step(size_m: usize) -> usize {
 /// [`AccelError::Argument`] where x is not whole rows of K with their scales, y not as many rows of N, or a buffer
 /// is another device's; [`AccelError::Capability`], [`AccelError::NvrtcMissing`] and [`AccelError::Compile`] from
 /// preparing the kernel, which only sm_90a has; [`AccelError::Driver`] from launching it.
-pub fn scaled_mm_fp8(
+pub fn fp8_gemm(
     device: &Device,
     x: RowsFp8<'_>,
     weight: &Fp8Weight,
@@ -122,14 +117,14 @@ pub fn scaled_mm_fp8(
 ) -> Result<(), AccelError> {
     let size_m = x.codes.len() / weight.shape().size_k;
     let plan = Fp8Plan::choose(size_m, weight, device.multiprocessors());
-    scaled_mm_fp8_planned(device, x, weight, y, plan)
+    fp8_gemm_planned(device, x, weight, y, plan)
 }
 
-/// [`scaled_mm_fp8`], divided by the caller's plan: the same bits, at another speed.
+/// [`fp8_gemm`], divided by the caller's plan: the same bits, at another speed.
 ///
 /// # Errors
-/// As [`scaled_mm_fp8`]; [`AccelError::Argument`] for a plan that the kernel does not have.
-pub fn scaled_mm_fp8_planned(
+/// As [`fp8_gemm`]; [`AccelError::Argument`] for a plan that the kernel does not have.
+pub fn fp8_gemm_planned(
     device: &Device,
     x: RowsFp8<'_>,
     weight: &Fp8Weight,
@@ -171,9 +166,9 @@ pub struct RoutedRows<'a> {
 /// bias, times router weight. Rows of padding are undefined afterwards, and those of x are not used.
 ///
 /// # Errors
-/// As [`scaled_mm_fp8_planned`]; [`AccelError::Argument`] also for blocks of other sizes than the plan's or for other
+/// As [`fp8_gemm_planned`]; [`AccelError::Argument`] also for blocks of other sizes than the plan's or for other
 /// experts, and where x, y or weights do not have a row for each place.
-pub fn moe_scaled_mm_fp8(
+pub fn moe_fp8_gemm(
     device: &Device,
     x: RowsFp8<'_>,
     weight: &Fp8Weight,
@@ -238,7 +233,7 @@ fn launch(
     // x has `rows` rows of size_k codes with their scales, y as many of size_n; the weight's buffers fit its shape; the
     // copy engine reads no others. Blocks are of the plan's rows, one in y for each place, as are the router weights.
     // The ring's stages fit the shared memory of the launch.
-    let arguments = ScaledMmArguments {
+    let arguments = Fp8GemmArguments {
         w_map: map(&weight.codes, all_columns, plan.tile_n)?,
         x_map: map(x.codes, rows, plan.rows / plan.ranks)?,
         w_scales: (&weight.scales).into(),
@@ -273,7 +268,7 @@ fn scale_step(
     weight: &Fp8Weight,
     size_m: usize,
 ) -> Result<u32, AccelError> {
-    let (found, step) = (x.scales.len(), block_scale_step(size_m));
+    let (found, step) = (x.scales.len(), fp8_scale_step(size_m));
     let expected = match weight.scales_of() {
         Fp8Scales::Channels if found == 1 => return Ok(0),
         Fp8Scales::Channels if found == size_m => return Ok(1),

@@ -5,14 +5,13 @@ use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{Extras, Fp8BlockKernel, Fp8Kernel, Schedule};
 use marlinspike::weight::Weight;
 
-use super::{
-    Fp8Scales, Fp8Weight, ROW, RowsFp8, block_scale_step, scaled_mm_fp8, weight::scales_of,
-};
+use super::{Fp8Scales, Fp8Weight, ROW, RowsFp8, fp8_gemm, weight::scales_of};
 use crate::{
     call::{Call, low_halves},
     device::Device,
     error::AccelError,
     operation::Row,
+    ops::quantize::fp8_scale_step,
 };
 
 /// x `[M, K]` times a matrix, both e4m3fn.
@@ -60,7 +59,7 @@ impl Call for Fp8Product<'_> {
         let scales = match weight.scales_of() {
             Fp8Scales::Channels => device.upload(self.scales)?,
             Fp8Scales::Blocks => {
-                let step = block_scale_step(size_m);
+                let step = fp8_scale_step(size_m);
                 let of_row = |i: usize| (i % step < size_m).then(|| i % step * groups + i / step);
                 let value =
                     |i| of_row(i).and_then(|at| self.scales.get(at)).copied().unwrap_or_default();
@@ -70,7 +69,7 @@ impl Call for Fp8Product<'_> {
         let codes = device.upload(self.codes)?;
         let mut y = device.zeroed(size_m * shape.size_n)?;
         let x = RowsFp8 { codes: &codes, scales: &scales };
-        scaled_mm_fp8(device, x, &weight, &mut y)?;
+        fp8_gemm(device, x, &weight, &mut y)?;
         device.download(&y)
     }
 

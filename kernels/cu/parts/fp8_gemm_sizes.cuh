@@ -1,5 +1,5 @@
 #pragma once
-// Sizes of a thread block of scaled_mm_fp8.cu, which follow from its parameters. The host reads them here.
+// Sizes of a thread block of fp8_gemm.cu, which follow from its parameters. The host reads them here.
 
 constexpr unsigned PRODUCERS = 128;  // threads
 constexpr unsigned THREADS = PRODUCERS + WARPS * 32;

@@ -7,11 +7,16 @@ use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
 use super::{BackendError, CaseRun, Operations};
-use crate::ops::scaled_mm::Fp8Product;
+use crate::ops::fp8_gemm::Fp8Product;
 
 impl<O: Operations> CaseRun<'_, O> {
-    /// `y` of a product of e4m3fn operands: judged by the bits of the kernel's schedule.
-    pub(super) fn scaled_mm(&mut self, c: &Fp8MmConfig) -> Result<(), BackendError> {
+    /// `y` of a product of e4m3fn operands: judged by the bits of the kernel's schedule. `case_of` makes the config of a
+    /// case of one with a schedule.
+    pub(super) fn fp8_product(
+        &mut self,
+        c: &Fp8MmConfig,
+        case_of: fn(Fp8MmConfig) -> CaseConfig,
+    ) -> Result<(), BackendError> {
         let Some(recorded) = self.case.output("y") else { return Ok(()) };
         let weight = weight(self.case, c)?;
         let mut scales = floats(self.case.input("a_scales")?);
@@ -30,7 +35,7 @@ impl<O: Operations> CaseRun<'_, O> {
         };
         let y = Tensor::from_vec("y", recorded.dtype(), recorded.shape().to_vec(), y)?;
         let schedule = Some(ScheduleChoice::Given(Box::new(schedule)));
-        let config = CaseConfig::ScaledMm(Fp8MmConfig { schedule, ..c.clone() });
+        let config = case_of(Fp8MmConfig { schedule, ..c.clone() });
         let report = self.judged(&y, &[], &config, self.declared)?;
         self.push(report, &y, wrong);
         Ok(())

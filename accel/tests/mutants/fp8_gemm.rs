@@ -21,16 +21,16 @@ use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use marlinspike_accel::{
     AccelError, Device,
     ops::align::{Runs, align_on_device},
-    ops::per_token_group_quant_fp8,
-    ops::scaled_mm::{
-        Fp8Layer, Fp8Plan, Fp8Scales, Fp8Weight, RoutedRows, RowsFp8, block_scale_step,
-        moe_scaled_mm_fp8, scaled_mm_fp8, scaled_mm_fp8_planned,
+    ops::fp8_gemm::{
+        Fp8Layer, Fp8Plan, Fp8Scales, Fp8Weight, RoutedRows, RowsFp8, fp8_gemm, fp8_gemm_planned,
+        moe_fp8_gemm,
     },
+    ops::{fp8_scale_step, per_token_group_quant_fp8},
     registry::mutants,
 };
 
 const NOT_WRITTEN: u16 = 0xabcd;
-const SOURCE: &str = "scaled_mm_fp8";
+const SOURCE: &str = "fp8_gemm";
 
 /// Codes of a row or column: moderate ones, any without NaN, subnormal ones, zeros, or any.
 fn codes(random: &mut Random, line: usize, len: usize) -> Vec<u8> {
@@ -134,7 +134,7 @@ impl Case {
         let scales = match of {
             Fp8Scales::Channels => of_rows,
             Fp8Scales::Blocks => {
-                let step = block_scale_step(size_m);
+                let step = fp8_scale_step(size_m);
                 let at = |i: usize| (i % step < size_m).then(|| i % step * groups + i / step);
                 // What pads the rows of scales must not matter.
                 let value = |i: usize| at(i).map_or(f32::NAN, |at| of_rows[at]);
@@ -152,8 +152,8 @@ impl Case {
         let mut y = device.upload(&vec![NOT_WRITTEN; self.wanted.len()]).unwrap();
         let x = RowsFp8 { codes: &codes, scales: &scales };
         match plan {
-            Some(plan) => scaled_mm_fp8_planned(device, x, &weight, &mut y, plan),
-            None => scaled_mm_fp8(device, x, &weight, &mut y),
+            Some(plan) => fp8_gemm_planned(device, x, &weight, &mut y, plan),
+            None => fp8_gemm(device, x, &weight, &mut y),
         }
         .unwrap();
         device.download(&y).unwrap()
@@ -164,7 +164,7 @@ impl Case {
 fn fp8_products_equal_the_reference_under_every_plan() {
     let test = "fp8_products_equal_the_reference_under_every_plan";
     let Some(device) = hopper_or_skip(test) else { return };
-    let mut law = Law::new("scaled_mm_fp8");
+    let mut law = Law::new("fp8_gemm");
     let mut random = Random(0xF8F8_0001_89AB_CDEF);
     // N of parts of a tile and of a block; more stages than the ring has; several rounds of tiles.
     let blocks = [(128, 8, 1), (384, 328, 70), (4480, 72, 13), (256, 8456, 200), (1152, 1024, 333)];
@@ -196,7 +196,7 @@ fn fp8_products_equal_the_reference_under_every_plan() {
 fn fp8_rows_have_the_same_bits_for_every_m() {
     let test = "fp8_rows_have_the_same_bits_for_every_m";
     let Some(device) = hopper_or_skip(test) else { return };
-    let mut law = Law::new("scaled_mm_fp8, batches");
+    let mut law = Law::new("fp8_gemm, batches");
     let mut random = Random(0xF8F8_0002_89AB_CDEF);
     let shape = Shape::new(1024, 512);
     for of in [Fp8Scales::Channels, Fp8Scales::Blocks] {
@@ -209,14 +209,14 @@ fn fp8_rows_have_the_same_bits_for_every_m() {
             let scales: Vec<f32> = match of {
                 Fp8Scales::Channels => case.scales[..size_m].to_vec(),
                 Fp8Scales::Blocks => (0..groups)
-                    .flat_map(|g| &case.scales[g * 260..][..block_scale_step(size_m)])
+                    .flat_map(|g| &case.scales[g * 260..][..fp8_scale_step(size_m)])
                     .copied()
                     .collect(),
             };
             let scales = device.upload(&scales).unwrap();
             let mut y = device.upload(&vec![NOT_WRITTEN; size_m * shape.size_n]).unwrap();
             let x = RowsFp8 { codes: &codes, scales: &scales };
-            scaled_mm_fp8(&device, x, &weight, &mut y).unwrap();
+            fp8_gemm(&device, x, &weight, &mut y).unwrap();
             let found = device.download(&y).unwrap();
             law.equal(&format!("{of:?}, M {size_m}"), &found, &case.wanted[..found.len()]);
         }
@@ -279,7 +279,7 @@ fn fp8_arguments_that_do_not_fit_are_refused() {
         let (codes, scales) = (device.zeroed(codes).unwrap(), device.zeroed(scales).unwrap());
         let x = RowsFp8 { codes: &codes, scales: &scales };
         let mut y = device.zeroed(y).unwrap();
-        match scaled_mm_fp8_planned(&device, x, &there, &mut y, plan) {
+        match fp8_gemm_planned(&device, x, &there, &mut y, plan) {
             Err(AccelError::Argument { what, .. }) => Some(what),
             Ok(()) => None,
             Err(error) => panic!("{error}"),
@@ -374,7 +374,7 @@ fn fp8_groups_are_quantized_as_the_reference_does() {
 fn fp8_products_with_experts_equal_the_reference() {
     let test = "fp8_products_with_experts_equal_the_reference";
     let Some(device) = hopper_or_skip(test) else { return };
-    let mut law = Law::new("moe_scaled_mm_fp8");
+    let mut law = Law::new("moe_fp8_gemm");
     let mut random = Random(0xF8F8_0005_89AB_CDEF);
     let (experts, dtype) = (5, HALVES[1]);
     // A tile of one expert ends in the columns of the next.
@@ -413,7 +413,7 @@ fn fp8_products_with_experts_equal_the_reference() {
             let wanted = schedule.execute_stack(wide, stack, extras).unwrap();
 
             let places = blocks.places();
-            let step = block_scale_step(places);
+            let step = fp8_scale_step(places);
             let mut x = vec![0x7f; places * shape.size_k];
             let per_place = if of == Fp8Scales::Blocks { groups * step } else { places };
             let (mut scales, mut weights_there) = (vec![f32::NAN; per_place], vec![0.0; places]);
@@ -431,7 +431,7 @@ fn fp8_products_with_experts_equal_the_reference() {
             let mut y = device.upload(&vec![NOT_WRITTEN; places * shape.size_n]).unwrap();
             let rows = RowsFp8 { codes: &x, scales: &scales };
             let routed = RoutedRows { blocks: &blocks, row_weights: Some(&row_weights) };
-            moe_scaled_mm_fp8(&device, rows, &there, &mut y, plan, routed).unwrap();
+            moe_fp8_gemm(&device, rows, &there, &mut y, plan, routed).unwrap();
             let y = device.download(&y).unwrap();
             let wanted: Vec<u16> = wanted.into_iter().map(|bits| bits as u16).collect();
             let (mut found, mut expected) = (Vec::new(), Vec::new());
