@@ -112,7 +112,22 @@ struct Place {
 // Fills the ring with the stages of all tiles of this thread block.
 __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map, const TensorMap &x_map,
                                         const Memory &memory, unsigned rank) {
-    const unsigned blocks = p.blocks(), tiles = blocks * p.columns(), k_stages = p.k_stages();
+    const unsigned k_stages = p.k_stages();
+    // No kernel writes weights: those of the first stages are copied before the last kernel is over. Which expert's they
+    // are, that kernel may say.
+    unsigned early = 0;
+    if constexpr (!IS_MOE) {
+        early = min(p.stages, k_stages);
+        const Tile tile = tile_at(p, blockIdx.x / RANKS, p.blocks(), rank);
+        const unsigned scale_bytes = HAS_BLOCKS ? min(ROWS, p.x_scale_step - tile.row) * 4 : 0;
+        for (unsigned stage = 0; stage < early; ++stage) {
+            const unsigned full = memory.start + memory.full_at + stage * 8;
+            barrier_expect(full, memory.stage_bytes + scale_bytes);
+            copy_box(memory.start + stage * memory.stage_bytes, w_map, stage * STAGE_K, tile.n0, full);
+        }
+    }
+    wait_for_last_kernel();
+    const unsigned blocks = p.blocks(), tiles = blocks * p.columns();
     Place place;
     for (unsigned index = blockIdx.x / RANKS; index < tiles; index += gridDim.x / RANKS) {
         const Tile tile = tile_at(p, index, blocks, rank);
@@ -124,9 +139,13 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map
         for (unsigned stage = 0; stage < k_stages; ++stage) {
             const unsigned full = memory.start + memory.full_at + place.slot * 8;
             const unsigned to = memory.start + place.slot * memory.stage_bytes;
-            barrier_wait_for_cluster(memory.start + memory.empty_at + place.slot * 8, place.phase ^ 1);
-            barrier_expect(full, memory.stage_bytes + scale_bytes);
-            copy_box(to, w_map, stage * STAGE_K, w_row, full);
+            if (early > 0) {
+                --early;
+            } else {
+                barrier_wait(memory.start + memory.empty_at + place.slot * 8, place.phase ^ 1);
+                barrier_expect(full, memory.stage_bytes + scale_bytes);
+                copy_box(to, w_map, stage * STAGE_K, w_row, full);
+            }
             const unsigned x_to = to + p.tile_n * STAGE_K;
             if constexpr (RANKS == 1) {
                 copy_box(x_to, x_map, stage * STAGE_K, tile.row, full);
@@ -160,7 +179,9 @@ __device__ __forceinline__ void release(unsigned empty, unsigned lane) {
 
 // A consumer warp's view of its tile.
 struct WarpTile {
-    unsigned lane, group, n;  // n: its first column in the tile
+    unsigned lane, group;
+    unsigned n;       // its first column in the tile
+    unsigned read_n;  // its group's first column, or one of another group past the tile
 };
 
 // The scales of W of a warp's 16 columns: a lane has that of one of 32 stages.
@@ -190,18 +211,33 @@ struct BlockScales {
     }
 };
 
+// The scales of a stage's sums: of a lane's rows, times that of its columns.
+struct StageScales {
+    static constexpr int COUNT = HAS_BLOCKS ? ROWS / 4 : 1;
+    float scale[COUNT];
+
+    __device__ __forceinline__ void load([[maybe_unused]] const float *x_scales,
+                                         [[maybe_unused]] float w_scale, [[maybe_unused]] unsigned lane) {
+        if constexpr (HAS_BLOCKS) {
+#pragma unroll
+            for (int i = 0; i < COUNT; i += 2) {
+                const float2 x_scale = *reinterpret_cast<const float2 *>(x_scales + i * 4 + lane % 4 * 2);
+                scale[i] = __fmul_rn(x_scale.x, w_scale);
+                scale[i + 1] = __fmul_rn(x_scale.y, w_scale);
+            }
+        }
+    }
+};
+
 // Adds a stage's sums to the totals.
 __device__ __forceinline__ void promote(const float (&sum)[ROWS / 2], float (&total)[ROWS / 2],
-                                        [[maybe_unused]] const float *x_scales,
-                                        [[maybe_unused]] float w_scale, [[maybe_unused]] unsigned lane) {
+                                        [[maybe_unused]] const StageScales &scales) {
 #pragma unroll
     for (int i = 0; i < ROWS / 2; i += 4) {
         if constexpr (HAS_BLOCKS) {
-            const float2 x_scale = *reinterpret_cast<const float2 *>(x_scales + i * 2 + lane % 4 * 2);
-            const float scale[2] = {__fmul_rn(x_scale.x, w_scale), __fmul_rn(x_scale.y, w_scale)};
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                total[i + j] = __fmaf_rn(sum[i + j], scale[j % 2], total[i + j]);
+                total[i + j] = __fmaf_rn(sum[i + j], scales.scale[i / 2 + j % 2], total[i + j]);
             }
         } else {
 #pragma unroll
@@ -225,7 +261,7 @@ __device__ __forceinline__ void add_stages(const Product &p, const Memory &memor
         slots[i] = place.slot;
         barrier_wait(memory.start + memory.full_at + place.slot * 8, place.phase);
         const unsigned at = memory.start + place.slot * memory.stage_bytes;
-        const unsigned long long w = matrix_descriptor(at + warp.group * (GROUP_N * STAGE_K));
+        const unsigned long long w = matrix_descriptor(at + warp.read_n * STAGE_K);
         const unsigned long long x = matrix_descriptor(at + p.tile_n * STAGE_K);
         wgmma_fence();
 #pragma unroll
@@ -237,9 +273,13 @@ __device__ __forceinline__ void add_stages(const Product &p, const Memory &memor
     }
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-        float w_scale = 1.0f;
+        // While the products run.
+        StageScales of_stage;
         if constexpr (HAS_BLOCKS) {
-            w_scale = scales.at(stage + i, warp.lane);
+            const unsigned char *x_scales = pointer + memory.x_scales_at + slots[i] * X_SCALE_BYTES;
+            const float w_scale = scales.at(stage + i, warp.lane);
+            of_stage.load(reinterpret_cast<const float *>(x_scales), w_scale, warp.lane);
+            __syncwarp();
         }
         if (i == 0) {
             wgmma_wait<COUNT - 1>();
@@ -250,15 +290,8 @@ __device__ __forceinline__ void add_stages(const Product &p, const Memory &memor
         } else {
             wgmma_wait<0>();
         }
-        if constexpr (HAS_BLOCKS) {
-            const unsigned char *x_scales = pointer + memory.x_scales_at + slots[i] * X_SCALE_BYTES;
-            promote(sum[i], total, reinterpret_cast<const float *>(x_scales), w_scale, warp.lane);
-            __syncwarp();
-            release(memory.start + memory.empty_at + slots[i] * 8, warp.lane);
-        } else {
-            release(memory.start + memory.empty_at + slots[i] * 8, warp.lane);
-            promote(sum[i], total, nullptr, w_scale, warp.lane);
-        }
+        release(memory.start + memory.empty_at + slots[i] * 8, warp.lane);
+        promote(sum[i], total, of_stage);
     }
 }
 
@@ -338,7 +371,8 @@ __device__ __forceinline__ void write_tile(const Product &p, const Tile &tile, c
 __device__ __forceinline__ void consume(const Product &p, const Memory &memory,
                                         const unsigned char *pointer, unsigned rank) {
     const unsigned group = (threadIdx.x - PRODUCERS) / 128;
-    const WarpTile warp = {threadIdx.x % 32, group, (threadIdx.x - PRODUCERS) / 32 * 16};
+    const WarpTile warp = {threadIdx.x % 32, group, (threadIdx.x - PRODUCERS) / 32 * 16,
+                           min(group, (p.tile_n - 1) / GROUP_N) * GROUP_N};
     const unsigned blocks = p.blocks(), tiles = blocks * p.columns(), k_stages = p.k_stages();
     const unsigned box = memory.y_at + group * (ROWS * GROUP_N * 2);
     Place place;
@@ -391,12 +425,17 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) unsigned char pointer[];
     const Memory memory(p, shared_address(pointer));
     const unsigned rank = RANKS == 1 ? 0 : blockIdx.x % RANKS;
-    if (threadIdx.x == 0) {
-        for (unsigned slot = 0; slot < stages; ++slot) {
+    if (threadIdx.x < 32) {
+        if (threadIdx.x == 0) {
+            prefetch_map(w_map);
+            prefetch_map(x_map);
+        }
+        for (unsigned slot = threadIdx.x; slot < stages; slot += 32) {
             barrier_init(memory.start + memory.full_at + slot * 8, 1);
             barrier_init(memory.start + memory.empty_at + slot * 8, WARPS * RANKS);
         }
         fence_barrier_init();
+        __syncwarp();
     }
     if constexpr (RANKS > 1) {
         cluster_arrive();
@@ -409,7 +448,6 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
             release_registers<PRODUCER_REGISTERS>();
         }
         if (threadIdx.x == 0) {
-            wait_for_last_kernel();
             produce(p, w_map, x_map, memory, rank);
         }
     } else {

@@ -16,9 +16,15 @@ __device__ __forceinline__ void copy_box_to_cluster(unsigned to, const TensorMap
         : "memory");
 }
 
-// Arrives at a barrier of another thread block; the address comes from `of_rank`.
+// Arrives at a barrier of another thread block; the address comes from `of_rank`. Of this thread's earlier accesses only
+// reads are ordered: a release for the cluster would take the time of a fence of the whole device.
 __device__ __forceinline__ void barrier_arrive_at_rank(unsigned mapped) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
+}
+
+// Fetches a descriptor ahead of its use.
+__device__ __forceinline__ void prefetch_map(const TensorMap &map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
 #define WGMMA_FP8(N, D, A, B, ADD, ...)                                                          \
