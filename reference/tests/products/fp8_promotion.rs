@@ -29,8 +29,7 @@ fn shifted(value: i128, by: i32) -> i128 {
 
 /// One instruction: 32 products and `c`, as an integer of 14 bits times a power of two. The accumulator is kept so too:
 /// it never has more bits.
-fn unit(a: &[u8], b: &[u8], c: Option<(i64, i32)>) -> Option<(i64, i32)> {
-    let (c, c_unit) = c?;
+fn unit(a: &[u8], b: &[u8], (c, c_unit): (i64, i32)) -> Option<(i64, i32)> {
     let mut terms = Vec::new();
     let mut largest = -133;
     for (&a, &b) in a.iter().zip(b) {
@@ -53,7 +52,7 @@ fn unit(a: &[u8], b: &[u8], c: Option<(i64, i32)>) -> Option<(i64, i32)> {
 
 /// The sum of 128 products.
 fn part(a: &[u8], b: &[u8]) -> f32 {
-    let chain = a.chunks(32).zip(b.chunks(32)).fold(Some((0, 0)), |c, (a, b)| unit(a, b, c));
+    let chain = a.chunks(32).zip(b.chunks(32)).try_fold((0, 0), |c, (a, b)| unit(a, b, c));
     chain.map_or(f32::NAN, |(value, exponent)| (value as f64 * f64::from(exponent).exp2()) as f32)
 }
 
