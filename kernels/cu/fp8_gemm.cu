@@ -10,6 +10,7 @@
 //   w_map       W [experts * N, K]; boxes of 128 k x tile_n columns of y, 128-byte swizzle
 //   x_map       x [rows, K]; boxes of 128 k x ROWS / CLUSTER_SIZE rows, 128-byte swizzle. With IS_MOE the rows are
 //               those of the blocks of ROWS entries (gathered), padding included
+//   y_map       y; boxes of 64 columns x ROWS rows, 128-byte swizzle
 //   w_scales    f32 [experts, N]; with HAS_BLOCKS [experts, N / 128, K / 128], both rounded up
 //   x_scales    f32 [rows], or one for all rows where x_scale_step is 0; with HAS_BLOCKS [K / 128, x_scale_step],
 //               x_scale_step a multiple of 4 and at least the number of rows
@@ -330,10 +331,16 @@ __device__ __forceinline__ void finish(const Product &p, const Tile &tile, const
     }
 }
 
-// Rounds a tile, and writes it through shared memory, so that rows are written in pieces of 16 bytes.
-__device__ __forceinline__ void write_tile(const Product &p, const Tile &tile, const WarpTile &warp,
-                                           unsigned box, const unsigned char *box_pointer,
+// Rounds a tile, and writes it through shared memory: by the copy engine, which continues during the next tile, or, where
+// a tile ends within a warpgroup's columns, in pieces of 16 bytes.
+__device__ __forceinline__ void write_tile(const Product &p, const TensorMap &y_map, const Tile &tile,
+                                           const WarpTile &warp, unsigned box,
+                                           const unsigned char *box_pointer,
                                            const float (&total)[ROWS / 2]) {
+    const bool is_whole = p.tile_n % GROUP_N == 0, is_writer = threadIdx.x % 128 == 0;
+    if (is_whole && is_writer) {
+        wait_for_stores();
+    }
     // The last tile has been read from shared memory.
     warpgroup_sync(warp.group);
     const unsigned piece_0 = warp.n % GROUP_N / 8, row_in_8 = warp.lane % 8, matrix = warp.lane / 8;
@@ -352,6 +359,16 @@ __device__ __forceinline__ void write_tile(const Product &p, const Tile &tile, c
             store_matrices_transposed(box + (i * 2 + matrix / 2 * 8) * 128 + at, packed);
         }
     }
+    if (is_whole) {
+        fence_async_proxy();
+        warpgroup_sync(warp.group);
+        if (is_writer && warp.n < p.tile_n) {
+            store_box(y_map, tile.n0 + warp.n, tile.row, box);
+            commit_stores();
+        }
+        __syncwarp();
+        return;
+    }
     warpgroup_sync(warp.group);
     const unsigned thread = threadIdx.x % 128, piece = thread % 8;
     const unsigned in_tile = warp.group * GROUP_N + piece * 8, n = tile.n0 + in_tile;
@@ -368,7 +385,7 @@ __device__ __forceinline__ void write_tile(const Product &p, const Tile &tile, c
 }
 
 // Computes the tiles of this thread block from the ring's stages.
-__device__ __forceinline__ void consume(const Product &p, const Memory &memory,
+__device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map, const Memory &memory,
                                         const unsigned char *pointer, unsigned rank) {
     const unsigned group = (threadIdx.x - PRODUCERS) / 128;
     const WarpTile warp = {threadIdx.x % 32, group, (threadIdx.x - PRODUCERS) / 32 * 16,
@@ -397,13 +414,16 @@ __device__ __forceinline__ void consume(const Product &p, const Memory &memory,
             }
         }
         finish(p, tile, warp, total);
-        write_tile(p, tile, warp, memory.start + box, pointer + box, total);
+        write_tile(p, y_map, tile, warp, memory.start + box, pointer + box, total);
     }
+    // The copy engine may still be reading here.
+    wait_for_stores();
 }
 
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     fp8_gemm(const __grid_constant__ TensorMap w_map,
         const __grid_constant__ TensorMap x_map,
+        const __grid_constant__ TensorMap y_map,
         const float *__restrict__ w_scales,
         const float *__restrict__ x_scales,
         const unsigned short *__restrict__ bias,
@@ -456,7 +476,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
         }
         wait_for_last_kernel();
         let_next_kernel_start();
-        consume(p, memory, pointer, rank);
+        consume(p, y_map, memory, pointer, rank);
     }
     if constexpr (RANKS > 1) {
         // The other thread block's copies and arrivals come here.

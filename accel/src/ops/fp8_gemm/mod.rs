@@ -76,6 +76,7 @@ arguments! {
     Fp8GemmArguments {
         w_map: TensorMap,
         x_map: TensorMap,
+        y_map: TensorMap,
         w_scales: Pointer,
         x_scales: Pointer,
         bias: Pointer,
@@ -231,11 +232,13 @@ fn launch(
     };
     let blocks = routed.map(|routed| routed.blocks);
     // x has `rows` rows of size_k codes with their scales, y as many of size_n; the weight's buffers fit its shape; the
-    // copy engine reads no others. Blocks are of the plan's rows, one in y for each place, as are the router weights.
+    // copy engine reads and writes no others. Blocks are of the plan's rows, one in y for each place, as are the router weights.
     // The ring's stages fit the shared memory of the launch.
     let arguments = Fp8GemmArguments {
         w_map: map(&weight.codes, all_columns, plan.tile_n)?,
         x_map: map(x.codes, rows, plan.rows / plan.ranks)?,
+        y_map: TensorMap::new(device, y, rows, size_n, plan.rows)
+            .map_err(failed("cuTensorMapEncodeTiled"))?,
         w_scales: (&weight.scales).into(),
         x_scales: x.scales.into(),
         bias: weight.bias.as_ref().into(),
