@@ -12,6 +12,7 @@ static ROWS: &[&Row] = &[
     &ops::permute::EXPERTS,
     &ops::quantize::INT8,
     &ops::quantize::FP8,
+    &ops::quantize::FP8_GROUPS,
     &ops::router::ROW,
     &ops::align::ROW,
     &ops::activation::ROW,
@@ -24,6 +25,8 @@ static ROWS: &[&Row] = &[
     &ops::ranks::ROW,
     &ops::gemm_a8::INT8,
     &ops::gemm_a8::FP8,
+    &ops::fp8_gemm::ROW,
+    &ops::fp8_gemm::MOE,
 ];
 
 /// Every operation that can be launched.

@@ -10,6 +10,7 @@
 //! needs no GPU.
 
 mod compared;
+mod fp8_gemm;
 mod layer;
 mod layouts;
 mod operations;
@@ -106,6 +107,7 @@ pub fn check<O: Operations>(
             let call = Int4Fp8 { qweight: &qweight, qzeros: zeros.as_deref(), words };
             run.output("qweight", &[], |o| o.run(&call))?;
         }
+        CaseConfig::ScaledMm(c) => run.fp8_product(c, CaseConfig::ScaledMm)?,
         CaseConfig::DynQuant(_) => {}
         _ => {}
     }

@@ -34,22 +34,49 @@ impl TensorMap {
         columns: u32,
         box_rows: u32,
     ) -> Result<Self, DriverError> {
+        let ty = DataType::CU_TENSOR_MAP_DATA_TYPE_UINT16;
+        Self::encode(device, matrix.into(), (ty, 2), [rows, columns], box_rows)
+    }
+
+    /// Likewise of bytes, in boxes of 128 columns.
+    ///
+    /// # Errors
+    /// As [`TensorMap::new`].
+    pub(crate) fn of_bytes(
+        device: &Device,
+        matrix: &Buffer<u8>,
+        rows: u32,
+        columns: u32,
+        box_rows: u32,
+    ) -> Result<Self, DriverError> {
+        let ty = DataType::CU_TENSOR_MAP_DATA_TYPE_UINT8;
+        Self::encode(device, matrix.into(), (ty, 1), [rows, columns], box_rows)
+    }
+
+    /// A matrix of elements of that type and number of bytes, in boxes of 128 bytes of a row.
+    fn encode(
+        device: &Device,
+        matrix: Pointer,
+        (ty, bytes): (DataType, u32),
+        [rows, columns]: [u32; 2],
+        box_rows: u32,
+    ) -> Result<Self, DriverError> {
         device.stream().context().bind_to_thread()?;
         let mut map = CUtensorMap { opaque: [0; 16] };
         let sizes = [u64::from(columns), u64::from(rows)];
-        let row_bytes = [u64::from(columns) * 2];
+        let row_bytes = [u64::from(columns) * u64::from(bytes)];
         // SAFETY:
         // - Every pointer is to a live value of as many elements as a matrix of two dimensions has.
         // - The address is only kept in the map, which a kernel uses while the buffer lives.
         unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map,
-                DataType::CU_TENSOR_MAP_DATA_TYPE_UINT16,
+                ty,
                 2,
-                ptr::with_exposed_provenance_mut(Pointer::from(matrix).address() as usize),
+                ptr::with_exposed_provenance_mut(matrix.address() as usize),
                 sizes.as_ptr(),
                 row_bytes.as_ptr(),
-                [64, box_rows].as_ptr(),
+                [128 / bytes, box_rows].as_ptr(),
                 [1, 1].as_ptr(),
                 Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
                 Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,

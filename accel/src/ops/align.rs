@@ -205,7 +205,7 @@ impl DeviceBlocks {
     }
 
     /// Capacity in entries, padding included.
-    pub(crate) fn places(&self) -> usize {
+    pub fn places(&self) -> usize {
         self.sorted_token_ids.len()
     }
 

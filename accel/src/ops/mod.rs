@@ -3,6 +3,7 @@
 pub mod activation;
 pub mod align;
 mod check;
+pub mod fp8_gemm;
 pub(crate) mod gather;
 pub mod gemm;
 pub mod gemm_a8;
@@ -18,6 +19,7 @@ pub mod sum;
 
 pub use activation::*;
 pub use align::*;
+pub use fp8_gemm::{Fp8Weight, fp8_gemm};
 pub use gemm::{MarlinWeight, Packed, PackedParts, PackedScales, ScaleBound, marlin_gemm};
 pub use gemm_a8::marlin_gemm_a8;
 pub use layer::{MarlinLayer, Workspace};

@@ -2,6 +2,7 @@
 //! the weights keep each call's weight out of the caches.
 
 mod dense;
+mod fp8;
 mod layer;
 
 use marlinspike::formats::BLOCK_FORMATS;
@@ -14,6 +15,7 @@ use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use crate::error::AccelError;
 
 pub use dense::{Dense, ProductPlan};
+pub use fp8::Fp8Dense;
 pub use layer::{ExpertLayer, LayerPlans, Sizes};
 
 /// Bytes that the weights of successive calls take together: four times the L2 cache of an H200,

@@ -91,6 +91,7 @@ fn golden_cases_pass_by_the_reference() {
         "moe_align_block_size",
         "moe_sum",
         "moe_wna16_marlin_gemm",
+        "fp8_gemm",
         "topk_router",
     ];
     assert_eq!(tally.counts.keys().copied().collect::<Vec<_>>(), expected);

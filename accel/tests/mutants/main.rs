@@ -1,6 +1,7 @@
 //! Wrong kernels. In a process of their own: an illegal address ends the CUDA context of its process.
 #![allow(missing_docs)]
 
+mod fp8_gemm;
 mod kit;
 mod many_rows;
 

@@ -29,6 +29,9 @@ const INT4_PATH: Test = Some(("model/tests/convert/kleidi.rs", "every_format_tha
 /// On a GPU; groups of 32 too.
 const CANONICAL: Test =
     Some(("accel/tests/kernels/gemm.rs", "products_equal_the_canonical_schedule"));
+/// On a GPU; both kinds of scales.
+const W8A8: Test =
+    Some(("accel/tests/mutants/fp8_gemm.rs", "fp8_products_equal_the_reference_under_every_plan"));
 const W4A8_CASES: Test = Some(("reference/tests/methods/w4a8_fp8.rs", "damaged_outputs_fail"));
 const MICROSCALED: Test = Some((MODELS, "microscaled_models"));
 
@@ -100,7 +103,7 @@ const METHOD_TESTS: [(&str, [Test; 7]); 14] = [
             BOUNDED,
             Some((METHOD, "promotion_keeps_what_fourteen_bits_lose")),
             None,
-            None,
+            W8A8,
         ],
     ),
     (
@@ -112,7 +115,7 @@ const METHOD_TESTS: [(&str, [Test; 7]); 14] = [
             Some((BLOCKS, "no_simulated_block_kernel_leaves_its_bound")),
             Some((BLOCKS, "schedules_promote_as_the_naive_loop")),
             None,
-            None,
+            W8A8,
         ],
     ),
     (

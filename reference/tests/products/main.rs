@@ -2,6 +2,7 @@
 #![allow(missing_docs)]
 
 mod canonical_tree;
+mod fp8_promotion;
 mod gemm_bound;
 mod gemm_exact;
 mod gemm_recipe;

@@ -3,8 +3,9 @@
 use anyhow::{Context as _, Result};
 use marlinspike::num::dims::Shape;
 use marlinspike_accel::limits::{self, Limits};
+use marlinspike_accel::ops::fp8_gemm::Fp8Scales;
 use marlinspike_accel::timing::Times;
-use marlinspike_accel::workload::{COLD_BYTES, Dense, ExpertLayer, Sizes};
+use marlinspike_accel::workload::{COLD_BYTES, Dense, ExpertLayer, Fp8Dense, Sizes};
 use marlinspike_accel::{AccelError, Device};
 use marlinspike_bench::Workload;
 use marlinspike_bench::workload::{GPU_LAYERS, GPU_PRODUCTS};
@@ -19,12 +20,29 @@ const TOKENS: [u32; 6] = [1, 16, 64, 256, 1024, 4096];
 /// One workload on the device.
 enum Ready {
     Dense(Dense),
+    /// Both operands e4m3fn.
+    Fp8(Fp8Dense),
     Layer(Box<ExpertLayer>),
 }
 
 impl Ready {
     fn new(device: &Device, args: &Args, workload: Workload) -> Result<Self, AccelError> {
         match workload {
+            Workload::Dense { size_k, size_n } if args.ty.name == "fp8" && args.is_fp8() => {
+                let scales = match args.input {
+                    Some(Input::Fp8Block) => Fp8Scales::Blocks,
+                    _ => Fp8Scales::Channels,
+                };
+                Fp8Dense::new(device, Shape::new(size_k, size_n), scales, COLD_BYTES).map(Self::Fp8)
+            }
+            Workload::Dense { .. } if args.input == Some(Input::Fp8Block) => {
+                Err(AccelError::Argument {
+                    operation: "workload",
+                    what: "input",
+                    found: format!("fp8-block with weights of type {}", args.ty.name),
+                    expected: "weights of type fp8".into(),
+                })
+            }
             Workload::Dense { size_k, size_n } => Dense::new(
                 device,
                 args.ty,
@@ -60,6 +78,11 @@ impl Ready {
         let [a, b] = workload.sizes();
         match self {
             Self::Dense(dense) => {
+                let times = dense.time(device, tokens, None, replays)?;
+                let moved = dense.bytes() + tokens * (bytes_of_input * a + 2 * b);
+                Ok((times, moved as f64, None))
+            }
+            Self::Fp8(dense) => {
                 let times = dense.time(device, tokens, None, replays)?;
                 let moved = dense.bytes() + tokens * (bytes_of_input * a + 2 * b);
                 Ok((times, moved as f64, None))

@@ -59,7 +59,8 @@ pub(super) struct Args {
     #[arg(long = "type", value_name = "TYPE", default_value = "uint4b8", value_parser = weight_type)]
     pub(super) ty: WeightType,
 
-    /// 8-bit activations, for products only [default: bf16]
+    /// 8-bit activations, for products only; with weights of type fp8, both are e4m3fn, on Hopper
+    /// [default: bf16]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(super) input: Option<Input>,
 
@@ -80,20 +81,28 @@ pub(super) struct Args {
     pub(super) plot: Option<PathBuf>,
 }
 
+impl Args {
+    fn is_fp8(&self) -> bool {
+        self.input.is_some_and(|input| input.ty() == ScalarType::FLOAT8_E4M3FN)
+    }
+}
+
 /// Types of 8-bit activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Input {
     /// int8.
     Int8,
-    /// e4m3fn.
+    /// e4m3fn, a scale for each row.
     Fp8,
+    /// e4m3fn, a scale for each 128 k of a row, and for 128 x 128 weights of type fp8.
+    Fp8Block,
 }
 
 impl Input {
     fn ty(self) -> ScalarType {
         match self {
             Self::Int8 => ScalarType::INT8,
-            Self::Fp8 => ScalarType::FLOAT8_E4M3FN,
+            Self::Fp8 | Self::Fp8Block => ScalarType::FLOAT8_E4M3FN,
         }
     }
 
@@ -101,6 +110,7 @@ impl Input {
         match self {
             Self::Int8 => "int8",
             Self::Fp8 => "e4m3fn",
+            Self::Fp8Block => "e4m3fn, blocks",
         }
     }
 }

@@ -1,0 +1,297 @@
+//! Products of e4m3fn activations and e4m3fn weights on Hopper (`fp8_gemm.cu`): the bits of
+//! [`Schedule::w8a8_fp8`](marlinspike::products::schedule::Schedule::w8a8_fp8) with CUTLASS's epilogue and promotion, or with scales of
+//! blocks those of [`Schedule::w8a8_fp8_blocks`](marlinspike::products::schedule::Schedule::w8a8_fp8_blocks) as DeepGEMM orders them, for every M.
+
+mod call;
+mod layer;
+mod plan;
+mod weight;
+
+use marlinspike::num::scalar::ScalarType;
+
+pub use call::Fp8Product;
+pub use layer::{Fp8Layer, Fp8Workspace};
+pub use plan::Fp8Plan;
+pub use weight::{Fp8Scales, Fp8Weight};
+
+use super::check;
+use crate::{
+    device::{Device, failed},
+    error::AccelError,
+    launch::{Arguments, Grid, Kernel, Pointer, arguments, tensor_map::TensorMap},
+    memory::Buffer,
+    nvrtc::Parameter,
+    operation::{Law, Mutant, Needs, Row},
+    ops::{align::DeviceBlocks, gemm::checks, quantize::fp8_scale_step},
+};
+
+/// Upstream: `cutlass_scaled_mm`, DeepGEMM's `fp8_gemm_nt`.
+pub(crate) static ROW: Row = Row {
+    name: "fp8_gemm",
+    source: plan::SOURCE,
+    needs: Needs { compute_capability: (9, 0) },
+    law: Law::EqualBits,
+    variants: |arch| plan::variants(arch, false),
+    arguments: Fp8GemmArguments::SIZES,
+    mutants: &[
+        Mutant::new(
+            "one chain over several stages",
+            "wgmma_fp8<ROWS>(sum[i], w + 2 * step, x + 2 * step, step);",
+            "wgmma_fp8<ROWS>(sum[i], w + 2 * step, x + 2 * step, step + stage);",
+        ),
+        Mutant::new(
+            "the scale of the neighbouring row",
+            "p.x_scales[m * static_cast<size_t>(p.x_scale_step)]",
+            "p.x_scales[(m ^ 1u) % p.size_m * static_cast<size_t>(p.x_scale_step)]",
+        ),
+        Mutant::new(
+            "the part times both scales, rounded apart",
+            "__fmaf_rn(sum[i + j], scales.scale[i / 2 + j % 2], total[i + j])",
+            "__fadd_rn(__fmul_rn(sum[i + j], scales.scale[i / 2 + j % 2]), total[i + j])",
+        ),
+        Mutant::new(
+            "the bias added with a rounding of its own",
+            "__fmaf_rn(value, x_scale, bias[half])",
+            "__fadd_rn(__fmul_rn(value, x_scale), bias[half])",
+        ),
+    ],
+};
+
+/// Upstream: `cutlass_moe_mm`, DeepGEMM's `m_grouped_fp8_gemm_nt_contiguous`.
+pub(crate) static MOE: Row = Row {
+    name: "moe_fp8_gemm",
+    source: plan::SOURCE,
+    needs: Needs { compute_capability: (9, 0) },
+    law: Law::EqualBits,
+    variants: |arch| plan::variants(arch, true),
+    arguments: Fp8GemmArguments::SIZES,
+    mutants: &[],
+};
+
+static KERNEL: Kernel<Fp8GemmArguments> = Kernel::early(&ROW);
+static MOE_KERNEL: Kernel<Fp8GemmArguments> = Kernel::early(&MOE);
+
+arguments! {
+    /// Arguments of `fp8_gemm.cu`.
+    Fp8GemmArguments {
+        w_map: TensorMap,
+        x_map: TensorMap,
+        y_map: TensorMap,
+        w_scales: Pointer,
+        x_scales: Pointer,
+        bias: Pointer,
+        y: Pointer,
+        size_m: u32,
+        size_n: u32,
+        size_k: u32,
+        x_scale_step: u32,
+        tile_n: u32,
+        stages: u32,
+        raster: u32,
+        expert_ids: Pointer,
+        num_tokens_post_padded: Pointer,
+        row_weights: Pointer,
+    }
+}
+
+/// e4m3fn rows in a device's memory.
+#[derive(Debug, Clone, Copy)]
+pub struct RowsFp8<'a> {
+    /// `[M, K]`: any bits, NaN included.
+    pub codes: &'a Buffer<u8>,
+    /// For a weight with [`Fp8Scales::Channels`]: `[M]`, or one scale of the whole tensor. With
+    /// [`Fp8Scales::Blocks`]: `[K / 128, M]`, each row padded to [`fp8_scale_step`] values.
+    pub scales: &'a Buffer<f32>,
+}
+
+/// y `[M, N]` = x `[M, K]` · W, f16 or bf16 bits, row-major, with the scales of both and the weight's bias.
+///
+/// # Errors
+/// [`AccelError::Argument`] where x is not whole rows of K with their scales, y not as many rows of N, or a buffer
+/// is another device's; [`AccelError::Capability`], [`AccelError::NvrtcMissing`] and [`AccelError::Compile`] from
+/// preparing the kernel, which only sm_90a has; [`AccelError::Driver`] from launching it.
+pub fn fp8_gemm(
+    device: &Device,
+    x: RowsFp8<'_>,
+    weight: &Fp8Weight,
+    y: &mut Buffer<u16>,
+) -> Result<(), AccelError> {
+    let size_m = x.codes.len() / weight.shape().size_k;
+    let plan = Fp8Plan::choose(size_m, weight, device.multiprocessors());
+    fp8_gemm_planned(device, x, weight, y, plan)
+}
+
+/// [`fp8_gemm`], divided by the caller's plan: the same bits, at another speed.
+///
+/// # Errors
+/// As [`fp8_gemm`]; [`AccelError::Argument`] for a plan that the kernel does not have.
+pub fn fp8_gemm_planned(
+    device: &Device,
+    x: RowsFp8<'_>,
+    weight: &Fp8Weight,
+    y: &mut Buffer<u16>,
+    plan: Fp8Plan,
+) -> Result<(), AccelError> {
+    let parts = [
+        ("x", x.codes.is_on(device) && x.scales.is_on(device)),
+        ("weight", weight.is_on(device)),
+        ("y", y.is_on(device)),
+    ];
+    check::same_device(&ROW, device, &parts)?;
+    if weight.experts() != 1 {
+        return Err(ROW.refuse("weight", format!("{} matrices", weight.experts()), "one matrix"));
+    }
+    let shape = weight.shape();
+    if !x.codes.len().is_multiple_of(shape.size_k) {
+        let found = format!("{} codes", x.codes.len());
+        return Err(ROW.refuse("x", found, format!("rows of {}", shape.size_k)));
+    }
+    let rows = x.codes.len() / shape.size_k;
+    let size_m = checks::rows_of_y(&ROW, rows, 1, y, shape.size_n)?;
+    if size_m == 0 {
+        return Ok(());
+    }
+    launch(device, x, weight, y, plan, size_m, None)
+}
+
+/// Rows of x and y in the order of their experts' blocks.
+#[derive(Debug, Clone, Copy)]
+pub struct RoutedRows<'a> {
+    /// Row `place_of[t]` of x and y is entry t's; of [`Fp8Plan::rows`] entries each.
+    pub blocks: &'a DeviceBlocks,
+    /// One for each row of y, which it multiplies before that is rounded.
+    pub row_weights: Option<&'a Buffer<f32>>,
+}
+
+/// Each row of y `[places, N]` = the row of x `[places, K]` · W of the expert of its block, with the scales of both, plus
+/// bias, times router weight. Rows of padding are undefined afterwards, and those of x are not used.
+///
+/// # Errors
+/// As [`fp8_gemm_planned`]; [`AccelError::Argument`] also for blocks of other sizes than the plan's or for other
+/// experts, and where x, y or weights do not have a row for each place.
+pub fn moe_fp8_gemm(
+    device: &Device,
+    x: RowsFp8<'_>,
+    weight: &Fp8Weight,
+    y: &mut Buffer<u16>,
+    plan: Fp8Plan,
+    routed: RoutedRows<'_>,
+) -> Result<(), AccelError> {
+    let RoutedRows { blocks, row_weights } = routed;
+    let are_weights_here = row_weights.is_none_or(|weights| weights.is_on(device));
+    let parts = [
+        ("x", x.codes.is_on(device) && x.scales.is_on(device)),
+        ("weight", weight.is_on(device)),
+        ("y", y.is_on(device)),
+        ("routing", blocks.is_on(device) && are_weights_here),
+    ];
+    check::same_device(&MOE, device, &parts)?;
+    let (shape, places) = (weight.shape(), blocks.places());
+    for (what, len, width) in [("x", x.codes.len(), shape.size_k), ("y", y.len(), shape.size_n)] {
+        if Some(len) != places.checked_mul(width) {
+            let expected = format!("[{places}, {width}], a row for each place");
+            return Err(MOE.refuse(what, format!("{len} elements"), expected));
+        }
+    }
+    checks::blocks(&MOE, blocks, plan.rows as usize, blocks.entries(), weight.experts())?;
+    checks::router_weights(&MOE, "row_weights", row_weights, places)?;
+    if places == 0 {
+        return Ok(());
+    }
+    launch(device, x, weight, y, plan, places, Some(routed))
+}
+
+/// Launches a checked product of `rows` rows.
+fn launch(
+    device: &Device,
+    x: RowsFp8<'_>,
+    weight: &Fp8Weight,
+    y: &mut Buffer<u16>,
+    plan: Fp8Plan,
+    rows: usize,
+    routed: Option<RoutedRows<'_>>,
+) -> Result<(), AccelError> {
+    let is_moe = routed.is_some();
+    let (row, kernel) = if is_moe { (&MOE, &MOE_KERNEL) } else { (&ROW, &KERNEL) };
+    let shape = weight.shape();
+    let x_scale_step = scale_step(row, x, weight, rows)?;
+    let sizes = plan.sizes(row, device, weight.scales_of())?;
+    let columns = plan.columns(shape.size_n) * plan.ranks as usize;
+    let tiles = rows.div_ceil(plan.rows as usize).saturating_mul(columns);
+    // Tiles are counted in 32 bits, raster and all.
+    if i32::try_from(tiles).is_err() || i32::try_from(rows).is_err() {
+        let found = format!("{rows} rows in {tiles} tiles");
+        return Err(row.refuse("rows", found, "fewer than 2^31 of either"));
+    }
+    // `Fp8Weight` holds these below 2^31, and all experts' columns too.
+    let (size_n, size_k) = (shape.size_n as u32, shape.size_k as u32);
+    let (all_columns, rows) = (size_n * weight.experts() as u32, rows as u32);
+    let map = |matrix, rows, box_rows| {
+        TensorMap::of_bytes(device, matrix, rows, size_k, box_rows)
+            .map_err(failed("cuTensorMapEncodeTiled"))
+    };
+    let blocks = routed.map(|routed| routed.blocks);
+    // x has `rows` rows of size_k codes with their scales, y as many of size_n; the weight's buffers fit its shape; the
+    // copy engine reads and writes no others. Blocks are of the plan's rows, one in y for each place, as are the router weights.
+    // The ring's stages fit the shared memory of the launch.
+    let arguments = Fp8GemmArguments {
+        w_map: map(&weight.codes, all_columns, plan.tile_n)?,
+        x_map: map(x.codes, rows, plan.rows / plan.ranks)?,
+        y_map: TensorMap::new(device, y, rows, size_n, plan.rows)
+            .map_err(failed("cuTensorMapEncodeTiled"))?,
+        w_scales: (&weight.scales).into(),
+        x_scales: x.scales.into(),
+        bias: weight.bias.as_ref().into(),
+        y: y.into(),
+        size_m: rows,
+        size_n,
+        size_k,
+        x_scale_step,
+        tile_n: plan.tile_n,
+        stages: sizes.stages,
+        raster: plan.raster(),
+        expert_ids: blocks.map(|blocks| &blocks.expert_ids).into(),
+        num_tokens_post_padded: blocks.map(|blocks| &blocks.num_tokens_post_padded).into(),
+        row_weights: routed.and_then(|routed| routed.row_weights).into(),
+    };
+    let most = device.multiprocessors() / plan.ranks * plan.ranks;
+    let grid = Grid {
+        blocks: (most.min(tiles as u32), 1, 1),
+        threads: (sizes.threads, 1, 1),
+        shared_bytes: sizes.shared_bytes,
+    };
+    let parameters = parameters(weight.dtype(), weight.scales_of(), is_moe, plan);
+    kernel.launch(device, &parameters, grid, arguments)
+}
+
+/// The kernel's `x_scale_step` for `size_m` rows with these scales.
+fn scale_step(
+    row: &Row,
+    x: RowsFp8<'_>,
+    weight: &Fp8Weight,
+    size_m: usize,
+) -> Result<u32, AccelError> {
+    let (found, step) = (x.scales.len(), fp8_scale_step(size_m));
+    let expected = match weight.scales_of() {
+        Fp8Scales::Channels if found == 1 => return Ok(0),
+        Fp8Scales::Channels if found == size_m => return Ok(1),
+        Fp8Scales::Channels => format!("{size_m}, or 1"),
+        Fp8Scales::Blocks => {
+            let groups = weight.shape().size_k / Fp8Weight::BLOCK;
+            if found == groups * step {
+                // At most 2^31 with the rows of y.
+                return Ok(step as u32);
+            }
+            format!("[{groups}, {step}]")
+        }
+    };
+    Err(row.refuse("x_scales", format!("{found} values"), expected))
+}
+
+fn parameters(dtype: ScalarType, scales: Fp8Scales, is_moe: bool, plan: Fp8Plan) -> Vec<Parameter> {
+    let is_bf16 = u32::from(dtype == ScalarType::BFLOAT16);
+    let mut parameters =
+        vec![("IS_BF16", is_bf16), ("HAS_BLOCKS", scales as u32), ("IS_MOE", is_moe.into())];
+    parameters.extend(plan.parameters());
+    parameters
+}

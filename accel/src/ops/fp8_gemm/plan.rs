@@ -1,0 +1,177 @@
+//! How the work of a product of e4m3fn operands is divided. No bit of a result depends on it.
+
+use marlinspike::num::scalar::ScalarType;
+use marlinspike_kernels::constant;
+
+use super::{Fp8Scales, Fp8Weight, parameters};
+use crate::{
+    device::Device,
+    error::AccelError,
+    nvrtc::{Arch, Parameter},
+    operation::Row,
+    parameters::Memo,
+};
+
+pub(super) const SOURCE: &str = "fp8_gemm";
+
+/// More stages would not raise the memory throughput.
+const MOST_STAGES: u32 = 24;
+/// Rows of x that thread blocks work on concurrently, so that these rows and the columns of W that they need stay in
+/// the L2 cache.
+const RASTER_ROWS: u32 = 1024;
+
+/// How the work of a product is divided, as parameters of `fp8_gemm.cu`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fp8Plan {
+    /// Rows that a thread block computes at once.
+    pub rows: u32,
+    /// Columns that it computes at once: a multiple of 16, at most 16 for each warp.
+    pub tile_n: u32,
+    /// Warps that compute.
+    pub warps: u32,
+    /// Stages of 128 k whose sums a warpgroup has in flight.
+    pub batch: u32,
+    /// Thread blocks of a cluster, which share the rows of x: 1 or 2.
+    pub ranks: u32,
+}
+
+/// Sizes of a thread block.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    pub(super) threads: u32,
+    pub(super) stages: u32,
+    pub(super) shared_bytes: u32,
+}
+
+static SIZES: Memo<(Fp8Plan, Fp8Scales), Sizes> = Memo::new();
+
+/// Rows, warps, batch and ranks that the kernel is compiled with.
+const COMPILED: [[u32; 4]; 9] = [
+    [8, 4, 4, 1],
+    [8, 16, 4, 1],
+    [16, 4, 4, 1],
+    [16, 16, 4, 1],
+    [32, 16, 1, 1],
+    [64, 4, 2, 1],
+    [64, 16, 1, 1],
+    [128, 8, 1, 2],
+    [192, 8, 1, 2],
+];
+
+impl Fp8Plan {
+    /// Plans with the widest tiles, one for each set of parameters that the kernel is compiled with.
+    pub fn all() -> impl Iterator<Item = Self> {
+        COMPILED.into_iter().map(|[rows, warps, batch, ranks]| Self {
+            rows,
+            tile_n: (warps * 16).min(224),
+            warps,
+            batch,
+            ranks,
+        })
+    }
+
+    pub(super) fn parameters(self) -> [Parameter; 4] {
+        [("WARPS", self.warps), ("ROWS", self.rows), ("BATCH", self.batch), ("RANKS", self.ranks)]
+    }
+
+    /// Blocks of rows whose tiles are computed concurrently.
+    pub(super) fn raster(self) -> u32 {
+        (RASTER_ROWS / self.rows).max(1)
+    }
+
+    /// Tiles side by side, those of a cluster counted as one.
+    pub(super) fn columns(self, size_n: usize) -> usize {
+        size_n.div_ceil((self.tile_n * self.ranks) as usize)
+    }
+
+    /// Sizes of a thread block of this plan.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for a plan that the kernel does not have, or another architecture than sm_90a;
+    /// [`AccelError::Constant`].
+    pub(super) fn sizes(
+        self,
+        row: &Row,
+        device: &Device,
+        scales: Fp8Scales,
+    ) -> Result<Sizes, AccelError> {
+        let Self { rows, tile_n, warps, batch, ranks } = self;
+        let fits = tile_n > 0 && tile_n.is_multiple_of(16) && tile_n <= 16 * warps;
+        let is_compiled = COMPILED.contains(&[rows, warps, batch, ranks]);
+        if !fits || !is_compiled || !device.arch().has_wgmma() {
+            let found = format!("{self:?} on {}", device.arch());
+            return Err(row.refuse("plan", found, "a plan that the kernel has, sm_90a"));
+        }
+        self.sizes_within(scales, device.arch().shared_memory())
+    }
+
+    fn sizes_within(self, scales: Fp8Scales, most: u32) -> Result<Sizes, AccelError> {
+        SIZES.get((self, scales), || {
+            let all = parameters(ScalarType::BFLOAT16, scales, false, self);
+            let size = |name| constant(SOURCE, name, &all);
+            let stage = size("STAGE_BYTES")? + self.tile_n * size("STAGE_K")?;
+            let end = size("END_BYTES")?;
+            let stages = ((most - end) / stage).min(MOST_STAGES);
+            Ok::<_, AccelError>(Sizes {
+                threads: size("THREADS")?,
+                stages,
+                shared_bytes: stages * stage + end,
+            })
+        })
+    }
+
+    /// The plan for one product of `size_m` rows.
+    pub(crate) fn choose(size_m: usize, weight: &Fp8Weight, multiprocessors: u32) -> Self {
+        Self::of_shape(size_m, weight.shape().size_n, multiprocessors)
+    }
+
+    /// The plans, of equal rows, for the two products of a layer with `entries` entries, spread evenly over its experts.
+    pub(super) fn of_experts(weights: [&Fp8Weight; 2], entries: usize) -> [Self; 2] {
+        let rows = entries.div_ceil(weights[0].experts().min(entries).max(1));
+        weights.map(|_| match rows {
+            0..=8 => Self { rows: 8, tile_n: 64, warps: 4, batch: 4, ranks: 1 },
+            9..=16 => Self { rows: 16, tile_n: 64, warps: 4, batch: 4, ranks: 1 },
+            17..=96 => Self { rows: 64, tile_n: 64, warps: 4, batch: 2, ranks: 1 },
+            _ => Self { rows: 128, tile_n: 128, warps: 8, batch: 1, ranks: 2 },
+        })
+    }
+
+    fn of_shape(size_m: usize, size_n: usize, multiprocessors: u32) -> Self {
+        let few = |rows, narrow: u32| {
+            // Each multiprocessor streams an equal part of the columns once.
+            let even = size_n.div_ceil(multiprocessors as usize * 16).min(14) as u32 * 16;
+            match even <= 64 {
+                true => Self { rows, tile_n: even, warps: 4, batch: narrow, ranks: 1 },
+                false => {
+                    let batch = if rows <= 16 { 4 } else { 1 };
+                    Self { rows, tile_n: even, warps: 16, batch, ranks: 1 }
+                }
+            }
+        };
+        match size_m {
+            0..=8 => few(8, 4),
+            9..=16 => few(16, 4),
+            17..=64 => few(64, 2),
+            _ => {
+                let time = |rows: usize| {
+                    let tiles = size_m.div_ceil(rows) * size_n.div_ceil(256);
+                    tiles.div_ceil(multiprocessors as usize / 2) * (rows + 8)
+                };
+                let rows = if time(192) < time(128) { 192 } else { 128 };
+                Self { rows, tile_n: 128, warps: 8, batch: 1, ranks: 2 }
+            }
+        }
+    }
+}
+
+pub(super) fn variants(arch: Arch, is_moe: bool) -> Result<Vec<Vec<Parameter>>, AccelError> {
+    let mut all = Vec::new();
+    if arch.has_wgmma() {
+        for dtype in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
+            for scales in [Fp8Scales::Channels, Fp8Scales::Blocks] {
+                all.extend(Fp8Plan::all().map(|plan| parameters(dtype, scales, is_moe, plan)));
+            }
+        }
+    }
+    Ok(all)
+}
