@@ -1,4 +1,4 @@
-//! A weight in Marlin's layout that is in a device's memory already.
+//! Weights of what is in a device's memory already.
 
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
@@ -6,7 +6,7 @@ use marlinspike::num::scalar::ScalarType;
 use super::{
     MarlinWeight, ROW,
     form::{Form, Packed, PackedScales},
-    weight::Spec,
+    weight::{RowOrder, Spec},
 };
 use crate::{device::Device, error::AccelError, memory::Buffer, ops::check};
 
@@ -91,5 +91,30 @@ impl MarlinWeight {
             split: None,
         };
         Ok(Self { spec, qweight, scales, zeros, bias, global_scale, g_idx: None, order: None })
+    }
+
+    /// Copies the weight to other memory of the device.
+    ///
+    /// # Errors
+    /// [`AccelError::Driver`] where the device has too little memory.
+    pub fn copy(&self, device: &Device) -> Result<Self, AccelError> {
+        let zeros = self.zeros.as_ref().map(|zeros| device.copy(zeros));
+        let bias = self.bias.as_ref().map(|bias| device.copy(bias));
+        let global_scale = self.global_scale.as_ref().map(|scale| device.copy(scale));
+        let g_idx = self.g_idx.as_ref().map(|g_idx| device.copy(g_idx));
+        let copied = |order: &RowOrder| -> Result<RowOrder, AccelError> {
+            let RowOrder { perm, on_device } = order;
+            Ok(RowOrder { perm: perm.clone(), on_device: device.copy(on_device)? })
+        };
+        Ok(Self {
+            spec: self.spec,
+            qweight: device.copy(&self.qweight)?,
+            scales: device.copy(&self.scales)?,
+            zeros: zeros.transpose()?,
+            bias: bias.transpose()?,
+            global_scale: global_scale.transpose()?,
+            g_idx: g_idx.transpose()?,
+            order: self.order.as_ref().map(copied).transpose()?,
+        })
     }
 }

@@ -53,8 +53,8 @@ pub(super) struct Spec {
 /// The order of the rows of act-order weights, `[experts, K]`, on the host and on the device.
 #[derive(Debug)]
 pub(super) struct RowOrder {
-    perm: Vec<u32>,
-    on_device: Buffer<u32>,
+    pub(super) perm: Vec<u32>,
+    pub(super) on_device: Buffer<u32>,
 }
 
 impl MarlinWeight {
@@ -215,31 +215,6 @@ impl MarlinWeight {
             global_scale: None,
             g_idx: None,
             order: None,
-        })
-    }
-
-    /// Copies the weight to other memory of the device.
-    ///
-    /// # Errors
-    /// [`AccelError::Driver`] where the device has too little memory.
-    pub fn copy(&self, device: &Device) -> Result<Self, AccelError> {
-        let zeros = self.zeros.as_ref().map(|zeros| device.copy(zeros));
-        let bias = self.bias.as_ref().map(|bias| device.copy(bias));
-        let global_scale = self.global_scale.as_ref().map(|scale| device.copy(scale));
-        let g_idx = self.g_idx.as_ref().map(|g_idx| device.copy(g_idx));
-        let copied = |order: &RowOrder| -> Result<RowOrder, AccelError> {
-            let RowOrder { perm, on_device } = order;
-            Ok(RowOrder { perm: perm.clone(), on_device: device.copy(on_device)? })
-        };
-        Ok(Self {
-            spec: self.spec,
-            qweight: device.copy(&self.qweight)?,
-            scales: device.copy(&self.scales)?,
-            zeros: zeros.transpose()?,
-            bias: bias.transpose()?,
-            global_scale: global_scale.transpose()?,
-            g_idx: g_idx.transpose()?,
-            order: self.order.as_ref().map(copied).transpose()?,
         })
     }
 
