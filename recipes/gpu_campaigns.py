@@ -1,11 +1,13 @@
-"""Campaigns of `marlinspike.run_fuzz` on the GPU operators of vLLM 0.21.0, spread over processes.
+"""Campaigns of `marlinspike.run_fuzz` on the GPU operators of other projects, spread over processes.
 
     pip install marlinspike torch==2.11.0 ml_dtypes
-    python gpu_campaigns.py LIBRARIES --out RESULTS                       # every operator
+    python gpu_campaigns.py LIBRARIES --out RESULTS                       # every operator of vLLM 0.21.0
     python gpu_campaigns.py LIBRARIES --out RESULTS marlin_nvfp4 topk --cases 20000 --seconds 60
+    python gpu_campaigns.py LIBRARIES --out RESULTS humming_uint4b8 triton_mxfp4
 
 LIBRARIES is a folder with `_C.abi3.so`, `_moe_C.abi3.so` and `_C_stable_libtorch.abi3.so` of vLLM's wheel, which
-need PyTorch 2.11. RESULTS gets `summary.json` (for each operator: cases, failures by class, seed, the smallest
+need PyTorch 2.11, or with what `triton_kernels_operators.py`, `humming_operators.py`, `fbgemm_operators.py` and
+`flashinfer_operators.py` name. RESULTS gets `summary.json` (for each operator: cases, failures by class, seed, the smallest
 case of each finding), `OPERATOR-I.json` of each process for `python -m marlinspike merge`, and `kept/`.
 
 A product gets the reference's packed weights; a stage of a layer gets the operators' own output of the stage before it. With
@@ -22,8 +24,12 @@ import subprocess
 import sys
 import time
 
+import fbgemm_operators
+import flashinfer_operators
+import humming_operators
 import torch
 import torch_operators as base
+import triton_kernels_operators
 import vllm_comparisons as comparisons
 import vllm_operators as more
 
@@ -41,6 +47,9 @@ WEIGHTS = {
     "mxfp4": f"checkpoint_format=mxfp4,{SIXTEEN}",
     "nvfp4": f"checkpoint_format=nvfp4,{SIXTEEN}",
 }
+# Libraries whose packages are in the folder LIBRARIES.
+PEERS = (triton_kernels_operators, humming_operators, fbgemm_operators, flashinfer_operators)
+COMPARISONS = {**comparisons.ALL, **{name: call for peer in PEERS for name, call in peer.COMPARISONS.items()}}
 ROUTED = ("topk_weights", "topk_ids")
 STAGES = ("gate_up", "activated", "down", "y")
 
@@ -65,7 +74,7 @@ def campaigns():
     made["grouped_topk"] = ("router", "use_grouped_topk=true", {}, ROUTED, more.grouped_topk)
     group = ("per_token_group_fp8_quant", "quantizer=quotient", {}, ["x_q", "x_s"], more.per_token_group_fp8_quant)
     made["per_token_group_fp8_quant"] = group
-    return made
+    return made | {name: entry for peer in PEERS for name, entry in peer.PRODUCTS.items()}
 
 
 class Kernel:
@@ -108,16 +117,19 @@ class Kernel:
 def work(options, names):
     """One process: its share of every operator's cases."""
     part, parts = (int(number) for number in options.worker.split("/"))
+    sys.path.insert(0, str(options.libraries))
     for library in ("_C_stable_libtorch", "_C", "_moe_C"):
-        torch.ops.load_library(options.libraries / f"{library}.abi3.so")
+        if (file := options.libraries / f"{library}.abi3.so").exists():
+            torch.ops.load_library(file)
+    fbgemm_operators.load(options.libraries)
     torch.set_num_threads(1)
     known = campaigns()
     for name in names:
         start = time.monotonic()
         file = options.out / f"{name}-{part}.json"
-        if name in comparisons.ALL:
+        if name in COMPARISONS:
             shared = {"cases": -(-options.cases // parts), "seed": options.seed + part, "seconds": options.seconds}
-            result = comparisons.ALL[name](**shared)
+            result = COMPARISONS[name](**shared)
             file.write_text(json.dumps({"comparison": result, "seconds": time.monotonic() - start}))
             continue
         reasons = campaign(options, name, known[name])
@@ -146,7 +158,7 @@ def summed(name, out, ended):
     """An operator's results over all processes."""
     files = sorted(out.glob(f"{name}-[0-9]*.json"))
     results = [json.loads(file.read_text()) for file in files]
-    if name in comparisons.ALL:
+    if name in COMPARISONS:
         parts = [result["comparison"] for result in results]
         first = next((part["first"] for part in parts if part["wrong"]), None)
         total = {key: sum(part[key] for part in parts) for key in ("cases", "judged", "wrong")}
@@ -209,10 +221,12 @@ def main(arguments=None):
     parser.add_argument("--stand-ins", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_intermixed_args(arguments)
-    names = options.operators or [*campaigns(), *comparisons.ALL]
-    unknown = [name for name in names if name not in campaigns() and name not in comparisons.ALL]
+    known = [*campaigns(), *COMPARISONS]
+    of_peers = {name for peer in PEERS for name in (*peer.PRODUCTS, *peer.COMPARISONS)}
+    names = options.operators or [name for name in known if name not in of_peers]
+    unknown = [name for name in names if name not in known]
     if unknown:
-        parser.error(f"operator {unknown[0]!r}: expected one of {', '.join([*campaigns(), *comparisons.ALL])}")
+        parser.error(f"operator {unknown[0]!r}: expected one of {', '.join(known)}")
     options.out.mkdir(parents=True, exist_ok=True)
     if options.stand_ins:
         base.DEVICE = "cpu"

@@ -227,10 +227,15 @@ def scaled_mm(cases, seed, seconds, blocks):
     return tally(cases, seconds, one)
 
 
-def every_activation(cases, seed, seconds):
+def activated(kind, both):
+    made = more.empty((len(both), both.shape[1] // 2), both.dtype)
+    return made if run(getattr(torch.ops._C, more.ACTIVATIONS[kind]), made, both.to(base.DEVICE)) else None
+
+
+def every_activation(cases, seed, seconds, names=tuple(more.ACTIVATIONS), activate=activated):
     """Each case is 65536 gates and one value of up; the first cases are all kinds and both types."""
     random = np.random.default_rng(seed)
-    kinds = [(kind, dtype) for kind in more.ACTIVATIONS for dtype in ("float16", "bfloat16")]
+    kinds = [(kind, dtype) for kind in names for dtype in ("float16", "bfloat16")]
     keys = {
         "checkpoint_format": "gptq", "weight_type": "uint4b8", "group_size": -1, "size_m": 256, "num_experts": 2, "top_k": 1,
         "hidden_size": 64, "intermediate_size": 256, "scoring_func": "softmax", "block_size_m": 64,
@@ -243,8 +248,8 @@ def every_activation(cases, seed, seconds):
         value = float(random.choice([1.0, -1.0, 0.0, 2.0 ** random.uniform(-20, 14), -(2.0 ** random.uniform(-6, 8))]))
         up = torch.full_like(gate, value)
         both = torch.stack([gate, up], dim=-1).reshape(256, 512) if kind == "swigluoai" else torch.cat([gate, up], dim=1)
-        made = more.empty((256, 256), gate.dtype)
-        if not run(getattr(torch.ops._C, more.ACTIVATIONS[kind]), made, both.to(base.DEVICE)):
+        made = activate(kind, both)
+        if made is None:
             return None, None
         outputs = {"gate_up": both, "activated": made.cpu()}
         # A drawn case has its own number of rows.

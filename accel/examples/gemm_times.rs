@@ -1,7 +1,7 @@
 //! How long products with Marlin weights take on this machine's GPU.
 //!
 //! ```text
-//! gemm_times [--sweep [--many]] [--type TYPE] [--input int8|fp8] [K N [M ...]]
+//! gemm_times [--sweep [--many]] [--tree] [--type TYPE] [--input int8|fp8] [K N [M ...]]
 //! ```
 //!
 //! int4 codes in groups of 128 (`uint4b8`) or weights of another type; bf16, or 8-bit activations; by
@@ -9,7 +9,7 @@
 //! through enough copies of the weight that none is in the L2 cache; `limit` is the time to read the
 //! weight's bytes at the bandwidth measured first. `--sweep` tries many plans; `--part I COUNT` with it
 //! only compiles every COUNT-th of them, from the I-th on, for other processes to find in the cache of
-//! modules; `--many` leaves all but the plans of many rows out. `bench gpu` gives more, without the sweep.
+//! modules; `--tree` times version 2 of the canonical schedule beside version 1; `--many` leaves all but the plans of many rows out. `bench gpu` gives more, without the sweep.
 
 use std::process::ExitCode;
 
@@ -17,7 +17,7 @@ use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::Schedule;
 use marlinspike_accel::{
-    Device, limits,
+    AccelError, Device, limits,
     ops::gemm::{ManyRows, Tiling},
     timing::REPLAYS,
     workload::{COLD_BYTES, Dense, ProductPlan, WEIGHT_TYPES, WeightType},
@@ -85,7 +85,7 @@ fn sweep(device: &Device, dense: &Dense, size_m: usize, plans: Vec<ProductPlan>)
 }
 
 fn main() -> Result<ExitCode, AnyError> {
-    let mut only_many = false;
+    let (mut only_many, mut has_tree) = (false, false);
     let (mut is_sweep, mut ty, mut input, mut part) = (false, Some(WEIGHT_TYPES[0]), None, None);
     let mut numbers = Vec::new();
     let mut arguments = std::env::args().skip(1);
@@ -93,6 +93,7 @@ fn main() -> Result<ExitCode, AnyError> {
         match argument.as_str() {
             "--sweep" => is_sweep = true,
             "--many" => only_many = true,
+            "--tree" => has_tree = true,
             "--type" => ty = arguments.next().and_then(|name| WeightType::named(&name)),
             "--input" => {
                 input = match arguments.next().as_deref() {
@@ -116,7 +117,7 @@ fn main() -> Result<ExitCode, AnyError> {
     let (Some(ty), Some(shapes)) = (ty, shapes) else {
         let types = WEIGHT_TYPES.map(|ty| ty.name).join(", ");
         eprintln!(
-            "usage: gemm_times [--sweep [--many]] [--type TYPE] [--input int8|fp8] [K N [M ...]]; types: {types}"
+            "usage: gemm_times [--sweep [--many]] [--tree] [--type TYPE] [--input int8|fp8] [K N [M ...]]; types: {types}"
         );
         return Ok(ExitCode::from(2));
     };
@@ -142,8 +143,21 @@ fn main() -> Result<ExitCode, AnyError> {
     for [size_k, size_n] in shapes {
         let dense = Dense::new(&device, ty, Shape::new(size_k, size_n), input, COLD_BYTES)?;
         let limit = dense.bytes() as f64 / read * 1e6;
+        let again = || Dense::new(&device, ty, Shape::new(size_k, size_n), input, COLD_BYTES);
+        let tree = has_tree.then(|| again()?.by_version_2()).transpose()?;
         for &size_m in rows {
             let usual = dense.time(&device, size_m, None, REPLAYS)?.median;
+            if let Some(tree) = &tree {
+                // In turns, since the device's clocks change.
+                let pair = || -> Result<_, AccelError> {
+                    let of = |dense: &Dense| dense.time(&device, size_m, None, REPLAYS);
+                    Ok((of(&dense)?.median, of(tree)?.median))
+                };
+                let mut ratios = (0..5).map(|_| pair().map(|(chain, tree)| tree / chain));
+                let mut ratios = ratios.by_ref().collect::<Result<Vec<f32>, _>>()?;
+                ratios.sort_by(f32::total_cmp);
+                println!("  by the tree: {:.3} of the time by the chain", ratios[2]);
+            }
             println!("{of}, {size_k} x {size_n}, M {size_m}: {usual:.2} us, limit {limit:.1}");
             if is_sweep && input.is_none() {
                 sweep(&device, &dense, size_m, plans(size_m, size_k, only_many));

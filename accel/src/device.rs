@@ -21,6 +21,7 @@ use crate::{
     operation::{Mutant, Row},
     raw::{
         self,
+        scratch::Scratch,
         stream::{SplitTotals, Stream},
     },
 };
@@ -30,20 +31,25 @@ const RECORDS_EARLY_LAUNCHES: i32 = 12_030;
 
 type ModuleKey = (&'static str, Vec<Parameter>);
 
+/// The modules of all devices of one context.
+type Modules = Arc<Mutex<HashMap<ModuleKey, Arc<CudaModule>>>>;
+
 /// An opened CUDA device, with the modules compiled for it so far.
 pub struct Device {
     context: Arc<CudaContext>,
     stream: Stream,
-    name: String,
+    /// Where [`Device::room`] takes memory from; absent if it allocates.
+    scratch: Option<Scratch>,
+    name: Arc<str>,
     compute_capability: (u32, u32),
     multiprocessors: u32,
     shared_memory: u32,
     launches_early: bool,
-    cache: ModuleCache,
+    cache: Arc<ModuleCache>,
     /// Replaces the source of its name.
     wrong_source: Option<&'static Source>,
-    nvrtc: OnceLock<Result<Nvrtc, AccelError>>,
-    modules: Mutex<HashMap<ModuleKey, Arc<CudaModule>>>,
+    nvrtc: Arc<OnceLock<Result<Nvrtc, AccelError>>>,
+    modules: Modules,
 }
 
 impl std::fmt::Debug for Device {
@@ -70,6 +76,19 @@ impl Device {
     /// [`AccelError::NoDriver`] or [`AccelError::NoDevice`] on a machine without a GPU,
     /// [`AccelError::Ordinal`], [`AccelError::DriverTooOld`], or [`AccelError::Driver`].
     pub fn open_ordinal(ordinal: usize) -> Result<Self, AccelError> {
+        Self::open_with(ordinal, true)
+    }
+
+    /// [`Device::open_ordinal`] for [`Device::on_stream`] only: without memory of its own, it computes no product of
+    /// many rows itself.
+    ///
+    /// # Errors
+    /// As [`Device::open_ordinal`].
+    pub fn open_for_streams(ordinal: usize) -> Result<Self, AccelError> {
+        Self::open_with(ordinal, false)
+    }
+
+    fn open_with(ordinal: usize, has_own_memory: bool) -> Result<Self, AccelError> {
         let version = raw::driver::probe()?;
         cudarc::driver::result::init().map_err(init_error)?;
         let count = CudaContext::device_count().map_err(failed("cuDeviceGetCount"))?;
@@ -90,14 +109,13 @@ impl Device {
         };
         let compute_capability = (major.unsigned_abs(), minor.unsigned_abs());
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        let split_blocks = match Arch::of_device(compute_capability).has_wgmma() {
-            true => multiprocessors as usize,
-            false => 0,
-        };
+        let splits = has_own_memory && Arch::of_device(compute_capability).has_wgmma();
+        let split_blocks = if splits { multiprocessors as usize } else { 0 };
         let stream = Stream::only(&context, split_blocks).map_err(failed("cuStreamCreate"))?;
         Ok(Self {
             stream,
-            name,
+            scratch: None,
+            name: name.into(),
             compute_capability,
             multiprocessors,
             shared_memory: attribute(
@@ -105,16 +123,16 @@ impl Device {
             )?,
             launches_early: (major, minor) >= (9, 0) && version >= RECORDS_EARLY_LAUNCHES,
             context,
-            cache: ModuleCache::from_environment(),
+            cache: Arc::new(ModuleCache::from_environment()),
             wrong_source: None,
-            nvrtc: OnceLock::new(),
-            modules: Mutex::default(),
+            nvrtc: Arc::default(),
+            modules: Modules::default(),
         })
     }
 
     /// The same device with another cache of compiled modules.
     pub fn with_cache(mut self, cache: ModuleCache) -> Self {
-        self.cache = cache;
+        self.cache = Arc::new(cache);
         self
     }
 
@@ -131,7 +149,7 @@ impl Device {
         };
         let wrong = Source { name: right.name, text: Box::leak(wrong.into_boxed_str()) };
         self.wrong_source = Some(Box::leak(Box::new(wrong)));
-        self.modules = Mutex::default();
+        self.modules = Modules::default();
         Ok(self)
     }
 
@@ -173,6 +191,48 @@ impl Device {
         self.stream.cuda().synchronize().map_err(failed("cuStreamSynchronize"))
     }
 
+    /// The same device on another stream: it shares the modules and waits for nothing.
+    pub(crate) fn with_stream(&self, stream: Stream, scratch: Scratch) -> Self {
+        Self {
+            context: self.context.clone(),
+            stream,
+            scratch: Some(scratch),
+            name: self.name.clone(),
+            compute_capability: self.compute_capability,
+            multiprocessors: self.multiprocessors,
+            shared_memory: self.shared_memory,
+            launches_early: self.launches_early,
+            cache: self.cache.clone(),
+            wrong_source: self.wrong_source,
+            nvrtc: self.nvrtc.clone(),
+            modules: self.modules.clone(),
+        }
+    }
+
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    pub(crate) fn scratch(&self) -> Option<&Scratch> {
+        self.scratch.as_ref()
+    }
+
+    /// Gives products of many rows memory for their totals.
+    pub(crate) fn set_split_totals(&mut self, totals: SplitTotals) {
+        self.stream.set_split_totals(totals);
+    }
+
+    /// Returns an error while launches are recorded: a module that is not loaded by then cannot be.
+    fn check_can_load(&self, row: &Row) -> Result<(), AccelError> {
+        let is_capturing = self.scratch.is_some()
+            && self.stream.is_capturing().map_err(failed("cuStreamIsCapturing"))?;
+        if !is_capturing {
+            return Ok(());
+        }
+        let expected = "a call with the same sizes before the capture";
+        Err(row.refuse("kernel", "one that is not loaded, while a graph is captured", expected))
+    }
+
     /// The one stream on which everything runs, in order.
     pub(crate) fn stream(&self) -> &Arc<CudaStream> {
         self.stream.cuda()
@@ -195,7 +255,7 @@ impl Device {
             let dotted = |(major, minor): (u32, u32)| format!("{major}.{minor}");
             return Err(AccelError::Capability {
                 operation: row.name,
-                device: self.name.clone(),
+                device: self.name.to_string(),
                 found: dotted(self.compute_capability),
                 expected: dotted(needed),
             });
@@ -211,6 +271,7 @@ impl Device {
         let module = match modules.get(&key) {
             Some(module) => module.clone(),
             None => {
+                self.check_can_load(row)?;
                 let nvrtc = self.nvrtc.get_or_init(Nvrtc::open);
                 let (cubin, _) = self.cache.module(nvrtc, source, arch, parameters)?;
                 let module = self

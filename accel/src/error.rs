@@ -83,6 +83,16 @@ pub enum AccelError {
         /// Rule broken.
         expected: String,
     },
+    /// A call of tensor-parallel ranks failed on the device.
+    #[error("rank {rank}: {}", ranks_text(missing, *odd_calls))]
+    Ranks {
+        /// The rank that waited.
+        rank: usize,
+        /// Ranks that did not come to a call in time.
+        missing: Vec<usize>,
+        /// Whether a graph with an odd number of calls was replayed.
+        odd_calls: bool,
+    },
     /// A driver call failed.
     #[error("CUDA driver: {call} failed: {reason}")]
     Driver {
@@ -91,6 +101,14 @@ pub enum AccelError {
         /// The driver's message.
         reason: String,
     },
+}
+
+/// What went wrong in a call of ranks.
+fn ranks_text(missing: &[usize], odd_calls: bool) -> String {
+    match odd_calls {
+        true => "a graph with an odd number of calls was replayed, expected an even number".into(),
+        false => format!("found no call of ranks {missing:?} in time, expected one of every rank"),
+    }
 }
 
 impl AccelError {

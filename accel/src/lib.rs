@@ -15,6 +15,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | [`backend`] | runs cases on a device and checks the outputs |
+//! | [`borrowed`] | streams and memory of another library |
 //! | [`device`] | [`Device`]: one GPU, and the modules loaded on it |
 //! | [`limits`] | measured bandwidth and matrix throughput of a device |
 //! | [`memory`] | [`Buffer`]: elements in a device's memory |
@@ -32,6 +33,7 @@
 //! [`mod@registry`].
 
 pub mod backend;
+pub mod borrowed;
 pub mod cache;
 pub mod call;
 pub mod device;

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, DeviceRepr, ValidAsZeroBits};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DeviceRepr, ValidAsZeroBits};
 
 use marlinspike::weight::{Table, TableData};
 
@@ -26,16 +26,21 @@ macro_rules! elements {
 
 elements!(u8, i8, u16, u32, i32, f32);
 
-/// Elements in a device's memory; freed when dropped.
+/// Elements in a device's memory; freed when dropped, unless the memory is another library's.
 pub struct Buffer<T: Element> {
-    slice: CudaSlice<T>,
+    memory: Memory<T>,
     len: usize,
+}
+
+enum Memory<T> {
+    Own(CudaSlice<T>),
+    Borrowed { address: u64, stream: Arc<CudaStream> },
 }
 
 impl<T: Element> std::fmt::Debug for Buffer<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (name, len) = (std::any::type_name::<T>(), self.len());
-        write!(f, "Buffer<{name}>[{len}] on device {}", self.slice.ordinal())
+        write!(f, "Buffer<{name}>[{len}] on device {}", self.stream().context().ordinal())
     }
 }
 
@@ -52,11 +57,44 @@ impl<T: Element> Buffer<T> {
 
     /// Whether this very [`Device`] allocated it, so that its stream orders all work on it.
     pub(crate) fn is_on(&self, device: &Device) -> bool {
-        Arc::ptr_eq(self.slice.stream(), device.stream())
+        Arc::ptr_eq(self.stream(), device.stream())
     }
 
-    pub(crate) fn slice(&self) -> &CudaSlice<T> {
-        &self.slice
+    /// `len` elements at `address`, used by kernels of `stream`. They are read and written only by kernels that a
+    /// [`Device`] of that stream launches.
+    pub(crate) fn borrowed(address: u64, len: usize, stream: &Arc<CudaStream>) -> Self {
+        Self { memory: Memory::Borrowed { address, stream: stream.clone() }, len }
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        match &self.memory {
+            // Nothing is recorded when the second part is dropped: the one stream orders everything.
+            Memory::Own(slice) => slice.device_ptr(slice.stream()).0,
+            Memory::Borrowed { address, .. } => *address,
+        }
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        match &self.memory {
+            Memory::Own(slice) => slice.stream(),
+            Memory::Borrowed { stream, .. } => stream,
+        }
+    }
+
+    /// The allocation.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for memory of another library.
+    fn own(&self, operation: &'static str) -> Result<&CudaSlice<T>, AccelError> {
+        match &self.memory {
+            Memory::Own(slice) => Ok(slice),
+            Memory::Borrowed { .. } => Err(AccelError::Argument {
+                operation,
+                what: "buffer",
+                found: "memory of another library".into(),
+                expected: "memory that a Device allocated".into(),
+            }),
+        }
     }
 }
 
@@ -70,7 +108,7 @@ impl Device {
             return self.zeroed(0);
         }
         let slice = self.stream().clone_htod(host).map_err(failed("cuMemcpyHtoDAsync"))?;
-        Ok(Buffer { slice, len: host.len() })
+        Ok(Buffer { memory: Memory::Own(slice), len: host.len() })
     }
 
     /// `len` zeros on the device.
@@ -80,28 +118,42 @@ impl Device {
     pub fn zeroed<T: Element>(&self, len: usize) -> Result<Buffer<T>, AccelError> {
         // The driver gives no empty allocation, so one element is allocated and never read.
         let slice = self.stream().alloc_zeros(len.max(1)).map_err(failed("cuMemAllocAsync"))?;
-        Ok(Buffer { slice, len })
+        Ok(Buffer { memory: Memory::Own(slice), len })
+    }
+
+    /// Room for `len` elements of any value: of this device's [scratch memory](Device::on_stream), if it has some.
+    ///
+    /// # Errors
+    /// As [`Device::upload`]; [`AccelError::Argument`] where the scratch memory is too small.
+    pub(crate) fn room<T: Element>(&self, len: usize) -> Result<Buffer<T>, AccelError> {
+        match self.scratch() {
+            None => self.zeroed(len),
+            Some(scratch) => {
+                let address = scratch.take(len.saturating_mul(size_of::<T>()))?;
+                Ok(Buffer::borrowed(address, len, self.stream()))
+            }
+        }
     }
 
     /// Copies a buffer to other memory of this device.
     ///
     /// # Errors
-    /// [`AccelError::Argument`] for a buffer of another device; else as [`Device::upload`].
+    /// [`AccelError::Argument`] for a buffer of another device or library; else as [`Device::upload`].
     pub fn copy<T: Element>(&self, buffer: &Buffer<T>) -> Result<Buffer<T>, AccelError> {
         owned("copy", buffer, buffer.is_on(self), self)?;
         let slice =
-            self.stream().clone_dtod(buffer.slice()).map_err(failed("cuMemcpyDtoDAsync"))?;
-        Ok(Buffer { slice, len: buffer.len })
+            self.stream().clone_dtod(buffer.own("copy")?).map_err(failed("cuMemcpyDtoDAsync"))?;
+        Ok(Buffer { memory: Memory::Own(slice), len: buffer.len })
     }
 
     /// Copies a buffer to the host, after everything launched so far.
     ///
     /// # Errors
-    /// [`AccelError::Argument`] for a buffer of another device; [`AccelError::Driver`], also for a
+    /// [`AccelError::Argument`] for a buffer of another device or library; [`AccelError::Driver`], also for a
     /// launch before that failed on the device.
     pub fn download<T: Element>(&self, buffer: &Buffer<T>) -> Result<Vec<T>, AccelError> {
         owned("download", buffer, buffer.is_on(self), self)?;
-        let copied = self.stream().clone_dtoh(buffer.slice());
+        let copied = self.stream().clone_dtoh(buffer.own("download")?);
         let mut host = copied.map_err(failed("cuMemcpyDtoHAsync"))?;
         host.truncate(buffer.len);
         Ok(host)

@@ -56,7 +56,8 @@ pub struct Mutant {
 }
 
 impl Mutant {
-    pub(crate) const fn new(name: &'static str, from: &'static str, to: &'static str) -> Self {
+    /// A change of `from` to `to`.
+    pub const fn new(name: &'static str, from: &'static str, to: &'static str) -> Self {
         Self { name, from, to }
     }
 

@@ -57,6 +57,8 @@ enumerators! {
         ExpertsGateUpHalves = "EXPERTS_GATE_UP_HALVES",
         /// With the activation of gate and up in alternating columns.
         ExpertsGateUpPairs = "EXPERTS_GATE_UP_PAIRS",
+        /// f32 sums of a rank's part of k.
+        DensePart = "DENSE_PART",
     }
 }
 

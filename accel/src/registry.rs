@@ -22,6 +22,7 @@ static ROWS: &[&Row] = &[
     &ops::gemm::many::ROW,
     &ops::gemm::many::MOE,
     &ops::gather::ROW,
+    &ops::ranks::ROW,
     &ops::gemm_a8::INT8,
     &ops::gemm_a8::FP8,
     &ops::fp8_gemm::ROW,

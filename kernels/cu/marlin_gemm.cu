@@ -2,9 +2,9 @@
 //
 //   1. A weight is its code's number, q - z or a float, exactly, times its scale, rounded once to the
 //      16-bit type.
-//   2. k is cut into at most 8 chunks of chunk_k. A chunk is one chain of m16n8k16 products in f32, k
+//   2. k is cut into at most 8 chunks (cut.cuh). A chunk is one chain of m16n8k16 products in f32, k
 //      ascending, from zero.
-//   3. The chunks' sums are added in ascending order in f32; then times the global scale; then the
+//   3. The chunks' sums are added in f32, in the order of the cut; then times the global scale; then the
 //      bias; then (experts) times the router weight; then one rounding; then the activation, if any.
 //
 // So an output depends on its row, its column and K alone: neither on M nor on the parameters below that
@@ -19,7 +19,8 @@
 //   bias     16-bit [E, N]                 Marlin's order: single; null: none
 //   global_scale  f32 [E]                  null: none
 //   x        16-bit [rows, K]
-//   y        16-bit [rows, N], or what the activation makes of it
+//   y        16-bit [rows, N], or what the activation makes of it; DENSE_PART: f32 [rows, N], the sums of 2.
+//            and 3. alone
 // With experts, blocks of M_TILES * 8 rows are those of routing.cuh. Entry t reads row t / top_k of x
 // and writes row t of y; rows without an expert keep their contents.
 //   topk_weights  f32 [size_m]; null: none
@@ -50,8 +51,8 @@
 // N / 2 a multiple of 64.
 //
 // Launch: a 1-D grid of RANKS thread blocks for each N_TILE columns of each block of rows that there may
-// be; THREADS threads and the shared memory of gemm_sizes.cuh. K is a multiple of 64, chunk_k too,
-// K <= TEAMS * RANKS * chunk_k.
+// be; THREADS threads and the shared memory of gemm_sizes.cuh. K and all chunks are multiples of 64; there
+// are at most TEAMS * RANKS chunks.
 
 #include "chunk_sums.cuh"
 #include "dequantize.cuh"
@@ -121,6 +122,9 @@ struct Epilogue {
     // The f32 product of a row and two neighbouring columns; `n` is the first one's place in the tile.
     __device__ __forceinline__ float2 total(unsigned row, [[maybe_unused]] unsigned entry, unsigned n) const {
         float2 sum = sums.total(row, n);
+        if constexpr (PRODUCT == DENSE_PART) {
+            return sum;
+        }
         if (p.global_scale) {
             const float scale = p.global_scale[expert];
             sum.x = __fmul_rn(sum.x, scale);
@@ -148,6 +152,7 @@ struct Epilogue {
                                           const Activation &activation) const {
         // A lane takes two neighbouring columns of this rank's part of each 64; where gate and up are halves, columns
         // of gate.
+        [[maybe_unused]] unsigned short *y = static_cast<unsigned short *>(p.y);
         constexpr unsigned PAIRS = N_TILE / RANKS / (PRODUCT == EXPERTS_GATE_UP_HALVES ? 4 : 2);
         // Warps do not diverge here, since lanes read entries from each other.
 #pragma unroll 1
@@ -164,14 +169,16 @@ struct Epilogue {
 #pragma unroll 1
                 for (int i = 0; i < 2; ++i) {
                     const float gate_i = i == 0 ? sum.x : sum.y, up_i = i == 0 ? up.x : up.y;
-                    p.y[e * (p.size_n / 2) + columns.n0 + n + i] =
+                    y[e * (p.size_n / 2) + columns.n0 + n + i] =
                         narrow(activate(activation, SILU, widen(narrow(gate_i)), widen(narrow(up_i))));
                 }
             } else if constexpr (PRODUCT == EXPERTS_GATE_UP_PAIRS) {
-                p.y[e * (p.size_n / 2) + (columns.n0 + n) / 2] =
+                y[e * (p.size_n / 2) + (columns.n0 + n) / 2] =
                     narrow(activate(activation, SILU, widen(narrow(sum.x)), widen(narrow(sum.y))));
+            } else if constexpr (PRODUCT == DENSE_PART) {
+                *reinterpret_cast<float2 *>(static_cast<float *>(p.y) + e * p.size_n + columns.n0 + n) = sum;
             } else {
-                *reinterpret_cast<unsigned *>(p.y + e * p.size_n + columns.n0 + n) = narrow2(sum.x, sum.y);
+                *reinterpret_cast<unsigned *>(y + e * p.size_n + columns.n0 + n) = narrow2(sum.x, sum.y);
             }
         }
     }
@@ -186,8 +193,9 @@ __device__ __forceinline__ void compute_tile(const Operands &p, const Thread &th
         ChunkSums::prepare(shared_address(memory));
     }
     // This team's chunk of k: empty where K has fewer chunks.
-    const unsigned own_chunk = thread.rank * TEAMS + thread.team, begin = min(own_chunk * p.chunk_k, p.size_k);
-    const unsigned stages = (min(begin + p.chunk_k, p.size_k) - begin) / STAGE_K;
+    const unsigned chunks = p.cut.chunks, own_chunk = thread.rank * TEAMS + thread.team;
+    const unsigned begin = p.cut.begins[min(own_chunk, chunks)];
+    const unsigned stages = (p.cut.begins[min(own_chunk + 1, chunks)] - begin) / STAGE_K;
     const unsigned ring = shared_address(memory) + thread.team * RING_BYTES;
 
     // No kernel writes weights, but x may be the previous kernel's output.
@@ -284,8 +292,8 @@ __device__ __forceinline__ void compute_tile(const Operands &p, const Thread &th
     }
 
     const unsigned rows = rows_of_block.count(p.size_m, thread.lane);
-    const unsigned chunks = (p.size_k + p.chunk_k - 1) / p.chunk_k;
-    const ChunkSums sums = {shared_address(memory), chunks, rows, thread.team, thread.warp_n, thread.lane};
+    const ChunkSums sums = {shared_address(memory), chunks,        p.cut.run, rows,
+                            thread.team,            thread.warp_n, thread.lane};
     if constexpr (PUSHES_SUMS) {
         sums.push(sum, own_chunk);
     } else {
@@ -311,11 +319,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) CLUSTER
                 const unsigned short *__restrict__ bias,
                 const float *__restrict__ global_scale,
                 const unsigned short *__restrict__ x,
-                unsigned short *__restrict__ y,
+                void *__restrict__ y,
                 unsigned size_m,
                 unsigned size_n,
                 unsigned size_k,
-                unsigned chunk_k,
+                const __grid_constant__ Cut cut,
                 unsigned group_size,
                 // With experts:
                 const Routing routing,
@@ -324,8 +332,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) CLUSTER
                 // With an activation:
                 const Activation activation) {
     extern __shared__ __align__(16) unsigned char memory[];
-    Operands p = {qweight, scales, zeros,  g_idx,  bias,    global_scale, x,
-                  y,       size_m, size_n, size_k, chunk_k, group_size};
+    Operands p = {qweight, scales, zeros,  g_idx,  bias,       global_scale, x,
+                  y,       size_m, size_n, size_k, group_size, cut};
     const Thread thread;
     const Columns columns(thread.tile, size_n);
     if constexpr (HAS_EXPERTS) {

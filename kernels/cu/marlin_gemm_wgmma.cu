@@ -5,7 +5,7 @@
 // producers keeps a ring of stages of 64 k filled. Warpgroups of consumers take an equal part of the
 // columns each: weights are dequantized to registers, the 64-row side of wgmma, while earlier products
 // run; rows of x are its other side, read from shared memory. A chunk of k is one chain of instructions
-// from zero; its sums join the totals in ascending order.
+// from zero; its sums join the totals in the order of the cut (cut.cuh).
 //
 // Operands as in marlin_gemm.cu, except
 //   x_map, y_map  x and y as the copy engine takes them: boxes of 64 columns x ROWS rows, 128-byte
@@ -15,20 +15,23 @@
 //   row_weights  f32, one for each row of y, which multiplies it (IS_MOE only); null: none
 //   raster      blocks of rows whose tiles are computed concurrently, so that the parts of W and x that they
 //               read stay in the L2 cache
-//   totals, totals_ready  where thread blocks share a tile (Share in wgmma_ring.cuh): memory for the totals of
-//               one tile of each thread block, and for each of its warps a zero, which the kernel restores
+//   totals, totals_ready  memory for the totals of TOTALS_PLACES tiles of each thread block, which wait for other
+//               chunks (WaitingTotals), and for each of its warps a zero, which the kernel restores
+//   part        f32 [M, N], with IS_PART: the sums before the global scale, instead of y
 //
 // Parameters, all required:
 //   IS_BF16, CODES, SCALES, GROUPS, HAS_G_IDX  as in marlin_gemm.cu; HAS_G_IDX is 0
 //   IS_MOE   0 or 1: experts
+//   IS_PART  0 or 1: f32 sums of a rank's part of k, without experts
+//   WAITS    0 or 1: totals of runs wait for other runs (cut.cuh): more runs than one
 //   WARPS    8 or 12 warps of consumers
 //   COLUMNS  16 or 32: columns that a warp computes
 //   ROWS     a multiple of 16 from 16 to 192 for which registers are left
 //   STAGES   stages of the ring
 //
 // Launch: thread blocks of THREADS threads, no more than run at once, so that one can wait for the totals of the
-// one before it; SHARED_BYTES of dynamic shared memory (wgmma_sizes.cuh). K is a multiple of 64,
-// chunk_k of 128, N of 64, M * K below 2^35.
+// one before it; SHARED_BYTES of dynamic shared memory (wgmma_sizes.cuh). K and all chunks are
+// multiples of 64, N too; M * K is below 2^35.
 
 #include "depend.cuh"
 #include "dequantize.cuh"
@@ -36,6 +39,7 @@
 #include "mma.cuh"
 #include "wgmma.cuh"
 #include "wgmma_ring.cuh"
+#include "wgmma_totals.cuh"
 
 // Products that a warpgroup issues at once. While they run, the weights of the next batch are dequantized to the
 // other of two buffers: a stage has an even number of batches.
@@ -71,73 +75,59 @@ __device__ __forceinline__ void load_group(Group &group, const WarpColumns &warp
     }
 }
 
-// A warp's totals of a piece, in global memory, for the thread block that continues the tile.
-struct SharedTotals {
-    float4 *totals;
-    unsigned *ready;  // 1 while the totals wait to be read, else 0
-
-    // Between thread block `from` and the one after it.
-    __device__ SharedTotals(const Product &p, unsigned from) {
-        const unsigned warp = from * WARPS + (threadIdx.x - PRODUCERS) / 32;
-        totals = p.totals + static_cast<size_t>(warp) * (FRAGMENTS * ROWS / 8 * 32) + threadIdx.x % 32;
-        ready = p.totals_ready + warp;
-    }
-};
-
-__device__ __forceinline__ void store_totals(const SharedTotals &to,
-                                             const float (&total)[FRAGMENTS][ROWS / 2]) {
+__device__ __forceinline__ void clear(float (&total)[FRAGMENTS][ROWS / 2]) {
+    // -0 + s is s, also where s is -0.
 #pragma unroll
     for (int j = 0; j < FRAGMENTS; ++j) {
 #pragma unroll
-        for (int i = 0; i < ROWS / 2; i += 4) {
-            __stcg(to.totals + (j * (ROWS / 2) + i) / 4 * 32,
-                   make_float4(total[j][i], total[j][i + 1], total[j][i + 2], total[j][i + 3]));
-        }
-    }
-    __threadfence();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        store_release(to.ready, 1);
-    }
-}
-
-__device__ __forceinline__ void load_totals(const SharedTotals &from,
-                                            float (&total)[FRAGMENTS][ROWS / 2]) {
-    // The whole warp waits. If only one lane did, the compiler would assume that lanes leave later loops one by one,
-    // and would keep matrix addresses in per-lane registers.
-    while (__any_sync(~0u, load_acquire(from.ready) == 0)) {
-    }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        // Restored for the next product.
-        *from.ready = 0;
-    }
-#pragma unroll
-    for (int j = 0; j < FRAGMENTS; ++j) {
-#pragma unroll
-        for (int i = 0; i < ROWS / 2; i += 4) {
-            const float4 four = __ldcg(from.totals + (j * (ROWS / 2) + i) / 4 * 32);
-            total[j][i] = four.x;
-            total[j][i + 1] = four.y;
-            total[j][i + 2] = four.z;
-            total[j][i + 3] = four.w;
+        for (int i = 0; i < ROWS / 2; ++i) {
+            total[j][i] = -0.0f;
         }
     }
 }
 
-// Adds the sums of a piece's chunks to the totals.
+// After chunk next - 1: adds the totals of runs that waited for its run, if that is complete, and has the sum wait if
+// other runs follow.
+__device__ __forceinline__ void end_chunk(const Product &p, const Piece &piece, unsigned next, unsigned chunks,
+                                          unsigned char *memory, WaitingTotals &waiting,
+                                          float (&total)[FRAGMENTS][ROWS / 2]) {
+    if constexpr (!WAITS) {
+        // One run.
+        if (next == piece.end && next < chunks) {
+            waiting.push(0, memory, total);
+        }
+        return;
+    }
+    const unsigned run = p.cut.run, index = (next - 1) / run;
+    const bool is_complete = next % run == 0 || next == chunks;
+    if (!is_complete && next != piece.end) {
+        return;
+    }
+    unsigned level = __popc(index);
+    if (is_complete) {
+        for (unsigned ones = index; ones & 1; ones >>= 1) {
+            waiting.pop(--level, memory, total);
+        }
+    }
+    if (next < chunks) {
+        waiting.push(level, memory, total);
+        clear(total);
+    }
+}
+
+// Adds the sums of a piece's chunks, in the order of the cut: the totals of the last run, with those of all runs
+// before if it is the tile's last.
 template <class Group>
 __device__ __forceinline__ void add_chunks(const Product &p, const WarpColumns &warp, const Piece &piece,
-                                           unsigned memory, const unsigned char *pointer,
-                                           Group &group, Place &place,
+                                           unsigned memory, unsigned char *pointer,
+                                           Group &group, Place &place, unsigned chunks, WaitingTotals &waiting,
                                            float (&total)[FRAGMENTS][ROWS / 2]) {
     float sum[FRAGMENTS][ROWS / 2];
     unsigned fragments[2][BATCH][4];
     const unsigned weights_at = WEIGHTS_AT + warp.warp_n / 64 * (TILE_PIECES * 16) +
                                 warp.lane * (BITS * 4) + warp.part * (BITS * COLUMNS / 16);
     for (unsigned chunk = piece.begin; chunk < piece.end; ++chunk) {
-        const unsigned begin = chunk * p.chunk_k;
-        const unsigned stages = (min(begin + p.chunk_k, p.size_k) - begin) / STAGE_K;
+        const unsigned stages = (p.cut.begins[chunk + 1] - p.cut.begins[chunk]) / STAGE_K;
         for (unsigned stage = 0; stage < stages; ++stage) {
             const unsigned slot = place.slot;
             barrier_wait(memory + FULL_AT + slot * 8, place.phase);
@@ -186,6 +176,7 @@ __device__ __forceinline__ void add_chunks(const Product &p, const WarpColumns &
                 total[j][i] = __fadd_rn(total[j][i], sum[j][i]);
             }
         }
+        end_chunk(p, piece, chunk + 1, chunks, pointer, waiting, total);
     }
 }
 
@@ -250,7 +241,7 @@ __device__ __forceinline__ void write_tile(const Product &p, const TensorMap &y_
         wait_for_stores();
     }
     warpgroup_sync(warp.warp_n / WARPGROUP_N);
-    const unsigned box = memory + Y_AT + warp.warp_n / 64 * BOX_BYTES;
+    const unsigned box = memory + Y_AT + warp.warp_n / 64 * BOX_STEP;
 #pragma unroll
     for (int first = 0; first < ROWS; first += 16) {
         // The router weights of the lane's four rows.
@@ -289,9 +280,33 @@ __device__ __forceinline__ void write_tile(const Product &p, const TensorMap &y_
     if (is_writer) {
 #pragma unroll
         for (unsigned n = 0; n < WARPGROUP_N; n += 64) {
-            store_box(y_map, piece.n0 + group_n + n, piece.row, box + n / 64 * BOX_BYTES);
+            store_box(y_map, piece.n0 + group_n + n, piece.row, box + n / 64 * BOX_STEP);
         }
         commit_stores();
+    }
+}
+
+// Writes a tile's f32 totals.
+__device__ __forceinline__ void write_part(const Product &p, const WarpColumns &warp, const Piece &piece,
+                                           const float (&total)[FRAGMENTS][ROWS / 2]) {
+    const unsigned n0 = piece.n0 + warp.warp_n, row_0 = piece.row + warp.lane % 4 * 2;
+    if (n0 >= p.size_n) {
+        return;
+    }
+    // Lanes of equal remainder by 4 have eight neighbouring columns: 32 bytes.
+    float *to = p.part + static_cast<size_t>(row_0) * p.size_n + n0 + warp.lane / 4;
+#pragma unroll
+    for (unsigned eight = 0; eight < ROWS / 8; ++eight) {
+#pragma unroll
+        for (unsigned r = 0; r < 2; ++r) {
+            if (row_0 + eight * 8 + r < p.size_m) {
+#pragma unroll
+                for (unsigned c = 0; c < 2 * FRAGMENTS; ++c) {
+                    to[static_cast<size_t>(eight * 8 + r) * p.size_n + c * 8] =
+                        total[c / 2][eight * 4 + c % 2 * 2 + r];
+                }
+            }
+        }
     }
 }
 
@@ -321,26 +336,24 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
                                          n0 / 64 * 8 + warp.lane / 4, warp.part);
         }
         float total[FRAGMENTS][ROWS / 2];
+        clear(total);
+        WaitingTotals waiting(p, piece, chunks);
         if (piece.begin > 0) {
-            load_totals(SharedTotals(p, blockIdx.x - 1), total);
-        } else {
-            // -0 + s is s, also where s is -0.
-#pragma unroll
-            for (int j = 0; j < FRAGMENTS; ++j) {
-#pragma unroll
-                for (int i = 0; i < ROWS / 2; ++i) {
-                    total[j][i] = -0.0f;
-                }
+            waiting.take_over(p);
+            if (!WAITS || piece.begin % p.cut.run > 0) {
+                waiting.pop(WAITS ? waiting.inherited - 1 : 0, pointer, total);
             }
         }
         RowWeights row_weights;
         row_weights.load(p, pointer + ROW_WEIGHTS_AT + place.slot * ROW_WEIGHT_BYTES, warp.lane);
-        add_chunks(p, warp, piece, memory, pointer, group, place, total);
+        add_chunks(p, warp, piece, memory, pointer, group, place, chunks, waiting, total);
         if (piece.end < chunks) {
-            store_totals(SharedTotals(p, blockIdx.x), total);
-            continue;
+            waiting.hand_over(p);
+        } else if constexpr (IS_PART) {
+            write_part(p, warp, piece, total);
+        } else {
+            write_tile(p, y_map, warp, piece, row_weights, memory, total);
         }
-        write_tile(p, y_map, warp, piece, row_weights, memory, total);
     }
 }
 
@@ -355,7 +368,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         unsigned size_m,
         unsigned size_n,
         unsigned size_k,
-        unsigned chunk_k,
+        const __grid_constant__ Cut cut,
         unsigned group_size,
         unsigned raster,
         float4 *__restrict__ totals,
@@ -363,11 +376,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         // With experts:
         const int *__restrict__ expert_ids,
         const int *__restrict__ num_tokens_post_padded,
-        const float *__restrict__ row_weights) {
-    const Product p = {qweight, scales,     zeros,   bias,         global_scale,
-                       size_m,  size_n,     size_k,  chunk_k,      group_size,
-                       raster,  totals,     totals_ready, expert_ids, num_tokens_post_padded,
-                       row_weights};
+        const float *__restrict__ row_weights,
+        // With IS_PART:
+        float *__restrict__ part) {
+    const Product p = {qweight, scales,     zeros,  bias,         global_scale, size_m,
+                       size_n,  size_k,     group_size, cut,      raster,       totals,
+                       totals_ready, expert_ids, num_tokens_post_padded, row_weights, part};
     extern __shared__ __align__(1024) unsigned char pointer[];
     const unsigned memory = shared_address(pointer);
     if (threadIdx.x == 0) {

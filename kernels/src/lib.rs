@@ -40,6 +40,7 @@ macro_rules! files {
 
 /// Kernels: name and text, sorted by name.
 const KERNELS: &[(&str, &str)] = files!("", ".cu":
+    "add_ranks"
     "awq_marlin_repack"
     "fp8_gemm"
     "gptq_marlin_repack"
@@ -71,6 +72,7 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
     "block_max"
     "chunk_sums"
     "cluster"
+    "cut"
     "depend"
     "dequantize"
     "formats/a8"
@@ -91,12 +93,15 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
     "marlin_tile"
     "math"
     "mma"
+    "ranks"
     "routing"
+    "single_order"
     "to_e4m3fn"
     "wgmma"
     "wgmma_fp8"
     "wgmma_ring"
     "wgmma_sizes"
+    "wgmma_totals"
 );
 
 /// Every CUDA source, sorted by name.

@@ -3,6 +3,9 @@
 
 mod arrays;
 mod cases;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod dyn_quant;
 mod error;
 mod fuzz;
 mod layouts;
@@ -18,6 +21,14 @@ mod _core {
         check, draw, lattice, operations, read_case, reference, schema, schema_text, tensors,
         write_case,
     };
+    #[cfg(feature = "cuda")]
+    #[pymodule_export]
+    use super::cuda::{
+        cuda_activation, cuda_align, cuda_gemm, cuda_moe, cuda_permute_scales, cuda_quantize,
+        cuda_repack, cuda_sum, cuda_topk,
+    };
+    #[pymodule_export]
+    use super::dyn_quant::{dyn_quant_matmul, dyn_quant_pack, dyn_quant_packed_len};
     #[pymodule_export]
     use super::error::Error;
     #[pymodule_export]
@@ -30,7 +41,7 @@ mod _core {
     #[pymodule_export]
     use super::numbers::{decode, encode};
     #[pymodule_export]
-    use super::products::{fused_marlin_moe, marlin_gemm};
+    use super::products::{fused_marlin_moe, marlin_gemm, moe_activation, moe_sum};
     #[pymodule_export]
     use super::quantize::{gptq_quantize_weights, per_tensor_fp8, per_token_fp8, per_token_int8};
     #[pymodule_export]

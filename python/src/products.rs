@@ -1,9 +1,11 @@
 //! Products and layers of packed weights, by upstream's functions: the canonical arithmetic.
 
 use marlinspike::layouts::marlin::{Activations, InputDtype, ScalePermutation, Stored};
+use marlinspike::moe::Chain;
 use marlinspike::moe::activation::{Activation, Definition};
 use marlinspike::moe::layer::{Layer, Routed};
-use marlinspike::num::array::rows_of;
+use marlinspike::moe::sum::sum;
+use marlinspike::num::array::{FloatView3, rows_of};
 use marlinspike::num::dims::{GroupSize, LogicalK, Shape};
 use marlinspike::num::scalar::{ScalarType, float_type};
 use marlinspike::num::tensor::{DType, Tensor};
@@ -131,7 +133,15 @@ fn one_float(tensor: &Tensor<'_>) -> Result<f32> {
     }
 }
 
-fn weight_type(name: &str) -> PyResult<ScalarType> {
+pub(crate) fn activation_named(name: &str) -> PyResult<Definition> {
+    let named = Activation::NAMED.iter().find(|(known, _)| *known == name);
+    named.map(|&(_, activation)| Definition::new(activation)).ok_or_else(|| {
+        let known: Vec<_> = Activation::NAMED.iter().map(|(name, _)| *name).collect();
+        raised(format!("activation: found {name}, expected one of {}", known.join(", ")))
+    })
+}
+
+pub(crate) fn weight_type(name: &str) -> PyResult<ScalarType> {
     let known = [
         ScalarType::UINT4B8,
         ScalarType::UINT8B128,
@@ -204,15 +214,10 @@ pub(crate) fn fused_marlin_moe<'py>(
     let (weights, ids) = (topk_weights.tensor("topk_weights")?, topk_ids.tensor("topk_ids")?);
     let map = expert_map.as_ref().map(|map| map.tensor("expert_map")).transpose()?;
     let ty = weight_type(quant_type)?;
-    let named = Activation::NAMED.iter().find(|(name, _)| *name == activation);
-    let &(_, activation) = named.ok_or_else(|| {
-        let known: Vec<_> = Activation::NAMED.iter().map(|(name, _)| *name).collect();
-        raised(format!("activation: found {activation}, expected one of {}", known.join(", ")))
-    })?;
+    let definition = activation_named(activation)?;
     let made = py.detach(|| -> Result<_> {
         let dtype = half(&x)?;
         let [size_m, hidden_size] = x.dims2()?;
-        let definition = Definition::new(activation);
         let stack = |name: &str, parts: &Parts<'_>, shape: Shape| -> Result<_> {
             let [experts, ..] = parts.weight.dims3()?;
             let mut weights = Vec::new();
@@ -250,6 +255,39 @@ pub(crate) fn fused_marlin_moe<'py>(
         let routed = Routed::from_rows(top_k, &topk_ids, &topk_weights)?;
         let stages = layer.forward(x.float_view2()?, routed, &layer.canonical()?)?;
         Tensor::from_vec("y", x.dtype(), vec![size_m, hidden_size], stages.y.into_bits())
+    });
+    Ok(output(py, made.failed()?))
+}
+
+/// The activation of rows `[M, width]`.
+#[pyfunction]
+pub(crate) fn moe_activation<'py>(
+    py: Python<'py>,
+    gate_up: Input<'py>,
+    activation: &str,
+) -> PyResult<Output<'py>> {
+    let gate_up = gate_up.tensor("gate_up")?;
+    let definition = activation_named(activation)?;
+    let made = py.detach(|| -> Result<_> {
+        half(&gate_up)?;
+        let [size_m, width] = gate_up.dims2()?;
+        let y = definition.apply(gate_up.float_view2()?, Chain::Canonical)?.into_bits();
+        let columns = width / definition.width_in(1);
+        Tensor::from_vec("y", gate_up.dtype(), vec![size_m, columns], y)
+    });
+    Ok(output(py, made.failed()?))
+}
+
+/// The sum over the slots of each token: `[M, H]` of `[M, top_k, H]`.
+#[pyfunction]
+pub(crate) fn moe_sum<'py>(py: Python<'py>, down: Input<'py>) -> PyResult<Output<'py>> {
+    let down = down.tensor("input")?;
+    let made = py.detach(|| -> Result<_> {
+        let (ty, [size_m, top_k, size_n]) = (half(&down)?, down.dims3()?);
+        let bits = down.elements::<u16>();
+        let view = FloatView3::from_bits("input", ty, [size_m, top_k, size_n], &bits)?;
+        let y = sum(view, Chain::Canonical)?.into_bits();
+        Tensor::from_vec("y", down.dtype(), vec![size_m, size_n], y)
     });
     Ok(output(py, made.failed()?))
 }

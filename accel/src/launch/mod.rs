@@ -6,12 +6,14 @@ pub(crate) mod tensor_map;
 use std::{ffi::c_void, marker::PhantomData, ptr};
 
 use cudarc::driver::{
-    DevicePtr, DriverError,
+    DriverError,
     sys::{
         self, CUfunction_attribute_enum as Attribute, CUlaunchAttribute,
         CUlaunchAttributeID_enum as AttributeId, CUlaunchAttributeValue, CUlaunchConfig,
     },
 };
+
+use marlinspike::products::schedule::{self, Schedule};
 
 use crate::{
     device::Device,
@@ -40,9 +42,7 @@ impl Pointer {
 
 impl<T: Element> From<&Buffer<T>> for Pointer {
     fn from(buffer: &Buffer<T>) -> Self {
-        let slice = buffer.slice();
-        // Nothing is recorded when the second part is dropped: the one stream orders everything.
-        Self(slice.device_ptr(slice.stream()).0)
+        Self(buffer.address())
     }
 }
 
@@ -86,7 +86,45 @@ pub(crate) struct Activation {
     pub(crate) up_shift: f32,
 }
 
+/// `Ranks` of `ranks.cuh`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Ranks {
+    pub(crate) parts: [Pointer; 8],
+    pub(crate) outputs: [Pointer; 8],
+    pub(crate) flags: [Pointer; 8],
+    pub(crate) calls: Pointer,
+    pub(crate) status: Pointer,
+    pub(crate) rank: u32,
+    pub(crate) turn: u32,
+}
+
+/// `Cut` of `cut.cuh`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Cut {
+    begins: [u32; Self::MOST_CHUNKS + 1],
+    chunks: u32,
+    run: u32,
+}
+
+impl Cut {
+    const MOST_CHUNKS: usize = Schedule::CANONICAL_CHUNKS;
+}
+
+impl From<schedule::Cut> for Cut {
+    /// Of a K below 2^31.
+    fn from(cut: schedule::Cut) -> Self {
+        let mut begins = [cut.size_k as u32; Self::MOST_CHUNKS + 1];
+        for (to, begin) in begins.iter_mut().zip(cut.begins()) {
+            *to = begin as u32;
+        }
+        Self { begins, chunks: cut.chunks() as u32, run: cut.leaf_chunks().max(2) as u32 }
+    }
+}
+
 const _: () = assert!(size_of::<Routing>() == 48 && size_of::<Activation>() == 32);
+const _: () = assert!(size_of::<Cut>() == 44 && size_of::<Ranks>() == 216);
 
 /// The arguments of an entry point, in its order and of its types. Declared by [`arguments!`]; a test compares
 /// [`SIZES`](Self::SIZES) with the compiled kernels.
@@ -216,7 +254,8 @@ impl<A: Arguments> Kernel<A> {
         // - The configuration, its attribute and the values behind `pointers` outlive the call, which copies them.
         // - `pointers` are of the entry point's arguments: `A` is its list, compared with the compiled kernel by a test.
         // - The kernel's accesses stay inside live buffers of this device: the contract of `Arguments`. Buffers are
-        //   released through the same stream, after the kernel.
+        //   released through the same stream, after the kernel; memory of another library by the conditions of
+        //   `Device::on_stream`.
         // - A kernel that starts early follows the rule of `depend.cuh`: until it has waited for the kernel before it,
         //   it writes nothing, and reads nothing that one writes.
         unsafe {

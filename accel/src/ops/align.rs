@@ -1,5 +1,7 @@
 //! Sorts tokens into blocks of one expert.
 
+mod tables;
+
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::layer::Layer;
 
@@ -174,10 +176,10 @@ impl Runs {
             return Err(ROW.refuse("topk_ids", found, "a result below 2^31"));
         };
         Ok(DeviceBlocks {
-            sorted_token_ids: device.zeroed(most)?,
-            expert_ids: device.zeroed(most / block_size)?,
-            num_tokens_post_padded: device.zeroed(1)?,
-            place_of: device.zeroed(entries)?,
+            sorted_token_ids: device.room(most)?,
+            expert_ids: device.room(most / block_size)?,
+            num_tokens_post_padded: device.room(1)?,
+            place_of: device.room(entries)?,
             block_size,
             entries,
             experts: self.experts,

@@ -299,7 +299,7 @@ fn launch(
         return refuse("x", format!("{} codes", x.codes.len()), expected);
     }
     let top_k = routed.map_or(1, |r| r.top_k);
-    let size_m = checks::rows_of_y(row, rows_of_x, top_k, y, shape.size_n)?;
+    let size_m = checks::rows_of_y(row, rows_of_x, top_k, y.len(), shape.size_n)?;
     if size_m == 0 {
         return Ok(());
     }

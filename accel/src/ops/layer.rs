@@ -13,7 +13,9 @@ use super::{
     activation::activate_on_device,
     align::{DeviceBlocks, Runs, align_on_device},
     check,
-    gemm::{Entries, Experts, MOE as ROW, MarlinWeight, Routed, Tiling, is_fusible, launch},
+    gemm::{
+        Entries, Experts, MOE as ROW, MarlinWeight, Output, Routed, Tiling, is_fusible, launch,
+    },
     gemm_a8::{RowsA8, moe_marlin_gemm_a8},
     permute::permute_on_device,
     quantize::quantize_on_device,
@@ -80,14 +82,14 @@ impl Product {
         tiling: Tiling,
         entries: usize,
     ) -> Result<Self, AccelError> {
-        let room = |_| device.zeroed(entries * weight.shape().size_k);
+        let room = |_| device.room(entries * weight.shape().size_k);
         let in_order = weight.device_perm().map(room).transpose()?;
         Ok(Self::Bits16 { tiling, in_order })
     }
 
     fn bits8(device: &Device, weight: &MarlinWeight, rows: usize) -> Result<Self, AccelError> {
-        let codes = device.zeroed(rows * weight.shape().size_k)?;
-        Ok(Self::Bits8 { codes, scales: device.zeroed(rows)? })
+        let codes = device.room(rows * weight.shape().size_k)?;
+        Ok(Self::Bits8 { codes, scales: device.room(rows)? })
     }
 
     /// `out` = `x` · `weight` of each entry's expert. `routing` names the entries' experts to the permutation of
@@ -106,9 +108,9 @@ impl Product {
                 (Some(perm), Some(ordered)) => {
                     permute_on_device(device, x, perm, routing, experts.top_k, ordered)?;
                     let experts = Experts { top_k: 1, ..experts };
-                    launch(device, ordered, weight, out, *tiling, Some(experts))
+                    launch(device, ordered, weight, Output::Halves(out), *tiling, Some(experts))
                 }
-                _ => launch(device, x, weight, out, *tiling, Some(experts)),
+                _ => launch(device, x, weight, Output::Halves(out), *tiling, Some(experts)),
             },
             Self::Bits8 { codes, scales } => {
                 let Entries::Blocks(blocks) = experts.entries else {
@@ -123,6 +125,14 @@ impl Product {
                 moe_marlin_gemm_a8(device, RowsA8 { codes, scales }, weight, out, routed)
             }
         }
+    }
+}
+
+impl Workspace {
+    /// Whether the products' thread blocks hand totals to each other: see
+    /// [`Device::split_with`](crate::Device::split_with).
+    pub fn splits(&self) -> bool {
+        matches!(self.0, Stages::ManyRows(_))
     }
 }
 
@@ -156,6 +166,37 @@ impl MarlinLayer {
             router_weight_on_input: layer.router_weight_on_input,
             is_fused: input_dtype.is_none() && is_fusible(device.arch(), &layer.activation),
         })
+    }
+
+    /// A layer of packed weights.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for weights and experts that do not fit each other, and for what
+    /// [`Definition::validate`] refuses.
+    pub fn from_weights(
+        device: &Device,
+        [w13, w2]: [MarlinWeight; 2],
+        runs: Runs,
+        activation: Definition,
+        router_weight_on_input: bool,
+    ) -> Result<Self, AccelError> {
+        if let Err(error) = activation.validate() {
+            return Err(ROW.refuse("activation", error, "parameters in their range"));
+        }
+        let (shape13, shape2) = (w13.shape(), w2.shape());
+        let width = activation.width_in(shape2.size_k);
+        if (shape13.size_k, shape13.size_n) != (shape2.size_n, width) {
+            let expected = format!("[{}, {width}], of w2 {shape2}", shape2.size_n);
+            return Err(ROW.refuse("w13", shape13, expected));
+        }
+        let of = |weight: &MarlinWeight| (weight.experts(), weight.dtype(), weight.input_dtype());
+        if of(&w13) != of(&w2) || runs.experts() > w13.experts() {
+            let found = format!("{:?} and {:?} for {} experts", of(&w13), of(&w2), runs.experts());
+            return Err(ROW.refuse("w2", found, "experts and types of w13, and enough of them"));
+        }
+        let (dtype, input_dtype) = (w13.dtype(), w13.input_dtype());
+        let is_fused = input_dtype.is_none() && is_fusible(device.arch(), &activation);
+        Ok(Self { w13, w2, runs, activation, dtype, input_dtype, router_weight_on_input, is_fused })
     }
 
     /// Bytes of the codes, scales and zero points of one expert.
@@ -241,15 +282,15 @@ impl MarlinLayer {
         [w13, w2]: [Product; 2],
     ) -> Result<Workspace, AccelError> {
         let (shape13, shape2) = (self.w13.shape(), self.w2.shape());
-        let gate_up = || device.zeroed(entries * shape13.size_n);
+        let gate_up = || device.room(entries * shape13.size_n);
         Ok(Workspace(Stages::InEntryOrder(EntryBuffers {
             top_k,
             blocks,
             w13,
             w2,
             gate_up: (!self.is_fused).then(gate_up).transpose()?,
-            activated: device.zeroed(entries * shape2.size_k)?,
-            down: device.zeroed(entries * shape2.size_n)?,
+            activated: device.room(entries * shape2.size_k)?,
+            down: device.room(entries * shape2.size_n)?,
         })))
     }
 

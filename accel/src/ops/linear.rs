@@ -38,7 +38,7 @@ impl MarlinLinear {
     /// # Errors
     /// [`AccelError::Driver`].
     pub fn workspace(&self, device: &Device, size_m: usize) -> Result<LinearWorkspace, AccelError> {
-        let room = |_| device.zeroed(size_m * self.weight.shape().size_k);
+        let room = |_| device.room(size_m * self.weight.shape().size_k);
         Ok(LinearWorkspace { in_order: self.weight.device_perm().map(room).transpose()? })
     }
 

@@ -147,7 +147,12 @@ pub(crate) fn quantize_on_device(
     fp8_on_device(device, x, dtype, size_k, f32::INFINITY, codes, scales)
 }
 
-fn fp8_on_device(
+/// [`per_token_quant_fp8`] in the device's memory. A row with an infinity or a NaN has the scale NaN, and any codes.
+///
+/// # Errors
+/// [`AccelError::Argument`] for another type, and for buffers that do not fit each other or of another device;
+/// those of preparing and launching a kernel.
+pub fn fp8_on_device(
     device: &Device,
     x: &Buffer<u16>,
     dtype: ScalarType,
@@ -163,7 +168,11 @@ fn fp8_on_device(
     FP8_KERNEL.launch(device, &[is_bf16], grid, arguments)
 }
 
-fn int8_on_device(
+/// [`per_token_quant_int8`] in the device's memory, otherwise as [`fp8_on_device`].
+///
+/// # Errors
+/// As [`fp8_on_device`].
+pub fn int8_on_device(
     device: &Device,
     x: &Buffer<u16>,
     dtype: ScalarType,

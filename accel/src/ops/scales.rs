@@ -11,6 +11,7 @@ use crate::{
     device::Device,
     error::AccelError,
     launch::{Arguments, Grid, Kernel, Pointer, arguments},
+    memory::Buffer,
     operation::{Law, Mutant, Needs, Row, lattice},
 };
 
@@ -75,19 +76,39 @@ pub fn marlin_permute_scales(
     size_n: usize,
     permutation: ScalePermutation,
 ) -> Result<Vec<u16>, AccelError> {
+    let mut out = device.zeroed::<u16>(scales.len())?;
+    let scales = device.upload(scales)?;
+    marlin_permute_scales_on_device(device, &scales, size_n, permutation, &mut out)?;
+    device.download(&out)
+}
+
+/// [`marlin_permute_scales`] from buffer to buffer.
+///
+/// # Errors
+/// As [`marlin_permute_scales`]; [`AccelError::Argument`] also for an `out` of another length, and for buffers of
+/// another device.
+pub fn marlin_permute_scales_on_device(
+    device: &Device,
+    scales: &Buffer<u16>,
+    size_n: usize,
+    permutation: ScalePermutation,
+    out: &mut Buffer<u16>,
+) -> Result<(), AccelError> {
+    let parts = [("scales", scales.is_on(device)), ("out", out.is_on(device))];
+    check::same_device(&PERMUTE, device, &parts)?;
     if size_n == 0 || !size_n.is_multiple_of(64) {
         return Err(PERMUTE.refuse("size_n", size_n, "a positive multiple of 64"));
     }
     check::rows(&PERMUTE, "scales", scales.len(), size_n)?;
+    if out.len() != scales.len() {
+        return Err(PERMUTE.refuse("out", out.len(), scales.len()));
+    }
     let elements = check::threads(&PERMUTE, "scales", scales.len())?;
     let single = u32::from(permutation == ScalePermutation::Single);
-    let scales = device.upload(scales)?;
-    let mut out = device.zeroed::<u16>(scales.len())?;
     // Both have `elements` elements, whole runs of 64.
-    let arguments = PermuteArguments { scales: (&scales).into(), out: (&mut out).into(), elements };
+    let arguments = PermuteArguments { scales: scales.into(), out: out.into(), elements };
     let grid = Grid::one_thread_each(elements);
-    PERMUTE_KERNEL.launch(device, &[("IS_SINGLE", single)], grid, arguments)?;
-    device.download(&out)
+    PERMUTE_KERNEL.launch(device, &[("IS_SINGLE", single)], grid, arguments)
 }
 
 /// Packed int4 codes `[rows, words]` rewritten for fp8 activations; `qzeros` `[groups, words]` in

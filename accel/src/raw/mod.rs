@@ -5,6 +5,8 @@ use std::error::Error as _;
 
 pub(crate) mod driver;
 pub(crate) mod nvrtc;
+pub(crate) mod peers;
+pub(crate) mod scratch;
 pub(crate) mod stream;
 
 /// The loader's message, which libloading keeps as the error's source.

@@ -2,6 +2,7 @@
 
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::Split;
 use marlinspike::vectors::Rng;
 
 use super::{WeightType, activations};
@@ -57,6 +58,16 @@ impl Dense {
             copies.push(copies[0].copy(device)?);
         }
         Ok(Self { copies, shape })
+    }
+
+    /// The same products by version 2 of the canonical schedule, of all of k.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for 8-bit activations.
+    pub fn by_version_2(self) -> Result<Self, AccelError> {
+        let split = Split::whole(self.shape.size_k);
+        let copies = self.copies.into_iter().map(|weight| weight.with_split(split));
+        Ok(Self { copies: copies.collect::<Result<_, _>>()?, ..self })
     }
 
     /// Bytes of codes, scales and zero points: what a product must read at least, apart from x.

@@ -13,7 +13,9 @@ mod layout;
 mod limits;
 mod moe;
 mod nvrtc;
+mod peers;
 mod quantize;
+mod ranks;
 mod repack;
 
 #[path = "../common/mod.rs"]

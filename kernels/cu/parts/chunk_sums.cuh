@@ -12,7 +12,7 @@
 // the tile.
 struct ChunkSums {
     unsigned memory;  // of the thread block
-    unsigned chunks, rows, team, warp_n, lane;
+    unsigned chunks, run, rows, team, warp_n, lane;
 
     // Prepares the barrier for pushed sums; every rank does so before any pushes.
     static __device__ __forceinline__ void prepare(unsigned memory) {
@@ -95,12 +95,45 @@ struct ChunkSums {
                 of_chunk[c] = RANKS > 1 ? load_from_rank(of_rank(from, c / TEAMS)) : load_shared(from);
             }
         }
+        return added(of_chunk);
+    }
+
+    // The sum of the chunks' sums, in the order of the cut. What stands beyond the last chunk is not used.
+    __device__ __forceinline__ float2 added(float2 (&of_chunk)[CHUNKS]) const {
         float2 sum = of_chunk[0];
+        if (run >= chunks) {
+#pragma unroll
+            for (unsigned c = 1; c < CHUNKS; ++c) {
+                sum.x = c < chunks ? __fadd_rn(sum.x, of_chunk[c].x) : sum.x;
+                sum.y = c < chunks ? __fadd_rn(sum.y, of_chunk[c].y) : sum.y;
+            }
+            return sum;
+        }
+        if (run == 2) {
+            // Two, four or eight chunks.
+#pragma unroll
+            for (unsigned step = 1; step < CHUNKS; step *= 2) {
+#pragma unroll
+                for (unsigned c = 0; c + step < CHUNKS; c += 2 * step) {
+                    float2 &left = of_chunk[c];
+                    const float2 right = of_chunk[c + step];
+                    left.x = c + step < chunks ? __fadd_rn(left.x, right.x) : left.x;
+                    left.y = c + step < chunks ? __fadd_rn(left.y, right.y) : left.y;
+                }
+            }
+            return of_chunk[0];
+        }
+        // Two runs.
+        float2 second = of_chunk[0];
 #pragma unroll
         for (unsigned c = 1; c < CHUNKS; ++c) {
-            sum.x = c < chunks ? __fadd_rn(sum.x, of_chunk[c].x) : sum.x;
-            sum.y = c < chunks ? __fadd_rn(sum.y, of_chunk[c].y) : sum.y;
+            const float2 next = of_chunk[c];
+            sum.x = c < run ? __fadd_rn(sum.x, next.x) : sum.x;
+            sum.y = c < run ? __fadd_rn(sum.y, next.y) : sum.y;
+            // Up to the second run's first chunk, what is added does not count.
+            second.x = c <= run ? next.x : c < chunks ? __fadd_rn(second.x, next.x) : second.x;
+            second.y = c <= run ? next.y : c < chunks ? __fadd_rn(second.y, next.y) : second.y;
         }
-        return sum;
+        return make_float2(__fadd_rn(sum.x, second.x), __fadd_rn(sum.y, second.y));
     }
 };

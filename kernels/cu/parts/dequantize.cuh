@@ -9,6 +9,7 @@
 #include "formats/one_step.cuh"
 #include "formats/scales.cuh"
 #include "formats/uint8b128.cuh"
+#include "single_order.cuh"
 
 using Scaling = Choose<HAS_G_IDX, RowScales,
                        Choose<IN_ONE_STEP, OneStepScales,
@@ -16,12 +17,6 @@ using Scaling = Choose<HAS_G_IDX, RowScales,
 
 // Scales and zero points of one group of k.
 struct Group : Scaling, ZeroPoints<HAS_ZERO> {};
-
-// Position of column n of 64 in Marlin's single order: of each 32 columns, position 8i + t takes column
-// 2i + {0, 1, 8, 9, 16, 17, 24, 25}[t].
-__device__ __forceinline__ unsigned single_position(unsigned n) {
-    return n / 32 * 32 + n % 8 / 2 * 8 + n % 32 / 8 * 2 + n % 2;
-}
 
 // Loads a group's scales: `scales` are those of the lane's eight columns of 64, side by side; the warp's are part
 // `part` of them.

@@ -2,6 +2,7 @@
 // The operands of marlin_gemm.cu, a thread's part of the work, and the rows of a thread block.
 
 #include "activation.cuh"
+#include "cut.cuh"
 #include "depend.cuh"
 #include "gemm_sizes.cuh"
 #include "routing.cuh"
@@ -12,8 +13,9 @@ struct Operands {
     const unsigned short *bias;
     const float *global_scale;
     const unsigned short *x;
-    unsigned short *y;
-    unsigned size_m, size_n, size_k, chunk_k, group_size;
+    void *y;
+    unsigned size_m, size_n, size_k, group_size;
+    const Cut &cut;
 
     // Advances to the weight of an expert.
     __device__ __forceinline__ void select(size_t expert) {

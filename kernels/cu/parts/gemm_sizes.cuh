@@ -10,9 +10,11 @@ enum ProductType : unsigned {
     // With the activation of gate and up, which the columns hold as two halves or alternating.
     EXPERTS_GATE_UP_HALVES = 2,
     EXPERTS_GATE_UP_PAIRS = 3,
+    // The f32 sums of a rank's part of k.
+    DENSE_PART = 4,
 };
 
-constexpr unsigned HAS_EXPERTS = PRODUCT != DENSE;
+constexpr unsigned HAS_EXPERTS = PRODUCT != DENSE && PRODUCT != DENSE_PART;
 // Columns of y for each column of the weight: one half with the activation.
 constexpr unsigned IS_ACTIVATED = PRODUCT == EXPERTS_GATE_UP_HALVES || PRODUCT == EXPERTS_GATE_UP_PAIRS;
 

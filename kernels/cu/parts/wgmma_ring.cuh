@@ -3,6 +3,7 @@
 // memory, and the producers that fill it.
 
 #include "barrier.cuh"
+#include "cut.cuh"
 #include "wgmma.cuh"
 #include "wgmma_sizes.cuh"
 
@@ -21,7 +22,8 @@ struct Product {
     const unsigned *zeros;
     const unsigned short *bias;
     const float *global_scale;
-    unsigned size_m, size_n, size_k, chunk_k, group_size;
+    unsigned size_m, size_n, size_k, group_size;
+    const Cut &cut;
     unsigned raster;
     float4 *totals;
     unsigned *totals_ready;
@@ -29,6 +31,8 @@ struct Product {
     const int *expert_ids;
     const int *num_tokens_post_padded;
     const float *row_weights;
+    // The f32 sums of a rank's part of k, with IS_PART.
+    float *part;
 
     __device__ unsigned groups() const { return GROUPS == 0 ? 1 : size_k / group_size; }
 
@@ -44,7 +48,7 @@ struct Product {
         return blocks * ((size_n + N_TILE - 1) / N_TILE);
     }
 
-    __device__ unsigned chunks() const { return (size_k + chunk_k - 1) / chunk_k; }
+    __device__ unsigned chunks() const { return cut.chunks; }
 
     // All of tile `index`. Tiles are numbered by groups of `raster` blocks of rows, through all columns of a group.
     __device__ Piece tile(unsigned index, unsigned blocks) const {
@@ -60,29 +64,31 @@ struct Product {
 // The pieces of this thread block. Tiles are scheduled round-robin: in each wave every thread block has one. Where
 // the last wave is partial, its tiles and those of the wave before are split along k, in equal parts of at least one
 // tile. A part begins with the last chunks of a tile whose first chunks end the part of the thread block before. Sums
-// are added in ascending order, so each part computes the first chunks of its last tile early, and their totals are
-// ready long before the next thread block continues from them.
+// of first chunks are added before those of last ones, so each part computes the first chunks of its last tile early,
+// and their totals are ready long before the next thread block continues from them. Pairs of a tree are not split, so
+// that at most two totals are handed over.
 class Share {
     unsigned blocks, rounds, head, whole, tail, from, part_end;
 
    public:
     __device__ explicit Share(const Product &p) : blocks(p.blocks()) {
-        const unsigned tiles = p.tiles(blocks), chunks = p.chunks(), index = blockIdx.x;
+        const unsigned chunks = p.chunks(), unit = p.cut.run == 2 && chunks > 1 ? 2 : 1;
+        const unsigned tiles = p.tiles(blocks), units = chunks / unit, index = blockIdx.x;
         const unsigned left = tiles % gridDim.x;
         rounds = tiles / gridDim.x + (index < left);
         head = whole = tail = from = part_end = 0;
-        const unsigned most = (left * chunks + gridDim.x - 1) / gridDim.x;
+        const unsigned most = (left * units + gridDim.x - 1) / gridDim.x;
         // Handing totals over takes the time of some stages.
-        if (tiles > gridDim.x && left > 0 && (chunks - most) * (p.chunk_k / STAGE_K) > SPLIT_STAGES) {
+        if (tiles > gridDim.x && left > 0 && (units - most) * unit * (p.cut.begins[1] / STAGE_K) > SPLIT_STAGES) {
             rounds = tiles / gridDim.x - 1;
             const unsigned first = rounds * gridDim.x;
             // Fewer than 2^32 for up to 2^14 thread blocks.
-            const unsigned all = (tiles - first) * chunks;
+            const unsigned all = (tiles - first) * units;
             const unsigned begin = all * index / gridDim.x, end = all * (index + 1) / gridDim.x;
-            tail = begin % chunks == 0 ? 0 : chunks - begin % chunks;
-            head = end % chunks;
-            from = first + (begin + tail) / chunks;
-            part_end = first + end / chunks;
+            tail = begin % units == 0 ? 0 : (units - begin % units) * unit;
+            head = end % units * unit;
+            from = first + (begin + units - 1) / units;
+            part_end = first + end / units;
             whole = part_end - from;
         }
     }
@@ -199,8 +205,8 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
         if (piece.expert < 0) {
             continue;
         }
-        const unsigned begin = piece.begin * p.chunk_k;
-        const unsigned stages = (min(piece.end * p.chunk_k, p.size_k) - begin) / STAGE_K;
+        const unsigned begin = p.cut.begins[piece.begin];
+        const unsigned stages = (p.cut.begins[piece.end] - begin) / STAGE_K;
         PieceStream stream(p, piece, begin, part, weight_step);
         const unsigned bytes = stream.stage_bytes();
         for (unsigned stage = 0; stage < stages; ++stage) {

@@ -19,9 +19,11 @@ constexpr unsigned WEIGHT_BYTES = 4 * ROW_PIECES * 16;
 constexpr unsigned SCALE_BYTES = GROUPS * N_TILE * SCALE_SIZE;
 constexpr unsigned ZERO_BYTES = HAS_ZERO * GROUPS * N_TILE / 2;
 constexpr unsigned BOX_BYTES = ROWS * 128;
+// Where totals wait, the f32 totals of 64 columns take the place of their box.
+constexpr unsigned BOX_STEP = WAITS ? 2 * BOX_BYTES : BOX_BYTES;
 constexpr unsigned ROW_WEIGHT_BYTES = IS_MOE * ROWS * 4;
 constexpr unsigned Y_AT = STAGES * X_BYTES;
-constexpr unsigned WEIGHTS_AT = Y_AT + N_TILE / 64 * BOX_BYTES;
+constexpr unsigned WEIGHTS_AT = Y_AT + N_TILE / 64 * BOX_STEP;
 constexpr unsigned SCALES_AT = WEIGHTS_AT + STAGES * WEIGHT_BYTES;
 constexpr unsigned ZEROS_AT = SCALES_AT + STAGES * SCALE_BYTES;
 constexpr unsigned FULL_AT = ZEROS_AT + STAGES * ZERO_BYTES;
@@ -29,5 +31,8 @@ constexpr unsigned EMPTY_AT = FULL_AT + STAGES * 8;
 constexpr unsigned PIECES_AT = (EMPTY_AT + STAGES * 8 + 15) / 16 * 16;
 constexpr unsigned ROW_WEIGHTS_AT = PIECES_AT + STAGES * 16;
 constexpr unsigned SHARED_BYTES = ROW_WEIGHTS_AT + STAGES * ROW_WEIGHT_BYTES;
-// Floats of a tile's totals that one thread block hands to the next.
+// Floats of a tile's totals.
 constexpr unsigned TILE_TOTALS = ROWS * N_TILE;
+// Places for the totals of a thread block in global memory: one that waits within a tile, while another waits in shared
+// memory, and two that it hands to the next thread block.
+constexpr unsigned TOTALS_PLACES = 3;

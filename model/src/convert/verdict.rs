@@ -32,7 +32,8 @@ pub fn selection(stack: &Stack, shape: Shape, full_k: usize, settings: &Settings
         }
         role => {
             let (hidden, intermediate) = match role {
-                Role::W13 => (shape.size_k, shape.size_n / 2),
+                Role::W13 if stack.has_gate() => (shape.size_k, shape.size_n / 2),
+                Role::W13 => (shape.size_k, shape.size_n),
                 _ => (shape.size_n, shape.size_k),
             };
             let desc = MoeDesc { options, ..MoeDesc::new(hidden, intermediate) };

@@ -16,6 +16,7 @@ use marlinspike::select::{Capability, MoeDesc, Release, Selection};
 use crate::convert::config::weight_type;
 use crate::convert::parallel::Ranks;
 use crate::convert::settings::Settings;
+use crate::convert::stack::info::several_sizes;
 use crate::convert::target::marlin;
 use crate::convert::verdict;
 use crate::model::bind::{self, Bound};
@@ -145,7 +146,8 @@ pub fn inspect(dir: &Path, options: &Options) -> Result<Inspection, ModelError> 
     }
     let stacks = groups.stacks.iter().zip(&layers);
     let w13 = stacks.filter(|(s, _)| s.role == Role::W13).map(|(s, l)| {
-        let inner = l.shape.size_n / 2 / options.tp_size;
+        let halves = if s.has_gate() { 2 } else { 1 };
+        let inner = l.shape.size_n / halves / options.tp_size;
         (&s.scheme, MoeDesc::new(l.shape.size_k, inner))
     });
     Ok(Inspection {
@@ -168,13 +170,14 @@ pub fn inspect(dir: &Path, options: &Options) -> Result<Inspection, ModelError> 
 fn layer(model: &Model<'_>, stack: &Stack, settings: &Settings) -> Result<Layer, ModelError> {
     let mut bytes = 0;
     let mut whole: Option<Shape> = None;
+    let alike = several_sizes(model, stack)?.is_none();
     for row in &stack.experts {
         let bound: Vec<_> =
             row.iter().map(|m| Bound::find(model, &stack.scheme, m)).collect::<Result<_, _>>()?;
         bytes += bound.iter().map(|b| b.bytes).sum::<u64>();
         let size_n = bound.iter().map(|b| b.shape.size_n).sum();
         let shape = Shape::new(bound[0].shape.size_k, size_n);
-        if whole.is_some_and(|w| w != shape) {
+        if alike && whole.is_some_and(|w| w != shape) {
             let found = format!("`{}` makes {shape}", bound[0].name);
             let expected = whole.unwrap_or(shape);
             let reason = format!("{found}, expected {expected} as the first expert");

@@ -76,6 +76,9 @@ fn layer(
             output_size_per_partition: size_n,
             options: Options::default(),
         }),
-        _ => Layer::Experts(MoeDesc::new(info.size_k, size_n / 2), settings.ep.size),
+        _ => {
+            let halves = if stack.has_gate() { 2 } else { 1 };
+            Layer::Experts(MoeDesc::new(info.size_k, size_n / halves), settings.ep.size)
+        }
     }))
 }

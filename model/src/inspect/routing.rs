@@ -2,7 +2,7 @@
 
 use crate::model::Model;
 use crate::model::layers::{Layers, Role};
-use crate::model::routing::MoeRouting;
+use crate::model::routing::{MoeRouting, is_whole};
 
 /// Layers that share a routing rule or a reason.
 #[derive(Debug, Clone)]
@@ -19,7 +19,14 @@ pub(super) fn of(model: &Model<'_>, layers: &Layers) -> Vec<LayerRouting> {
     for stack in layers.stacks.iter().filter(|s| s.role == Role::W13) {
         let interleaved = stack.is_interleaved();
         let module = &stack.module;
-        let found = MoeRouting::read(model, module, stack.experts.len(), interleaved);
+        let experts = stack.experts.len();
+        let found = match is_whole(model, module) {
+            Ok(true) => MoeRouting::token_groups(model, module).and_then(|groups| {
+                MoeRouting::read_whole(model, module, experts / groups, interleaved)
+            }),
+            Ok(false) => MoeRouting::read(model, module, experts, interleaved),
+            Err(e) => Err(e),
+        };
         // Only the names of biases and of modules differ between layers.
         let found = found.map_err(|e| match e {
             crate::model::ModelError::Module { reason, .. } => reason,

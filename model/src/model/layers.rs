@@ -4,10 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use marlinspike::config::Scheme;
+use marlinspike::moe::families;
 use marlinspike::num::tensor::DType;
 
 use super::fused::{self, Fused};
 pub use super::matrix::{Matrix, Role};
+use super::matrix::{expert_of, slot_of};
 use super::{Model, ModelError};
 
 /// The largest number of experts of one layer; real models have a few hundred.
@@ -31,6 +33,14 @@ impl Stack {
     pub fn is_interleaved(&self) -> bool {
         let alternates = |m: &Matrix| m.index.is_some() && m.columns.is_none();
         self.role == Role::W13 && self.experts.iter().flatten().any(alternates)
+    }
+}
+
+impl Stack {
+    /// Whether w13 has gate and up, and not up alone.
+    pub fn has_gate(&self) -> bool {
+        let up_alone = |row: &Vec<Matrix>| row.len() == 1 && row[0].index.is_none();
+        self.role == Role::W13 && !self.experts.iter().any(up_alone)
     }
 }
 
@@ -80,25 +90,6 @@ const PARTS: &[&str] = &[
 
 /// Stored stacks of gpt-oss.
 const FUSED: [(&str, Role); 2] = [("gate_up_proj_", Role::W13), ("down_proj_", Role::W2)];
-
-/// One projection of one expert: the layer (`...experts`), the expert, the projection.
-fn expert_of(module: &str) -> Option<(&str, usize, &str)> {
-    let (rest, projection) = module.rsplit_once('.')?;
-    let (layer, expert) = rest.rsplit_once('.')?;
-    (layer.rsplit('.').next() == Some("experts")).then_some(())?;
-    let plain = !expert.is_empty() && expert.bytes().all(|b| b.is_ascii_digit());
-    Some((layer, plain.then(|| expert.parse().ok()).flatten()?, projection))
-}
-
-/// The slot of a projection: gate 0 and up 1 of w13, or w2.
-fn slot_of(projection: &str) -> Option<(Role, usize)> {
-    match projection {
-        "gate_proj" | "w1" => Some((Role::W13, 0)),
-        "up_proj" | "w3" => Some((Role::W13, 1)),
-        "down_proj" | "w2" => Some((Role::W2, 0)),
-        _ => None,
-    }
-}
 
 /// The parts of each module.
 type Modules<'m> = BTreeMap<&'m str, BTreeSet<&'m str>>;
@@ -169,8 +160,12 @@ impl Layers {
                 }
             }
         }
-        for (layer, experts) in experts {
-            layers.stacks.extend(stack_experts(layer, &experts)?);
+        for (layer, mut experts) in experts {
+            without_zero_experts(model, layer, &mut experts);
+            // The experts of a family that is not known are taken to have a gate.
+            let rule = families::block_rule(&model.config, layer);
+            let gated = rule.map_or(true, |(rule, _)| rule.gated);
+            layers.stacks.extend(stack_experts(layer, &experts, gated)?);
         }
         layers.stacks.sort_by(|a, b| (&a.module, a.role).cmp(&(&b.module, b.role)));
         layers.fused = fused::find(model, &layers.owned);
@@ -299,10 +294,29 @@ fn scheme_of(
     }
 }
 
-/// Builds w13 and w2 of a layer whose experts are stored one by one.
+/// Drops the last experts that have no down projection, where the family has zero experts: checkpoints
+/// may hold gate and up of those.
+fn without_zero_experts(
+    model: &Model<'_>,
+    layer: &str,
+    experts: &mut BTreeMap<usize, BTreeMap<&str, Scheme>>,
+) {
+    let zero = families::resolve(&model.config, layer).map_or(0, |r| r.rule.zero_experts);
+    let is_zero =
+        |e: &BTreeMap<&str, Scheme>| e.keys().all(|p| !matches!(slot_of(p), Some((Role::W2, _))));
+    for _ in 0..zero {
+        match experts.last_entry() {
+            Some(last) if is_zero(last.get()) => last.remove(),
+            _ => break,
+        };
+    }
+}
+
+/// Builds w13 and w2 of a layer whose experts are stored one by one; without a gate, w13 is up alone.
 fn stack_experts(
     layer: &str,
     experts: &BTreeMap<usize, BTreeMap<&str, Scheme>>,
+    gated: bool,
 ) -> Result<Vec<Stack>, ModelError> {
     let fail = |reason: String| Err(ModelError::module(layer, reason));
     let count = experts.len();
@@ -345,9 +359,19 @@ fn stack_experts(
                 }
                 row[slot] = Some(Matrix { prefix: format!("{name}."), index: None, columns: None });
             }
+            if role == Role::W13
+                && !gated
+                && let Some(gate) = row.remove(0)
+            {
+                let found = gate.prefix.trim_end_matches('.');
+                return fail(format!("found `{found}`: experts of this family have no gate"));
+            }
             let Some(row) = row.into_iter().collect::<Option<Vec<_>>>() else {
-                let what =
-                    if role == Role::W13 { "gate and up projections" } else { "a down projection" };
+                let what = match (role, gated) {
+                    (Role::W13, true) => "gate and up projections",
+                    (Role::W13, false) => "an up projection",
+                    _ => "a down projection",
+                };
                 return fail(format!("expert {e} lacks quantized {what}"));
             };
             rows.push(row);

@@ -45,3 +45,22 @@ impl Matrix {
         }
     }
 }
+
+/// One projection of one expert: the layer (`...experts`), the expert, the projection.
+pub(super) fn expert_of(module: &str) -> Option<(&str, usize, &str)> {
+    let (rest, projection) = module.rsplit_once('.')?;
+    let (layer, expert) = rest.rsplit_once('.')?;
+    (layer.rsplit('.').next() == Some("experts")).then_some(())?;
+    let plain = !expert.is_empty() && expert.bytes().all(|b| b.is_ascii_digit());
+    Some((layer, plain.then(|| expert.parse().ok()).flatten()?, projection))
+}
+
+/// The slot of a projection: gate 0 and up 1 of w13, or w2.
+pub(super) fn slot_of(projection: &str) -> Option<(Role, usize)> {
+    match projection {
+        "gate_proj" | "w1" => Some((Role::W13, 0)),
+        "up_proj" | "w3" => Some((Role::W13, 1)),
+        "down_proj" | "w2" => Some((Role::W2, 0)),
+        _ => None,
+    }
+}

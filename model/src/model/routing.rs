@@ -54,7 +54,7 @@ impl MoeRouting {
     ) -> Result<Self, ModelError> {
         let found = find(model, module, num_experts, false)?;
         if let Some(what) = found.rule.token_input() {
-            let reason = format!("{what}: only blocks whose experts are not quantized have it");
+            let reason = format!("{what}: only whole blocks of a checkpoint are computed with it");
             return Err(ModelError::module(module, reason));
         }
         if found.rule.zero_experts > 0 {
@@ -82,6 +82,15 @@ impl MoeRouting {
         let found = find(model, module, num_experts, true)?;
         let scores = num_experts + found.rule.zero_experts;
         Self::of(model, module, scores, interleaved, found)
+    }
+
+    /// The groups of experts of `module` that tokens select by their type.
+    ///
+    /// # Errors
+    /// As [`families::resolve`].
+    pub fn token_groups(model: &Model<'_>, module: &str) -> Result<usize, ModelError> {
+        let rule = rule(model, module)?;
+        Ok(rule.map_or(1, |rule| rule.token_groups.max(1)))
     }
 
     /// The rule with the tensors that it names; `scores` are the router's outputs.
@@ -175,6 +184,35 @@ pub fn summary(source: &str, rule: &RoutingRule) -> String {
     format!("routing of {source}: {}", parts.join(", "))
 }
 
+/// The stated rule, or the family's; `None` for a family that is not known.
+fn rule(model: &Model<'_>, module: &str) -> Result<Option<RoutingRule>, ModelError> {
+    if let Some(rule) = model.stated_routing {
+        return Ok(Some(rule.clone()));
+    }
+    match families::resolve(&model.config, module) {
+        Ok(resolved) => Ok(Some(resolved.rule)),
+        Err(marlinspike::Error::Unsupported { .. }) => Ok(None),
+        Err(e) => Err(ModelError::module(module, e)),
+    }
+}
+
+/// Whether the block of the experts `module` has parts besides a router, experts and what follows
+/// their sum, and so is computed as a whole.
+///
+/// # Errors
+/// As [`families::resolve`], except of a family that is not known.
+pub fn is_whole(model: &Model<'_>, module: &str) -> Result<bool, ModelError> {
+    let Some(rule) = rule(model, module)? else { return Ok(false) };
+    if rule.token_input().is_some() || rule.zero_experts > 0 {
+        return Ok(true);
+    }
+    let Ok(resolved) = families::resolve(&model.config, module) else { return Ok(false) };
+    let ends = |name: &str| layer_tensors(model, module).any(|(_, below)| below.ends_with(name));
+    let family = families::family(&resolved.model_type);
+    let further = family.is_some_and(|f| f.experts.further_parts(&ends).is_some());
+    Ok(further || matches!(resolved.support, Support::RoutingOnly(_)))
+}
+
 /// The stated rule, or the family's; `whole`: also of a family whose quantized experts do not run.
 fn find(
     model: &Model<'_>,
@@ -201,7 +239,8 @@ fn find(
     })?;
     let source = resolved.model_type;
     if let (Support::RoutingOnly(reason), false) = (resolved.support, whole) {
-        let reason = format!("experts of {source} are not supported: {reason}");
+        let reason =
+            format!("experts of {source} run as whole blocks of a checkpoint alone: {reason}");
         return Err(ModelError::module(module, reason));
     }
     let experts = families::family(&source).map(|family| family.experts);
@@ -209,7 +248,7 @@ fn find(
     let further = experts.filter(|_| !whole).and_then(|rule| rule.further_parts(&ends));
     if let Some(what) = further {
         let reason =
-            format!("a block of {source} has {what}, which quantized experts do not run with");
+            format!("a block of {source} has {what}: only whole blocks of a checkpoint have them");
         return Err(ModelError::module(module, reason));
     }
     if let Some(stated) = resolved.num_experts.filter(|&n| n != num_experts) {

@@ -29,6 +29,8 @@ use rayon::ThreadPool;
 
 use crate::model::Model;
 use crate::model::layers::{Layers, Role};
+use crate::model::routing::is_whole;
+use block::whole::{self, Stored};
 use device::Device;
 use error::RunError;
 use input::Inputs;
@@ -77,6 +79,11 @@ pub fn run_on(
             let is_moe = |m: &str| packed::is_moe(section, m);
             packed::refuse_copied(section, wanted)?;
             let module = layer::choose(&modules, wanted, is_moe)?;
+            if is_moe(module) && is_whole(&model, module)? {
+                let source = (format, section);
+                refuse_device(device, module)?;
+                return method::whole::run_packed(options, &model, source, module, &pool);
+            }
             let loaded =
                 pool.install(|| packed::load(&model, (format, section), module, options.method))?;
             return method::run(options, loaded, true, device, &pool);
@@ -86,9 +93,13 @@ pub fn run_on(
             if device.is_some() {
                 return Err(RunError::no_kernel(module, "experts that are not quantized"));
             }
-            return block::plain::run(options, &model, module, &pool);
+            return whole::run(options, &model, module, Stored::Plain, &pool);
         }
         refuse_fused(&layers, wanted)?;
+        if let Some(module) = method::whole::module(&model, &layers, wanted)? {
+            refuse_device(device, &module)?;
+            return method::whole::run(options, &model, &layers, &module, &pool);
+        }
         if let Some(module) = method_layer(options, &opened, &layers)? {
             let load = || method::load::Loaded::new(&model, &layers, &module, options.method);
             return method::run(options, pool.install(load)?, false, device, &pool);
@@ -99,6 +110,14 @@ pub fn run_on(
         return Err(RunError::no_kernel(module, "a layer of the int4 path on CPUs"));
     }
     int4(&opened, options, &pool)
+}
+
+/// Returns an error for a block with stages around its experts on a device.
+fn refuse_device(device: Option<&dyn Device>, module: &str) -> Result<(), RunError> {
+    match device {
+        None => Ok(()),
+        Some(_) => Err(RunError::no_kernel(module, "a block with stages around its experts")),
+    }
 }
 
 /// Runs a layer on the int4 path.
@@ -181,6 +200,9 @@ pub fn list(model: &Path, routing: Option<&Path>) -> Result<Vec<String>, RunErro
     let others = layers.stacks.iter().filter(|s| has_method(&s.scheme));
     names.extend(others.map(|s| s.module.clone()));
     names.extend(layers.plain.iter().cloned());
+    for stack in layers.stacks.iter().filter(|s| s.role == Role::W13) {
+        names.extend(is_whole(&model, &stack.module)?.then(|| stack.module.clone()));
+    }
     names.sort();
     names.dedup();
     Ok(names)

@@ -8,12 +8,15 @@ mod families;
 mod faults;
 mod formats;
 mod index;
+mod int8_folders;
 mod kleidi;
 mod mxfp4;
 mod projections;
+mod quantized_blocks;
 mod ranks;
 mod runs;
 mod scale_groups;
+mod shared_ranks;
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -96,3 +96,91 @@ def fused_marlin_moe(
 ) -> Typed: ...
 def encode(values: Typed, dtype: str, rounding: str, overflow: str) -> Typed: ...
 def decode(codes: Typed, dtype: str) -> Typed: ...
+def moe_activation(gate_up: Typed, activation: str) -> Typed: ...
+def moe_sum(down: Typed) -> Typed: ...
+def dyn_quant_packed_len(block_size: int, size_k: int, size_n: int) -> int: ...
+def dyn_quant_pack(
+    weights: Typed,
+    scales_zeros: Typed,
+    bias: Optional[Typed],
+    block_size: int,
+    size_k: int,
+    size_n: int,
+) -> Typed: ...
+def dyn_quant_matmul(
+    inp: Typed, packed_weights: Typed, block_size: int, size_k: int, size_n: int
+) -> Typed: ...
+
+# With the feature `cuda`, on addresses of torch's tensors.
+
+Place = Tuple[int, int]
+Memory = Tuple[int, int]
+Sizes = Tuple[str, str, int, int, int, int]
+Weight = Tuple[
+    Sizes, Memory, Memory, Optional[Memory], Optional[Memory], Optional[Memory]
+]
+Tables = Tuple[Memory, Optional[Memory], int]
+
+def cuda_gemm(
+    place: Place,
+    dtype: str,
+    weight: Weight,
+    x: Memory,
+    y: Memory,
+    work: Optional[Tuple[int, int]],
+    flags: Optional[Memory],
+) -> Tuple[int, int]: ...
+def cuda_moe(
+    place: Place,
+    dtype: str,
+    weights: Tuple[Weight, Weight],
+    tables: Tables,
+    activation: str,
+    apply_router_weight_on_input: bool,
+    tokens: Tuple[int, int],
+    routed: Tuple[Memory, Memory, Memory, Memory],
+    work: Optional[Tuple[int, int]],
+    flags: Optional[Memory],
+) -> Tuple[int, int]: ...
+def cuda_repack(
+    place: Place,
+    is_awq: bool,
+    qweight: Memory,
+    perm: Optional[Memory],
+    sizes: Tuple[int, int, int, int, bool],
+    out: Memory,
+) -> None: ...
+def cuda_permute_scales(
+    place: Place, scales: Memory, size_n: int, is_grouped: bool, out: Memory
+) -> None: ...
+def cuda_quantize(
+    place: Place,
+    dtype: str,
+    rule: str,
+    scale_ub: Optional[float],
+    size_k: int,
+    memory: Tuple[Memory, Memory, Memory],
+) -> None: ...
+def cuda_topk(
+    place: Place,
+    logits: Memory,
+    experts: int,
+    logits_type: str,
+    rule: Tuple[int, bool, str, Optional[Tuple[int, int]], float],
+    bias: Optional[Memory],
+    outputs: Tuple[Memory, Memory],
+) -> None: ...
+def cuda_align(
+    place: Place,
+    topk_ids: Memory,
+    block_size: int,
+    tables: Tables,
+    work: Optional[Tuple[int, int]],
+    outputs: Optional[Tuple[Memory, Memory, Memory]],
+) -> Tuple[int, int, int]: ...
+def cuda_activation(
+    place: Place, dtype: str, activation: str, gate_up: Memory, size_i: int, out: Memory
+) -> None: ...
+def cuda_sum(
+    place: Place, dtype: str, down: Memory, sizes: Tuple[int, int], out: Memory
+) -> None: ...

@@ -87,7 +87,7 @@ fn add_block<'a>(
         return Ok(());
     };
     let mut block = Block::new(hidden.dims2()?[1], size_i, experts);
-    block.interleaved = own.interleaved;
+    block.interleaved = tensors.interleaved;
     match own.shared {
         SharedRule::Same => {}
         SharedRule::Plain => block.shared_is_plain = true,

@@ -8,8 +8,8 @@ use crate::moe::{half_type, to_slots};
 use crate::num::array::{FloatView2, rows_of};
 use crate::num::scalar::ScalarType;
 use crate::quantize::{
-    Fp8GroupRule, Int8Quantizer, clear_broken, per_group_fp8, per_group_fp8_with, per_tensor_fp8,
-    per_token_fp8,
+    Fp8GroupRule, Int8Quantizer, Int8Rule, clear_broken, per_group_fp8, per_group_fp8_with,
+    per_tensor_fp8, per_token_fp8, per_token_int8,
 };
 use crate::{Error, Result};
 
@@ -40,6 +40,9 @@ pub enum Quantizer {
     },
     /// int8, with one scale for each row or for all of them, and zero points or none.
     Int8(Int8Quantizer),
+    /// int8, a scale for each row ([`Int8Rule::Quotient`]) times this factor: Marlin's kernels for int8
+    /// activations, whose group scales are integers under `input_global_scale`.
+    Int8Factor(f32),
     /// A block format ([`BlockFormat::quantize`]).
     Block {
         /// Which.
@@ -55,7 +58,7 @@ impl Quantizer {
     pub fn code_type(&self, dtype: ScalarType) -> ScalarType {
         match self {
             Self::None => dtype,
-            Self::Int8(_) => ScalarType::INT8,
+            Self::Int8(_) | Self::Int8Factor(_) => ScalarType::INT8,
             Self::Block { format, .. } => format.element,
             _ => E4M3,
         }
@@ -70,7 +73,9 @@ impl Quantizer {
             Self::Fp8Tensor(None) => "fp8 dynamic per tensor",
             Self::Fp8Group(_) | Self::Fp8GroupBy { ue8m0: false, .. } => "fp8 dynamic per group",
             Self::Fp8GroupBy { .. } => "fp8 dynamic per group, UE8M0 scales",
-            Self::Int8(Int8Quantizer::Token | Int8Quantizer::Expert) => "int8 dynamic per token",
+            Self::Int8(Int8Quantizer::Token | Int8Quantizer::Expert) | Self::Int8Factor(_) => {
+                "int8 dynamic per token"
+            }
             Self::Int8(Int8Quantizer::TokenAzp) => "int8 dynamic per token, zero points",
             Self::Int8(Int8Quantizer::Tensor(_)) => "int8 static per tensor",
             Self::Int8(Int8Quantizer::TensorAzp(..)) => "int8 static per tensor, zero point",
@@ -134,6 +139,10 @@ impl Quantizer {
                 let (codes, values) =
                     per_group_fp8_with(rows()?, *size, *rule, *ue8m0)?.into_vecs();
                 (cast_vec(codes), Scales::Group { size: *size, values })
+            }
+            Self::Int8Factor(factor) => {
+                let (codes, scales) = per_token_int8(rows()?, Int8Rule::Quotient)?.into_vecs();
+                (cast_vec(codes), Scales::Row(scales.iter().map(|s| s * factor).collect()))
             }
             Self::Int8(quantizer) => {
                 let quantized = quantizer.quantize(rows()?)?;

@@ -77,7 +77,8 @@ pub(super) fn plan(
             refuse(format!("found {} by {}, expected {INT8} by {INT8}", rows.ty, weight.ty))
         }
         (Arithmetic::Canonical, _) if rows.ty == INT8 => {
-            refuse("int8 activations have the arithmetics exact and cutlass".to_owned())
+            let known = if weight.ty == INT8 { "exact and cutlass" } else { "exact" };
+            refuse(format!("int8 activations of {} weights: expected {known}", weight.ty))
         }
         (Arithmetic::Canonical, Scales::None | Scales::Row(_)) => {
             Ok(Plan::Schedule(Box::new(Schedule::canonical(weight, dtype, rows.ty)?)))

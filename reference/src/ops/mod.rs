@@ -29,6 +29,7 @@ mod per_token_group_quant;
 mod preprocess;
 mod projected;
 pub(crate) mod quant;
+mod quantized_moe;
 pub(crate) mod router;
 mod routing;
 mod scaled_fp4_mm;

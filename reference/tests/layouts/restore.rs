@@ -164,8 +164,42 @@ fn weights_for_fp8_activations_come_back() {
         // The same bytes mean another matrix to the kernel for 16-bit activations.
         let other = stored.clone().restore();
         assert!(other.is_err() || other.unwrap().codes != w.codes, "{ty} {group}");
-        let int8 = Stored { input_dtype: InputDtype::Int8, ..stored }.restore().unwrap_err();
-        assert!(int8.to_string().contains("rounded to integers"), "{int8}");
+        let int8 = Stored { input_dtype: InputDtype::Int8, ..stored }.restore();
+        assert_eq!(int8.is_err(), ty == E2M1, "{ty} {group}");
+    }
+}
+
+#[test]
+fn weights_for_int8_activations_have_the_kernels_integers() {
+    for (ty, group) in [
+        (ScalarType::UINT4B8, GroupSize::Of(32)),
+        (ScalarType::UINT4B8, GroupSize::Channel),
+        (ScalarType::UINT4, GroupSize::Of(32)),
+    ] {
+        let w = Weight { bias: None, ..weight(ty, BF16, group, false) };
+        let options = Options { input_dtype: InputDtype::Int8, ..Options::new(BF16) };
+        let prepared = prepare(std::slice::from_ref(&w), options).unwrap();
+        let factor = prepared.input_global_scale;
+        let stored = stored(&w, BF16, prepared);
+        let found = Stored { input_dtype: InputDtype::Int8, ..stored }.restore().unwrap();
+        assert_eq!(found.codes, w.codes, "{ty} {group}");
+        assert_eq!(found.zeros, w.zeros, "{ty} {group}");
+        assert_eq!(factor.is_some(), group != GroupSize::Channel, "{ty} {group}");
+        for g in 0..w.scales.rows() {
+            for n in 0..SHAPE.size_n {
+                let [found, own] = [&found, &w].map(|w| w.scales.value(g, n));
+                match factor {
+                    None => assert_eq!(found, own, "{ty} {group} ({g}, {n})"),
+                    // Two roundings to bf16 and one to an integer.
+                    Some(factor) => {
+                        assert!(found.fract() == 0.0 && (0.0..=4096.0).contains(&found));
+                        let error = (found * f64::from(factor) - own).abs();
+                        let bound = own / 127.0 + f64::from(factor);
+                        assert!(error <= bound, "{ty} {group} ({g}, {n}): {found} {own}");
+                    }
+                }
+            }
+        }
     }
 }
 

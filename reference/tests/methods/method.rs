@@ -106,6 +106,7 @@ fn methods(shape: Shape) -> Vec<(Quantizer, Vec<Weight<'static>>, Vec<Arithmetic
             vec![A::Exact, A::Tcgen05],
         ),
         (Quantizer::Int8(Int8Quantizer::Token), int8.clone(), vec![A::Exact, A::Cutlass]),
+        (Quantizer::Int8Factor(0.37), int8.clone(), vec![A::Exact, A::Cutlass]),
         (Quantizer::Int8(Int8Quantizer::TokenAzp), int8.clone(), vec![A::Exact, A::Cutlass]),
         (Quantizer::Int8(Int8Quantizer::Tensor(0.012)), int8.clone(), vec![A::Exact, A::Cutlass]),
         (Quantizer::Int8(Int8Quantizer::TensorAzp(0.012, -9)), int8, vec![A::Exact, A::Cutlass]),

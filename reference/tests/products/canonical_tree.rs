@@ -224,6 +224,17 @@ fn the_other_version_is_related() {
     assert!(related.iter().any(|r| r.id == "schedule-leaves"));
 }
 
+/// A slice leaves the bias to the first rank; a part has it on every rank, so that any rank can add up.
+#[test]
+fn every_ranks_part_has_the_bias() {
+    let (w, split) = (weight(1536, COLUMNS, 3), Split::new(1536, 1, 2).unwrap());
+    let (slice, part) = (w.slice_rows(split.rows()).unwrap(), split.part_of(&w).unwrap());
+    assert!(slice.bias.is_none() && part.bias == w.bias && w.bias.is_some());
+    assert_eq!((&part.scales, part.shape()), (&slice.scales, slice.shape()));
+    let error = split.part_of(&weight(768, COLUMNS, 3)).unwrap_err().to_string();
+    assert!(error.contains("768") && error.contains("1536"), "{error}");
+}
+
 #[test]
 fn what_ranks_cannot_share_is_refused_by_name() {
     let refused = |size_k, rank, ranks| Split::new(size_k, rank, ranks).unwrap_err().to_string();

@@ -147,7 +147,7 @@ pub fn fp8_gemm_planned(
         return Err(ROW.refuse("x", found, format!("rows of {}", shape.size_k)));
     }
     let rows = x.codes.len() / shape.size_k;
-    let size_m = checks::rows_of_y(&ROW, rows, 1, y, shape.size_n)?;
+    let size_m = checks::rows_of_y(&ROW, rows, 1, y.len(), shape.size_n)?;
     if size_m == 0 {
         return Ok(());
     }

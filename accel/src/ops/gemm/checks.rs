@@ -31,7 +31,7 @@ pub(crate) fn rows_of_y(
     row: &Row,
     rows_of_x: usize,
     top_k: usize,
-    y: &Buffer<u16>,
+    y_len: usize,
     width: usize,
 ) -> Result<usize, AccelError> {
     let size_m = rows_of_x.checked_mul(top_k).filter(|&m| i32::try_from(m).is_ok());
@@ -39,8 +39,8 @@ pub(crate) fn rows_of_y(
         let expected = format!("1 or more for {rows_of_x} rows");
         return Err(row.refuse("top_k", top_k, expected));
     };
-    if Some(y.len()) != size_m.checked_mul(width) {
-        let (found, expected) = (format!("{} elements", y.len()), format!("[{size_m}, {width}]"));
+    if Some(y_len) != size_m.checked_mul(width) {
+        let (found, expected) = (format!("{y_len} elements"), format!("[{size_m}, {width}]"));
         return Err(row.refuse("y", found, expected));
     }
     Ok(size_m)

@@ -1,18 +1,17 @@
 //! Products of many rows on Hopper (`marlin_gemm_wgmma.cu`).
 
-use marlinspike::products::schedule::Schedule;
-
 use super::{
-    MarlinWeight, checks,
-    plan::{ManyRows, parameters, variants},
+    MarlinWeight, Output, checks,
+    plan::{ManyRows, Waits, parameters, variants},
 };
 use crate::{
     device::{Device, failed},
     error::AccelError,
-    launch::{Arguments, Grid, Kernel, Pointer, arguments, tensor_map::TensorMap},
+    launch::{Arguments, Cut, Grid, Kernel, Pointer, arguments, tensor_map::TensorMap},
     memory::Buffer,
     operation::{Law, Mutant, Needs, Row},
     ops::{align::DeviceBlocks, check},
+    parameters::Product,
 };
 
 /// Upstream: `marlin_gemm`, for many rows.
@@ -21,7 +20,7 @@ pub(crate) static ROW: Row = Row {
     source: "marlin_gemm_wgmma",
     needs: Needs { compute_capability: (9, 0) },
     law: Law::EqualBits,
-    variants: |arch| variants(arch, false),
+    variants: |arch| variants(arch, &[Product::Dense, Product::DensePart]),
     arguments: ManyRowsArguments::SIZES,
     mutants: &[
         Mutant::new(
@@ -43,7 +42,7 @@ pub(crate) static MOE: Row = Row {
     source: "marlin_gemm_wgmma",
     needs: Needs { compute_capability: (9, 0) },
     law: Law::EqualBits,
-    variants: |arch| variants(arch, true),
+    variants: |arch| variants(arch, &[Product::Experts]),
     arguments: ManyRowsArguments::SIZES,
     mutants: &[],
 };
@@ -68,7 +67,7 @@ arguments! {
         size_m: u32,
         size_n: u32,
         size_k: u32,
-        chunk_k: u32,
+        cut: Cut,
         group_size: u32,
         raster: u32,
         totals: Pointer,
@@ -76,6 +75,7 @@ arguments! {
         expert_ids: Pointer,
         num_tokens_post_padded: Pointer,
         row_weights: Pointer,
+        part: Pointer,
     }
 }
 
@@ -92,12 +92,24 @@ pub fn marlin_gemm_many_rows(
     y: &mut Buffer<u16>,
     plan: ManyRows,
 ) -> Result<(), AccelError> {
+    dense(device, x, weight, Output::Halves(y), plan)
+}
+
+/// [`marlin_gemm_many_rows`] and the sums of a rank's part.
+pub(super) fn dense(
+    device: &Device,
+    x: &Buffer<u16>,
+    weight: &MarlinWeight,
+    y: Output<'_>,
+    plan: ManyRows,
+) -> Result<(), AccelError> {
     let parts = [("x", x.is_on(device)), ("weight", weight.is_on(device)), ("y", y.is_on(device))];
     check::same_device(&ROW, device, &parts)?;
     checks::for_16_bit(&ROW, weight)?;
+    y.check(&ROW, weight)?;
     let shape = weight.shape();
     let rows_of_x = checks::rows_of_x(&ROW, x, shape.size_k)?;
-    let size_m = checks::rows_of_y(&ROW, rows_of_x, 1, y, shape.size_n)?;
+    let size_m = checks::rows_of_y(&ROW, rows_of_x, 1, y.len(), shape.size_n)?;
     if size_m == 0 {
         return Ok(());
     }
@@ -138,11 +150,13 @@ pub(crate) fn moe_many_rows(
     ];
     check::same_device(&MOE, device, &parts)?;
     checks::for_16_bit(&MOE, weight)?;
+    let y = Output::Halves(y);
+    y.check(&MOE, weight)?;
     let (shape, entries) = (weight.shape(), blocks.entries());
     let places = blocks.places();
-    for (what, buffer, width) in [("x", x, shape.size_k), ("y", &*y, shape.size_n)] {
-        if buffer.len() / width < places {
-            let found = format!("{} elements", buffer.len());
+    for (what, len, width) in [("x", x.len(), shape.size_k), ("y", y.len(), shape.size_n)] {
+        if len / width < places {
+            let found = format!("{len} elements");
             let expected = format!("at least {places} rows of {width}");
             return Err(MOE.refuse(what, found, expected));
         }
@@ -161,14 +175,15 @@ fn launch(
     plan: ManyRows,
     weight: &MarlinWeight,
     x: &Buffer<u16>,
-    y: &mut Buffer<u16>,
+    y: Output<'_>,
     size_m: usize,
     experts: Option<(&DeviceBlocks, Option<&Buffer<f32>>)>,
 ) -> Result<(), AccelError> {
     let row = if experts.is_some() { &MOE } else { &ROW };
     let (shape, form) = (weight.shape(), weight.form());
     plan.validate(row, device, form)?;
-    let sizes = plan.sizes(form)?;
+    let waits = Waits::new(weight.cut());
+    let sizes = plan.sizes(form, waits)?;
     let rows = experts.map_or(size_m, |(blocks, _)| blocks.places());
     let blocks_of_rows = rows.div_ceil(plan.rows as usize);
     let tiles = blocks_of_rows.saturating_mul(shape.size_n.div_ceil(sizes.n_tile as usize));
@@ -181,19 +196,30 @@ fn launch(
         return Err(row.refuse("device", format!("{device:?}"), "sm_90a"));
     };
     let is_moe = experts.is_some();
+    let product = match is_moe {
+        true => Product::Experts,
+        false if y.is_part() => Product::DensePart,
+        false => Product::Dense,
+    };
     let (rows, size_n, size_k) = (rows as u32, shape.size_n as u32, shape.size_k as u32);
     let map = |matrix: &Buffer<u16>, columns| {
         let map = TensorMap::new(device, matrix, rows, columns, plan.rows);
         map.map_err(failed("cuTensorMapEncodeTiled"))
     };
     let [totals, totals_ready] = split_totals.addresses().map(Pointer::new);
+    let x_map = map(x, size_k)?;
+    // The copy engine does not write sums of parts, whose kernel reads no map of y.
+    let (y_map, part) = match y {
+        Output::Halves(y) => (map(y, size_n)?, Pointer::NULL),
+        Output::Part(_) | Output::Peer(_) => (x_map, y.pointer()),
+    };
     // x has `rows` rows of size_k, y as many of size_n; the copy engine reads and writes no others. The weight's buffers
-    // are what the reference packs for that shape; at most 8 chunks of chunk_k make K. Blocks are room for this M and
-    // block size; x, y and the router weights have a row for each place. The totals have room for a tile of every thread
-    // block, and there are no more thread blocks than multiprocessors.
+    // are what the reference packs for that shape; K has at most 8 chunks. Blocks are room for this M and
+    // block size; x, y and the router weights have a row for each place. The totals have room for TOTALS_PLACES tiles of
+    // every thread block, and there are no more thread blocks than multiprocessors.
     let arguments = ManyRowsArguments {
-        x_map: map(x, size_k)?,
-        y_map: map(y, size_n)?,
+        x_map,
+        y_map,
         qweight: (&weight.qweight).into(),
         scales: (&weight.scales).into(),
         zeros: weight.zeros.as_ref().into(),
@@ -203,7 +229,7 @@ fn launch(
         size_m: size_m as u32,
         size_n,
         size_k,
-        chunk_k: Schedule::canonical_chunk(shape.size_k) as u32,
+        cut: weight.cut().into(),
         group_size: weight.group_k(),
         raster: (RASTER_ROWS / plan.rows as usize) as u32,
         totals,
@@ -211,6 +237,7 @@ fn launch(
         expert_ids: experts.map(|(blocks, _)| &blocks.expert_ids).into(),
         num_tokens_post_padded: experts.map(|(blocks, _)| &blocks.num_tokens_post_padded).into(),
         row_weights: experts.and_then(|(_, row_weights)| row_weights).into(),
+        part,
     };
     let grid = Grid {
         blocks: (device.multiprocessors().min(tiles as u32), 1, 1),
@@ -218,5 +245,5 @@ fn launch(
         shared_bytes: sizes.shared_bytes(is_moe),
     };
     let kernel = if experts.is_some() { &MOE_KERNEL } else { &KERNEL };
-    kernel.launch(device, &parameters(weight.dtype(), form, is_moe, plan)?, grid, arguments)
+    kernel.launch(device, &parameters(weight.dtype(), form, product, plan, waits)?, grid, arguments)
 }

@@ -1,12 +1,20 @@
-//! Products with weights in Marlin's layout, by the reference's canonical schedule
-//! ([`Schedule::canonical`]): the same bits as [`Schedule::execute`] for every M and every division
-//! of the work.
+//! Products with weights in Marlin's layout, by the reference's canonical schedule: the same bits as
+//! [`Schedule::execute`] for every M and every division of the work.
+//!
+//! Version 1 ([`Schedule::canonical`]) unless [`MarlinWeight::with_split`] chose version 2
+//! ([`Schedule::canonical_v2`]), which no tensor-parallel size changes.
+//!
+//! [`Schedule::execute`]: marlinspike::products::schedule::Schedule::execute
+//! [`Schedule::canonical`]: marlinspike::products::schedule::Schedule::canonical
+//! [`Schedule::canonical_v2`]: marlinspike::products::schedule::Schedule::canonical_v2
 
 mod calls;
 pub(crate) mod checks;
 mod experts;
 mod form;
+mod from_parts;
 pub(crate) mod many;
+mod output;
 mod plan;
 mod tiling;
 mod weight;
@@ -16,22 +24,24 @@ use std::collections::HashSet;
 use marlinspike::moe::activation::{Columns, Definition, Function};
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
-use marlinspike::products::schedule::Schedule;
 
 pub use calls::{DenseProduct, ExpertProduct};
 pub use experts::Routed;
 pub(crate) use experts::{Entries, Experts};
 pub(crate) use form::Form;
+pub use form::{Packed, PackedScales, ScaleBound};
+pub use from_parts::PackedParts;
 pub use many::marlin_gemm_many_rows;
+pub(crate) use output::{Output, PeerSums};
 pub use plan::ManyRows;
 pub use tiling::Tiling;
-use tiling::{SIZES_K, Width};
+use tiling::{Width, cuts};
 pub use weight::MarlinWeight;
 
 use crate::{
     device::Device,
     error::AccelError,
-    launch::{Activation, Arguments, Grid, Kernel, Pointer, Routing, arguments},
+    launch::{Activation, Arguments, Cut, Grid, Kernel, Pointer, Routing, arguments},
     memory::Buffer,
     nvrtc::{Arch, Parameter},
     operation::{Law, Mutant, Needs, Row},
@@ -45,7 +55,7 @@ pub(crate) static ROW: Row = Row {
     source: "marlin_gemm",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |arch| variants(arch, &[Product::Dense]),
+    variants: |arch| variants(arch, &[Product::Dense, Product::DensePart]),
     arguments: GemmArguments::SIZES,
     mutants: &[
         Mutant::new(
@@ -95,11 +105,11 @@ fn variants(arch: Arch, products: &[Product]) -> Result<Vec<Vec<Parameter>>, Acc
     for ty in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
         for form in Form::all_halves(ty) {
             for size_m in [8, 16, 32, 64, 128] {
-                for size_k in SIZES_K {
+                for cut in cuts() {
                     for width in Width::ALL {
                         for &product in products {
                             let paired = product == Product::ExpertsGateUpHalves;
-                            let tiling = Tiling::choose(arch, size_m, size_k, width, paired, form)?;
+                            let tiling = Tiling::choose(arch, size_m, cut, width, paired, form)?;
                             if seen.insert((ty, form, product, tiling)) {
                                 all.push(parameters(ty, form, product, tiling));
                             }
@@ -137,7 +147,7 @@ arguments! {
         size_m: u32,
         size_n: u32,
         size_k: u32,
-        chunk_k: u32,
+        cut: Cut,
         group_size: u32,
         routing: Routing,
         topk_weights: Pointer,
@@ -180,7 +190,39 @@ pub fn marlin_gemm_tiled(
     y: &mut Buffer<u16>,
     tiling: Tiling,
 ) -> Result<(), AccelError> {
-    launch(device, x, weight, y, tiling, None)
+    launch(device, x, weight, Output::Halves(y), tiling, None)
+}
+
+/// A rank's part of [`marlin_gemm`]: the f32 sums `[M, N]` of x `[M, K]` · W, without scale, bias or
+/// rounding, where W holds the rank's rows of the model's weight ([`MarlinWeight::with_split`]) and x
+/// the same columns. The bits of [`Schedule::canonical_v2_part`]; [`Schedule::add_ranks`] adds them up.
+///
+/// # Errors
+/// As [`marlin_gemm`]; [`AccelError::Argument`] for a weight without a split.
+///
+/// [`Schedule::canonical_v2_part`]: marlinspike::products::schedule::Schedule::canonical_v2_part
+/// [`Schedule::add_ranks`]: marlinspike::products::schedule::Schedule::add_ranks
+pub fn marlin_gemm_part(
+    device: &Device,
+    x: &Buffer<u16>,
+    weight: &MarlinWeight,
+    y: &mut Buffer<f32>,
+) -> Result<(), AccelError> {
+    part(device, x, weight, Output::Part(y))
+}
+
+/// [`marlin_gemm_part`] to any memory.
+pub(crate) fn part(
+    device: &Device,
+    x: &Buffer<u16>,
+    weight: &MarlinWeight,
+    y: Output<'_>,
+) -> Result<(), AccelError> {
+    let size_m = x.len() / weight.shape().size_k;
+    match weight.many_rows(device, size_m)? {
+        Some(plan) => many::dense(device, x, weight, y, plan),
+        None => launch(device, x, weight, y, weight.tiling(device, size_m)?, None),
+    }
 }
 
 /// Row t of y `[M · top_k, N]` = row t / top_k of x `[M, K]` · W of the expert that t is routed to,
@@ -200,7 +242,7 @@ pub fn moe_marlin_gemm(
     let Routed { blocks, top_k, topk_weights } = routed;
     let entries = Entries::Blocks(blocks);
     let experts = Experts { entries, top_k, topk_weights, activation: None, is_early: false };
-    launch(device, x, weight, y, tiling, Some(experts))
+    launch(device, x, weight, Output::Halves(y), tiling, Some(experts))
 }
 
 /// Whether a product's kernel can apply the activation. It has only the most common one, SiLU of
@@ -260,7 +302,7 @@ pub(crate) fn launch(
     device: &Device,
     x: &Buffer<u16>,
     weight: &MarlinWeight,
-    y: &mut Buffer<u16>,
+    y: Output<'_>,
     tiling: Tiling,
     experts: Option<Experts<'_>>,
 ) -> Result<(), AccelError> {
@@ -273,16 +315,17 @@ pub(crate) fn launch(
     ];
     check::same_device(row, device, &parts)?;
     checks::for_16_bit(row, weight)?;
+    y.check(row, weight)?;
     let shape = weight.shape();
     let top_k = experts.map_or(1, |experts| experts.top_k);
     let activation = experts.and_then(|experts| experts.activation);
     let width = shape.size_n / activation.map_or(1, |activation| activation.width_in(1));
     let rows_of_x = checks::rows_of_x(row, x, shape.size_k)?;
-    let size_m = checks::rows_of_y(row, rows_of_x, top_k, y, width)?;
+    let size_m = checks::rows_of_y(row, rows_of_x, top_k, y.len(), width)?;
     if size_m == 0 {
         return Ok(());
     }
-    tiling.validate(device, shape)?;
+    tiling.validate(device, shape, weight.cut())?;
     if let Some(activation) = activation {
         check_activation(device, activation, tiling, shape)?;
     }
@@ -292,13 +335,14 @@ pub(crate) fn launch(
     };
     let grid = grid(row, device, weight, tiling, [size_m, row_blocks])?;
     let product = match (experts, activation.map(|activation| activation.columns)) {
+        (None, _) if y.is_part() => Product::DensePart,
         (None, _) => Product::Dense,
         (_, None) => Product::Experts,
         (_, Some(Columns::Halves)) => Product::ExpertsGateUpHalves,
         (_, Some(_)) => Product::ExpertsGateUpPairs,
     };
     // x has size_m / top_k rows of size_k, y size_m rows of size_n, or of what the activation makes of that; the weight's
-    // buffers are what the reference packs for that shape; at most 8 chunks of chunk_k make K. Blocks are room for this M
+    // buffers are what the reference packs for that shape; K has at most 8 chunks. Blocks are room for this M
     // and block size, or there is an id for each row; ids beyond the experts are not looked up.
     let arguments = GemmArguments {
         qweight: (&weight.qweight).into(),
@@ -308,12 +352,12 @@ pub(crate) fn launch(
         bias: weight.bias.as_ref().into(),
         global_scale: weight.global_scale.as_ref().into(),
         x: x.into(),
-        y: y.into(),
+        y: y.pointer(),
         // `MarlinWeight` holds both sizes below 2^31, and M was checked above, with it top_k.
         size_m: size_m as u32,
         size_n: shape.size_n as u32,
         size_k: shape.size_k as u32,
-        chunk_k: Schedule::canonical_chunk(shape.size_k) as u32,
+        cut: weight.cut().into(),
         group_size: weight.group_k(),
         routing: experts.as_ref().map_or_else(Routing::default, Experts::routing),
         topk_weights: experts.and_then(|experts| experts.topk_weights).into(),

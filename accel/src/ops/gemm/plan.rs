@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use marlinspike::num::scalar::ScalarType;
-use marlinspike::products::schedule::Schedule;
+use marlinspike::products::schedule::Cut;
 use marlinspike_kernels::constant;
 
 use super::form::Form;
@@ -13,7 +13,7 @@ use crate::{
     error::AccelError,
     nvrtc::{Arch, Parameter},
     operation::Row,
-    parameters::Memo,
+    parameters::{Memo, Product},
 };
 
 /// The source of these plans.
@@ -53,7 +53,22 @@ impl Sizes {
     }
 }
 
-static SIZES: Memo<(ManyRows, Form), Sizes> = Memo::new();
+static SIZES: Memo<(ManyRows, Form, Waits), Sizes> = Memo::new();
+
+/// The parameter `WAITS`: whether totals of runs of chunks wait for other runs, which takes shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Waits(bool);
+
+impl Waits {
+    pub(super) fn new(cut: Cut) -> Self {
+        // Two leaves of one chunk are a run as well.
+        Self(cut.chunks() > cut.leaf_chunks().max(2))
+    }
+
+    fn parameter(self) -> Parameter {
+        ("WAITS", self.0.into())
+    }
+}
 
 /// A plan that is chosen from, and the constants of the source that its time depends on.
 #[derive(Debug, Clone, Copy)]
@@ -105,9 +120,9 @@ impl ManyRows {
     ///
     /// # Errors
     /// [`AccelError::Constant`]
-    pub(super) fn sizes(self, form: Form) -> Result<Sizes, AccelError> {
-        SIZES.get((self, form), || {
-            let shape = [&form.parameters()[..], &self.shape()].concat();
+    pub(super) fn sizes(self, form: Form, waits: Waits) -> Result<Sizes, AccelError> {
+        SIZES.get((self, form, waits), || {
+            let shape = [&form.parameters()[..], &self.shape(), &[waits.parameter()]].concat();
             let size = |name, is_moe, stages| {
                 let own = [("IS_MOE", is_moe), ("STAGES", stages)];
                 constant(SOURCE, name, &[&shape[..], &own].concat())
@@ -167,19 +182,19 @@ impl ManyRows {
     }
 
     /// Estimated microseconds of `marlin_gemm.cu` where the rows, not the weights, bound the time.
-    fn tiled_us(rows: f64, [size_k, size_n]: [usize; 2], multiprocessors: u32) -> f64 {
-        rows * size_k as f64 * size_n as f64 * 1e-3 / f64::from(multiprocessors * 1000)
+    fn tiled_us(rows: f64, (cut, size_n): (Cut, usize), multiprocessors: u32) -> f64 {
+        rows * cut.size_k as f64 * size_n as f64 * 1e-3 / f64::from(multiprocessors * 1000)
     }
 
-    /// The fastest plan for one product `[M, K] x [K, N]`, by estimates fitted to an H200; `None`
-    /// if a tiling should be faster.
+    /// The fastest plan for one product of `size_m` rows with K in those chunks and N columns, by estimates
+    /// fitted to an H200; `None` if a tiling should be faster.
     ///
     /// # Errors
     /// [`AccelError::Constant`]
     pub(super) fn choose(
         arch: Arch,
         size_m: usize,
-        shape: [usize; 2],
+        shape: (Cut, usize),
         form: Form,
         multiprocessors: u32,
     ) -> Result<Option<Self>, AccelError> {
@@ -205,7 +220,7 @@ impl ManyRows {
         arch: Arch,
         rows: f64,
         experts: usize,
-        products: [([usize; 2], Form); 2],
+        products: [((Cut, usize), Form); 2],
         multiprocessors: u32,
     ) -> Result<Option<[Self; 2]>, AccelError> {
         let takes = products.iter().all(|&(_, form)| Self::takes(form));
@@ -248,11 +263,11 @@ impl Candidate {
     }
 
     /// Estimated microseconds of `blocks` blocks of rows of one product.
-    fn us(&self, blocks: f64, [size_k, size_n]: [usize; 2], multiprocessors: u32) -> f64 {
+    fn us(&self, blocks: f64, (cut, size_n): (Cut, usize), multiprocessors: u32) -> f64 {
         // In stages: the time of a tile's first stage and its epilogue.
         let tile = 5.0;
-        let stages = size_k as f64 / 64.0;
-        let chunk = Schedule::canonical_chunk(size_k) as f64 / 64.0;
+        let stages = cut.size_k as f64 / 64.0;
+        let chunk = cut.chunk as f64 / 64.0;
         let tiles = blocks * size_n.div_ceil(self.n_tile) as f64;
         let rounds = tiles / f64::from(multiprocessors);
         let whole = rounds.ceil() * (stages + tile);
@@ -264,12 +279,19 @@ impl Candidate {
     }
 }
 
-pub(super) fn variants(arch: Arch, is_moe: bool) -> Result<Vec<Vec<Parameter>>, AccelError> {
+pub(super) fn variants(
+    arch: Arch,
+    products: &[Product],
+) -> Result<Vec<Vec<Parameter>>, AccelError> {
     let mut all = Vec::new();
     for ty in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
         for form in Form::all_halves(ty).into_iter().filter(|&form| ManyRows::takes(form)) {
             for plan in ManyRows::CHOSEN.into_iter().filter(|_| ManyRows::has(arch)) {
-                all.push(parameters(ty, form, is_moe, plan)?);
+                for waits in [Waits(false), Waits(true)] {
+                    for &product in products {
+                        all.push(parameters(ty, form, product, plan, waits)?);
+                    }
+                }
             }
         }
     }
@@ -279,14 +301,17 @@ pub(super) fn variants(arch: Arch, is_moe: bool) -> Result<Vec<Vec<Parameter>>, 
 pub(super) fn parameters(
     ty: ScalarType,
     form: Form,
-    is_moe: bool,
+    product: Product,
     plan: ManyRows,
+    waits: Waits,
 ) -> Result<Vec<Parameter>, AccelError> {
     let mut parameters = vec![("IS_BF16", u32::from(ty == ScalarType::BFLOAT16))];
     parameters.extend(form.parameters());
-    parameters.push(("IS_MOE", is_moe.into()));
+    parameters.push(("IS_MOE", (product == Product::Experts).into()));
+    parameters.push(("IS_PART", (product == Product::DensePart).into()));
+    parameters.push(waits.parameter());
     parameters.extend(plan.shape());
-    parameters.push(("STAGES", plan.sizes(form)?.stages));
+    parameters.push(("STAGES", plan.sizes(form, waits)?.stages));
     Ok(parameters)
 }
 
@@ -295,11 +320,15 @@ mod tests {
     use super::*;
     use crate::{
         parameters::{Codes, Scales},
-        raw::stream::{MOST_TILE_TOTALS, MOST_TILE_WARPS},
+        raw::stream::{MOST_TILE_TOTALS, MOST_TILE_WARPS, TOTALS_PLACES},
     };
 
     const INT4: Form =
         Form { codes: Codes::Uint4b8, scales: Scales::Bits16, groups: 1, has_g_idx: false };
+    fn v1(size_k: usize) -> Cut {
+        Cut::version_1(size_k)
+    }
+
     const HOPPER: Arch = Arch { compute_capability: (9, 0), specific: true };
 
     #[test]
@@ -308,10 +337,12 @@ mod tests {
         for form in forms.into_iter().filter(|&form| ManyRows::takes(form)) {
             for plan in ManyRows::CHOSEN {
                 let context = format!("{form:?} {plan:?}");
-                let sizes = plan.sizes(form).unwrap();
-                assert!(plan.is_known() && sizes.stages >= 4, "{context}");
-                assert!(sizes.shared_bytes(true) <= HOPPER.shared_memory(), "{context}");
-                assert!(sizes.shared_bytes(false) <= sizes.shared_bytes(true), "{context}");
+                for (waits, stages) in [(Waits(false), 4), (Waits(true), 3)] {
+                    let sizes = plan.sizes(form, waits).unwrap();
+                    assert!(plan.is_known() && sizes.stages >= stages, "{context} {sizes:?}");
+                    assert!(sizes.shared_bytes(true) <= HOPPER.shared_memory(), "{context}");
+                    assert!(sizes.shared_bytes(false) <= sizes.shared_bytes(true), "{context}");
+                }
             }
         }
     }
@@ -319,18 +350,18 @@ mod tests {
     #[test]
     fn many_rows_are_for_hopper_and_for_many_rows() {
         let choose =
-            |arch, size_m| ManyRows::choose(arch, size_m, [4096, 28672], INT4, 132).unwrap();
+            |arch, size_m| ManyRows::choose(arch, size_m, (v1(4096), 28672), INT4, 132).unwrap();
         assert_eq!(choose(HOPPER, 16), None);
         assert_eq!(choose(HOPPER, 64), Some(ManyRows { warps: 8, columns: 32, rows: 64 }));
         assert!(choose(HOPPER, 4096).is_some_and(|plan| plan.rows >= 160));
         for capability in [(8, 0), (8, 9), (10, 0)] {
             assert_eq!(choose(Arch::of_device(capability), 4096), None);
-            assert_eq!(variants(Arch::of_device(capability), false), Ok(Vec::new()));
+            assert_eq!(variants(Arch::of_device(capability), &[Product::Dense]), Ok(Vec::new()));
         }
         // Few columns for so few rows leave most multiprocessors without work.
-        assert_eq!(ManyRows::choose(HOPPER, 64, [4096, 4096], INT4, 132), Ok(None));
+        assert_eq!(ManyRows::choose(HOPPER, 64, (v1(4096), 4096), INT4, 132), Ok(None));
         let uneven = Form { groups: 0, has_g_idx: true, ..INT4 };
-        let choice = ManyRows::choose(HOPPER, 4096, [4096, 4096], uneven, 132);
+        let choice = ManyRows::choose(HOPPER, 4096, (v1(4096), 4096), uneven, 132);
         assert_eq!(choice, Ok(None));
     }
 
@@ -339,13 +370,15 @@ mod tests {
         for plan in ManyRows::all() {
             let totals = constant(SOURCE, "TILE_TOTALS", &plan.shape()).unwrap();
             assert!(totals as usize <= MOST_TILE_TOTALS, "{plan}");
+            let places = constant(SOURCE, "TOTALS_PLACES", &plan.shape()).unwrap();
+            assert_eq!(places as usize, TOTALS_PLACES, "{plan}");
             assert!(plan.warps as usize <= MOST_TILE_WARPS, "{plan}");
         }
     }
 
     #[test]
     fn experts_get_one_size_of_blocks_for_both_products() {
-        let products = [([4096, 28672], INT4), ([14336, 4096], INT4)];
+        let products = [((v1(4096), 28672), INT4), ((v1(14336), 4096), INT4)];
         let choose = |rows| ManyRows::choose_experts(HOPPER, rows, 8, products, 132).unwrap();
         assert_eq!(choose(4.0), None);
         let [w13, w2] = choose(64.0).unwrap();

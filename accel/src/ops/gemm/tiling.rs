@@ -1,7 +1,7 @@
 //! How the work of a product is divided among thread blocks and warps. No bit of a result depends on it.
 
 use marlinspike::num::dims::Shape;
-use marlinspike::products::schedule::Schedule;
+use marlinspike::products::schedule::Cut;
 
 use marlinspike_kernels::constant;
 
@@ -75,9 +75,14 @@ impl Width {
     }
 }
 
-/// One K for each number of chunks and [`Length`].
-pub(super) const SIZES_K: [usize; 13] =
-    [256, 512, 768, 1024, 1280, 1536, 1792, 2048, 2304, 2688, 4096, 4480, 8192];
+/// One cut for each number of chunks and [`Length`]. Version 2 of the canonical schedule adds those of ranks: 1, 2 and 4
+/// longer chunks than version 1 has.
+pub(super) fn cuts() -> impl Iterator<Item = Cut> {
+    let v1 = [256, 512, 768, 1024, 1280, 1536, 1792, 2048, 2304, 2688, 4096, 4480, 8192];
+    let of_chunks = |chunks, chunk| Cut { size_k: chunks * chunk, leaf: chunk, chunk };
+    let longer = [1, 2, 4].into_iter().flat_map(move |n| [512, 1024].map(|k| of_chunks(n, k)));
+    v1.into_iter().map(Cut::version_1).chain(longer)
+}
 
 /// k of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,8 +95,8 @@ enum Length {
 }
 
 impl Length {
-    fn new(size_k: usize) -> Self {
-        match Schedule::canonical_chunk(size_k) {
+    fn new(chunk: usize) -> Self {
+        match chunk {
             0..=256 => Self::Short,
             257..=512 => Self::Middle,
             _ => Self::Long,
@@ -100,8 +105,8 @@ impl Length {
 }
 
 impl Tiling {
-    /// The tiling of [`marlin_gemm`](super::marlin_gemm) for `size_m` rows of `size_k` and a weight of that
-    /// form; `paired`: a thread block takes 64 columns of gate and 64 of up.
+    /// The tiling of [`marlin_gemm`](super::marlin_gemm) for `size_m` rows, k in those chunks, and a weight of
+    /// that form; `paired`: a thread block takes 64 columns of gate and 64 of up.
     ///
     /// From 9.0 on, these were the fastest of some 50 each on an H200, or close to it: over K x N of
     /// 4096 x 4096, 14336 x 4096, 4096 x 28672, 8192 x 57344, and over the three expert layers of
@@ -111,20 +116,20 @@ impl Tiling {
     pub(super) fn choose(
         arch: Arch,
         size_m: usize,
-        size_k: usize,
+        cut: Cut,
         width: Width,
         paired: bool,
         form: Form,
     ) -> Result<Self, AccelError> {
         use Length::{Long, Short};
-        let chunks = Self::chunks(size_k);
+        let chunks = cut.chunks() as u32;
         let of = |[m_tiles, n_tile, columns, teams, stages]: [u32; 5]| {
             let teams = teams.min(chunks);
             let ranks = chunks.div_ceil(teams).next_power_of_two();
             let (n_tile, columns) = if paired { (128, 64) } else { (n_tile, columns) };
             Self { m_tiles, n_tile, columns, teams, ranks, stages }
         };
-        let (Width(width), length) = (width, Length::new(size_k));
+        let (Width(width), length) = (width, Length::new(cut.chunk));
         let mut tiling = of(match (size_m, width, length) {
             _ if !arch.has_clusters() => match size_m {
                 0..=8 => [1, 64, 64, 8, 4],
@@ -174,11 +179,6 @@ impl Tiling {
         self.m_tiles as usize * 8
     }
 
-    /// Chunks of the canonical schedule for that K.
-    pub(super) fn chunks(size_k: usize) -> u32 {
-        size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32
-    }
-
     /// Sizes of a thread block for a weight of that form.
     ///
     /// # Errors
@@ -218,7 +218,12 @@ impl Tiling {
 
     /// Returns an error unless the kernel has this tiling, the device has clusters where it needs them, columns of
     /// thread blocks make up N, and teams take all chunks of K.
-    pub(super) fn validate(self, device: &Device, shape: Shape) -> Result<(), AccelError> {
+    pub(super) fn validate(
+        self,
+        device: &Device,
+        shape: Shape,
+        cut: Cut,
+    ) -> Result<(), AccelError> {
         let known = matches!(self.m_tiles, 1 | 2 | 4 | 8)
             && matches!((self.n_tile, self.columns), (64 | 128, 32 | 64) | (256, 64))
             && (1..=8).contains(&self.teams)
@@ -226,7 +231,7 @@ impl Tiling {
             && self.teams * self.ranks <= 8
             && (2..=16).contains(&self.stages);
         let clusters = self.ranks == 1 || device.arch().has_clusters();
-        let chunks = Self::chunks(shape.size_k);
+        let chunks = cut.chunks() as u32;
         let whole = shape.size_n.is_multiple_of(self.n_tile as usize);
         if known && clusters && whole && self.teams * self.ranks >= chunks {
             return Ok(());
@@ -244,6 +249,7 @@ impl Tiling {
 #[cfg(test)]
 mod tests {
     use marlinspike::num::scalar::ScalarType;
+    use marlinspike::products::schedule::Split;
 
     use super::*;
     use crate::parameters::{Codes, Scales};
@@ -254,22 +260,21 @@ mod tests {
             let arch = Arch::of_device(capability);
             for form in Form::all_halves(ScalarType::BFLOAT16) {
                 for size_m in [1, 8, 9, 16, 17, 32, 33, 64, 4096] {
-                    for size_k in SIZES_K {
+                    for cut in cuts() {
                         let all = Width::ALL.into_iter().flat_map(|w| [(w, false), (w, true)]);
                         // Without clusters products have no activation.
                         let clusters = arch.has_clusters();
                         for (width, paired) in all.filter(|&(_, paired)| clusters || !paired) {
                             let tiling =
-                                Tiling::choose(arch, size_m, size_k, width, paired, form).unwrap();
+                                Tiling::choose(arch, size_m, cut, width, paired, form).unwrap();
                             let sizes = tiling.sizes(form).unwrap();
-                            let context = format!("{arch} {form:?} {size_m} {size_k}: {tiling:?}");
+                            let context = format!("{arch} {form:?} {size_m} {cut:?}: {tiling:?}");
                             assert!(
                                 sizes.shared_bytes(tiling.rows()) <= arch.shared_memory(),
                                 "{context}"
                             );
                             assert!(tiling.stages >= 2 && sizes.threads <= 1024, "{context}");
-                            let (all, chunks) =
-                                (tiling.ranks * tiling.teams, Tiling::chunks(size_k));
+                            let (all, chunks) = (tiling.ranks * tiling.teams, cut.chunks() as u32);
                             assert!((chunks..=8).contains(&all), "{context}");
                             assert!(clusters || tiling.ranks == 1, "{context}");
                             assert!(!paired || tiling.n_tile == 128, "{context}");
@@ -287,7 +292,8 @@ mod tests {
         let hopper = Arch::of_device((9, 0));
         let narrow = Width::new(4096, 1, 132);
         let tiles = [1, 8, 9, 17, 64, 128].map(|size_m| {
-            Tiling::choose(hopper, size_m, 4096, narrow, false, form).unwrap().m_tiles
+            let cut = Cut::version_1(4096);
+            Tiling::choose(hopper, size_m, cut, narrow, false, form).unwrap().m_tiles
         });
         assert_eq!(tiles, [1, 1, 2, 4, 4, 8]);
     }
@@ -303,9 +309,13 @@ mod tests {
 
     #[test]
     fn every_k_has_chunks_and_length_of_one_of_few() {
-        let of = |size_k| (Tiling::chunks(size_k), Length::new(size_k));
-        let few = SIZES_K.map(of);
-        assert!((64..30_000).step_by(64).all(|size_k| few.contains(&of(size_k))));
+        let of = |cut: Cut| (cut.chunks(), Length::new(cut.chunk));
+        let few: Vec<_> = cuts().map(of).collect();
+        for size_k in (64..30_000).step_by(64) {
+            let ranks = [1, 2, 4, 8].into_iter().filter_map(|n| Split::new(size_k, 0, n).ok());
+            let mut all = ranks.map(Cut::version_2).chain([Cut::version_1(size_k)]);
+            assert!(all.all(|cut| few.contains(&of(cut))), "{size_k}");
+        }
         // Without duplicates.
         assert!((1..few.len()).all(|i| !few[..i].contains(&few[i])));
     }

@@ -4,6 +4,7 @@ use marlinspike::act_order::Sorted;
 use marlinspike::layouts::marlin::{InputDtype, Options, Prepared, ScalePermutation, prepare};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::{Cut, Split};
 use marlinspike::weight::{Table, Weight};
 
 use super::{ManyRows, ROW, Tiling, form::Form, tiling::Width};
@@ -16,7 +17,7 @@ use crate::{
 /// One matrix, or a stack of experts of one shape, in Marlin's layout for 16-bit or 8-bit activations.
 #[derive(Debug)]
 pub struct MarlinWeight {
-    spec: Spec,
+    pub(super) spec: Spec,
     /// `[experts, K / 16, N · 16 / pack]`.
     pub(crate) qweight: Buffer<u32>,
     /// `[experts, groups, N]`, of one or two bytes each.
@@ -30,26 +31,28 @@ pub struct MarlinWeight {
     /// `[experts, K]`, where groups have several sizes.
     pub(crate) g_idx: Option<Buffer<u32>>,
     /// Present with act-order.
-    order: Option<RowOrder>,
+    pub(super) order: Option<RowOrder>,
 }
 
 /// Sizes and types of a weight.
 #[derive(Debug, Clone, Copy)]
-struct Spec {
-    shape: Shape,
-    experts: usize,
-    dtype: ScalarType,
-    input_dtype: Option<ScalarType>,
-    form: Form,
+pub(super) struct Spec {
+    pub(super) shape: Shape,
+    pub(super) experts: usize,
+    pub(super) dtype: ScalarType,
+    pub(super) input_dtype: Option<ScalarType>,
+    pub(super) form: Form,
     /// k of a scale group; all of k where there is one.
-    group_size: usize,
-    groups: usize,
-    input_global_scale: f32,
+    pub(super) group_size: usize,
+    pub(super) groups: usize,
+    pub(super) input_global_scale: f32,
+    /// The rows of the model's weight that these are, for version 2 of the canonical schedule.
+    pub(super) split: Option<Split>,
 }
 
 /// The order of the rows of act-order weights, `[experts, K]`, on the host and on the device.
 #[derive(Debug)]
-struct RowOrder {
+pub(super) struct RowOrder {
     perm: Vec<u32>,
     on_device: Buffer<u32>,
 }
@@ -203,6 +206,7 @@ impl MarlinWeight {
                 group_size: shape.size_k / groups,
                 groups,
                 input_global_scale: prepared.input_global_scale.unwrap_or(1.0),
+                split: None,
             },
             qweight: device.upload(&prepared.qweight_words())?,
             scales: device.upload(scales)?,
@@ -237,6 +241,37 @@ impl MarlinWeight {
             g_idx: g_idx.transpose()?,
             order: self.order.as_ref().map(copied).transpose()?,
         })
+    }
+
+    /// The same weight for products by version 2 of the canonical schedule, whose bits no tensor-parallel
+    /// size changes: these are the rows [`Split::rows`] of the model's weight. Products of a rank's part
+    /// are those of [`marlin_gemm_part`](super::marlin_gemm_part).
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for a split of another K, for 8-bit activations, and with several ranks
+    /// for act-order, which sorts k across them.
+    pub fn with_split(self, split: Split) -> Result<Self, AccelError> {
+        let rows = split.rows().len();
+        if rows != self.spec.shape.size_k {
+            let found = format!("a part of {rows} rows");
+            return Err(ROW.refuse("split", found, format!("{} rows", self.spec.shape.size_k)));
+        }
+        super::checks::for_16_bit(&ROW, &self)?;
+        if split.ranks() > 1 && (self.order.is_some() || self.g_idx.is_some()) {
+            return Err(ROW.refuse("split", "act-order", "the whole K on each rank"));
+        }
+        Ok(Self { spec: Spec { split: Some(split), ..self.spec }, ..self })
+    }
+
+    /// How products cut k.
+    pub fn cut(&self) -> Cut {
+        let v1 = Cut::version_1(self.spec.shape.size_k);
+        self.spec.split.map_or(v1, Cut::version_2)
+    }
+
+    /// The rows of the model's weight that these are, in version 2 of the canonical schedule.
+    pub fn split(&self) -> Option<Split> {
+        self.spec.split
     }
 
     /// Shape of each matrix.
@@ -304,9 +339,14 @@ impl MarlinWeight {
         device: &Device,
         size_m: usize,
     ) -> Result<Option<ManyRows>, AccelError> {
-        let Shape { size_k, size_n } = self.spec.shape;
-        let multiprocessors = device.multiprocessors();
-        ManyRows::choose(device.arch(), size_m, [size_k, size_n], self.spec.form, multiprocessors)
+        let (size_n, form) = (self.spec.shape.size_n, self.spec.form);
+        ManyRows::choose(
+            device.arch(),
+            size_m,
+            (self.cut(), size_n),
+            form,
+            device.multiprocessors(),
+        )
     }
 
     /// Plans for both products of a layer, with blocks of equally many rows, if `experts` experts have enough rows on
@@ -317,9 +357,7 @@ impl MarlinWeight {
         rows: f64,
         experts: usize,
     ) -> Result<Option<[ManyRows; 2]>, AccelError> {
-        let product = |weight: &Self| {
-            ([weight.spec.shape.size_k, weight.spec.shape.size_n], weight.spec.form)
-        };
+        let product = |weight: &Self| ((weight.cut(), weight.spec.shape.size_n), weight.spec.form);
         let products = [product(w13), product(w2)];
         ManyRows::choose_experts(device.arch(), rows, experts, products, device.multiprocessors())
     }
@@ -337,7 +375,7 @@ impl MarlinWeight {
         paired: bool,
     ) -> Result<Tiling, AccelError> {
         let width = Width::new(self.spec.shape.size_n, experts, device.multiprocessors());
-        Tiling::choose(device.arch(), size_m, self.spec.shape.size_k, width, paired, self.spec.form)
+        Tiling::choose(device.arch(), size_m, self.cut(), width, paired, self.spec.form)
     }
 
     /// k of a group, or with `g_idx` the number of groups, as the kernel takes it.

@@ -83,10 +83,10 @@ impl MarlinLayer {
             top_k,
             blocks,
             plans,
-            gathered: device.zeroed(places * shape13.size_k.max(shape2.size_k))?,
-            row_weights: device.zeroed(places)?,
-            gate_up: device.zeroed(places * shape13.size_n)?,
-            down: device.zeroed(places * shape2.size_n)?,
+            gathered: device.room(places * shape13.size_k.max(shape2.size_k))?,
+            row_weights: device.room(places)?,
+            gate_up: device.room(places * shape13.size_n)?,
+            down: device.room(places * shape2.size_n)?,
         })))
     }
 

@@ -14,7 +14,7 @@ pub use super::error::Refused;
 use super::names::TensorKind;
 use super::parallel::Ranks;
 pub use super::settings::{Format, Settings};
-use super::stack::info::{StackInfo, kv_heads};
+use super::stack::info::{StackInfo, kv_heads, several_sizes};
 pub use super::stack::part::MatrixPart;
 pub use super::stack::{Output, StackPlan};
 pub use super::target::Described;
@@ -133,6 +133,9 @@ impl ConversionPlan {
         context: Context<'_>,
     ) -> Result<Planned, ModelError> {
         let Context { model, settings, .. } = context;
+        if let Some(reason) = several_sizes(model, stack)? {
+            return Ok(Err(vec![reason]));
+        }
         let map = expert_map(stack, settings)?;
         let stack = target.stack(model, stack)?;
         let whole = StackInfo::bind(model, &stack, &map.global_ids)?;

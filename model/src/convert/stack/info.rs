@@ -9,6 +9,7 @@ use crate::convert::parallel::{self, Ranks, Style};
 use crate::convert::settings::Settings;
 use crate::model::bind::{self, Axis, Bound, Part};
 use crate::model::layers::{Matrix, Role, Stack};
+use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError};
 
 /// A stack whose tensors have been located, before it is cut to a rank.
@@ -67,6 +68,32 @@ impl StackInfo {
             experts,
         })
     }
+}
+
+/// The reason why a stack of several groups of experts, which tokens select by their type, is no stack:
+/// the groups' experts have different sizes.
+///
+/// # Errors
+/// As [`Bound::find`].
+pub(crate) fn several_sizes(
+    model: &Model<'_>,
+    stack: &Stack,
+) -> Result<Option<String>, ModelError> {
+    let groups = match stack.role {
+        Role::Dense => 1,
+        // Of a config that cannot be read, the routing is the error.
+        _ => MoeRouting::token_groups(model, &stack.module).unwrap_or(1),
+    };
+    if groups < 2 {
+        return Ok(None);
+    }
+    let first = stack.experts.iter().step_by((stack.experts.len() / groups).max(1));
+    let shape = |row: &Vec<Matrix>| Bound::find(model, &stack.scheme, &row[0]).map(|b| b.shape);
+    let shapes = first.map(shape).collect::<Result<Vec<_>, _>>()?;
+    let other = shapes.iter().find(|shape| **shape != shapes[0]);
+    Ok(other.map(|other| {
+        format!("experts of {} and of {other} for different types of tokens", shapes[0])
+    }))
 }
 
 /// The rank's part of a layer's matrices: rows, and columns of each matrix.

@@ -28,7 +28,7 @@ use crate::convert::names::TensorKind;
 use crate::convert::parallel::Ranks;
 use crate::convert::piece::{Constants, Piece};
 use crate::convert::settings::Settings;
-use crate::convert::stack::info::{StackInfo, cut, cut_blocks, kv_heads};
+use crate::convert::stack::info::{StackInfo, cut, cut_blocks, kv_heads, several_sizes};
 use crate::convert::stack::part::Jobs;
 use crate::convert::stack::{RankSlice, ScaleGroups, StackPlan};
 use crate::convert::verdict;
@@ -200,6 +200,9 @@ pub(crate) fn ask(
     stack: &Stack,
     settings: &Settings,
 ) -> Result<(Option<Selection>, Vec<String>), ModelError> {
+    if let Some(reason) = several_sizes(model, stack)? {
+        return Ok((None, vec![reason]));
+    }
     let ids: Vec<usize> = (0..stack.experts.len()).collect();
     let info = StackInfo::bind(model, stack, &ids)?;
     let shape = match padding(stack, &info, settings) {

@@ -1,6 +1,9 @@
 //! Products with matrices that are not quantized.
 
+use std::ops::Range;
+
 use marlinspike::formats::float_type;
+use marlinspike::ndarray::Array2;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::Tensor;
 use marlinspike::products::Wide;
@@ -58,6 +61,16 @@ pub(crate) fn values(tensor: &Tensor<'_>) -> Result<Vec<f32>> {
     }
 }
 
+/// The features of a shared expert that a rank has, of `[rank, ranks]`.
+fn of_rank(size: usize, [rank, ranks]: [usize; 2]) -> Result<Range<usize>> {
+    if ranks == 0 || rank >= ranks || !size.is_multiple_of(ranks) || size < ranks {
+        let expected = format!("a multiple of {ranks} ranks");
+        return Err(Error::size("features of the shared expert", size, expected));
+    }
+    let own = size / ranks;
+    Ok(rank * own..(rank + 1) * own)
+}
+
 /// A matrix `[N, K]`.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Dense {
@@ -97,6 +110,29 @@ impl Dense {
         Ok(Self { values: values(tensor)?, size_k })
     }
 
+    /// The part of a rank, of `[rank, ranks]`: its rows of each of `parts` matrices that lie one below
+    /// the other.
+    ///
+    /// # Errors
+    /// [`Error::Size`] if the ranks do not divide the rows.
+    pub(crate) fn rows_of_rank(&self, parts: usize, ranks: [usize; 2]) -> Result<Self> {
+        let own = of_rank(self.size_n() / parts, ranks)?;
+        let rows = self.values.chunks_exact(self.values.len() / parts);
+        let part = |part: &[f32]| part[own.start * self.size_k..own.end * self.size_k].to_vec();
+        Ok(Self { values: rows.flat_map(part).collect(), size_k: self.size_k })
+    }
+
+    /// The part of a rank, of `[rank, ranks]`: its columns.
+    ///
+    /// # Errors
+    /// [`Error::Size`] if the ranks do not divide the columns.
+    pub(crate) fn columns_of_rank(&self, ranks: [usize; 2]) -> Result<Self> {
+        let own = of_rank(self.size_k, ranks)?;
+        let rows = self.values.chunks_exact(self.size_k);
+        let values = rows.flat_map(|row| row[own.clone()].iter().copied()).collect();
+        Ok(Self { values, size_k: own.len() })
+    }
+
     /// N.
     pub(crate) fn size_n(&self) -> usize {
         self.values.len() / self.size_k
@@ -106,4 +142,11 @@ impl Dense {
     pub(crate) fn row(&self, x: &[f32], ty: ScalarType, dot: Dot) -> Vec<f32> {
         self.values.chunks_exact(self.size_k).map(|w| round(ty, dot(x, w))).collect()
     }
+}
+
+/// The matrix in f64.
+pub(crate) fn matrix(dense: &Dense) -> Array2<f64> {
+    Array2::from_shape_fn((dense.size_n(), dense.size_k), |(n, k)| {
+        dense.values[n * dense.size_k + k].into()
+    })
 }

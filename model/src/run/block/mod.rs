@@ -1,14 +1,18 @@
 //! The block around the routed experts, as `run` computes it: [`router`] before them, [`tail`] after
-//! them; [`plain`] runs blocks whose experts are not quantized.
+//! them; [`whole`] runs all of it stage by stage.
 
 pub(crate) mod dense;
 mod experts;
 mod judge;
-pub mod plain;
+pub(in crate::run) mod quantized;
 pub mod router;
+mod routes;
+mod routing;
+mod rows;
 pub(crate) mod stages;
 pub mod tail;
 mod tokens;
+pub mod whole;
 
 use marlinspike::Error;
 use marlinspike::moe::families::{Path, RoutingRule};

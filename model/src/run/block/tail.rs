@@ -2,14 +2,15 @@
 //! weights, the block's bias, its norm.
 
 use marlinspike::method::Product;
-use marlinspike::moe::block::{Block, Capped};
+use marlinspike::moe::block::{Block, Capped, Mlp, Shared as SharedNear};
 use marlinspike::moe::families::{RoutingRule, SharedRule};
+use marlinspike::ndarray::{Array2, Axis, concatenate};
 use marlinspike::num::array::HalfArray2;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::Tensor;
 use marlinspike::{Error, Result};
 
-use super::dense::{Dense, Dot, round, values};
+use super::dense::{Dense, Dot, matrix, round, values};
 use super::stages::Stages;
 use crate::model::block::BlockParts;
 
@@ -26,6 +27,9 @@ pub(crate) enum Linears {
 pub(crate) trait Linear: std::fmt::Debug + Send + Sync {
     /// The product of rows `x` of type `ty`.
     fn rows(&self, x: &[f32], ty: ScalarType, engine: Engine<'_>) -> Result<Vec<f32>>;
+
+    /// Its matrix `[N, K]` in f64, and its bias; `None` if its activations are quantized.
+    fn matrix(&self) -> Option<(Array2<f64>, Option<Vec<f64>>)>;
 }
 
 /// A shared expert.
@@ -103,12 +107,75 @@ pub(crate) fn activate_row(capped: &Capped, gate_up: &[f32], ty: ScalarType) -> 
     (0..size_i).map(column).collect()
 }
 
+impl Shared {
+    /// The experts as the bound takes them; `None` if their activations are quantized.
+    pub(crate) fn nears(&self) -> Option<Vec<SharedNear>> {
+        let gate = || self.gate.as_ref().map(matrix);
+        let near = |mlp: Mlp| SharedNear { mlp, gate: gate() };
+        match &self.linears {
+            Linears::Dense(experts) => {
+                let one = |[w13, w2]: &[Dense; 2]| {
+                    let (w13, w2) = (matrix(w13), matrix(w2));
+                    near(Mlp { w13, w2, w13_bias: None, w2_bias: None })
+                };
+                Some(experts.iter().map(one).collect())
+            }
+            Linears::Quantized(first, down) => {
+                let parts = first.iter().map(|l| l.matrix()).collect::<Option<Vec<_>>>()?;
+                let (w2, w2_bias) = down.matrix()?;
+                let views: Vec<_> = parts.iter().map(|(w, _)| w.view()).collect();
+                let w13 = concatenate(Axis(0), &views).ok()?;
+                let biases = parts.iter().flat_map(|(w, b)| match b {
+                    Some(b) => b.clone(),
+                    None => vec![0.0; w.nrows()],
+                });
+                let biases: Vec<f64> = biases.collect();
+                let w13_bias = parts.iter().any(|(_, b)| b.is_some()).then_some(biases);
+                Some(vec![near(Mlp { w13, w2, w13_bias, w2_bias })])
+            }
+        }
+    }
+}
+
 /// Shared experts with weights of the router, or 1.
 fn weighted(routing: &RoutingRule) -> usize {
     routing.shared_experts.max(1)
 }
 
+/// A rank's part of what follows the sum over the routed experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RankPart {
+    /// The rank and the ranks that cut the shared expert's inner features.
+    pub(crate) tp: [usize; 2],
+    /// Whether this rank adds its part of the shared expert: with ranks that have tokens of their own,
+    /// one of them does.
+    pub(crate) adds_shared: bool,
+    /// Whether this rank adds the block's bias.
+    pub(crate) adds_bias: bool,
+}
+
 impl Tail {
+    /// A rank's part: its features of a shared expert whose matrices are whole (quantized ones are
+    /// cut in the files), so that the outputs of all ranks add up to what precedes the block's norm.
+    ///
+    /// # Errors
+    /// [`Error::Size`] if the ranks do not divide the shared expert's features.
+    pub(crate) fn of_rank(self, part: RankPart) -> Result<Self> {
+        let cut = |mut shared: Shared| -> Result<Shared> {
+            if let Linears::Dense(experts) = &mut shared.linears {
+                let halves = shared.activation.definition.width_in(1);
+                for [w13, w2] in experts {
+                    *w13 = w13.rows_of_rank(halves, part.tp)?;
+                    *w2 = w2.columns_of_rank(part.tp)?;
+                }
+            }
+            Ok(shared)
+        };
+        let shared = self.shared.filter(|_| part.adds_shared).map(cut).transpose()?;
+        let output_bias = self.output_bias.filter(|_| part.adds_bias);
+        Ok(Self { shared, output_bias, is_averaged: self.is_averaged, stages: Stages::default() })
+    }
+
     /// The tail of a block with `hidden` features; `stages` are its last ones. `load` gives a quantized linear layer.
     ///
     /// # Errors
@@ -124,6 +191,11 @@ impl Tail {
         let [_, activation] = activations(parts, routing)?;
         let linears = match (&parts.shared_modules, &tensors.shared) {
             (Some([gate, up, down]), _) => {
+                if weighted(routing) > 1 {
+                    let what = format!("{up}: {} shared experts", weighted(routing));
+                    let reason = "one quantized module cannot have a weight for each of them";
+                    return Err(Error::unsupported(what, reason).into());
+                }
                 let first: &[&String] = if parts.rule.gated { &[gate, up] } else { &[up] };
                 let first =
                     first.iter().map(|name| load(name)).collect::<std::result::Result<_, E>>()?;
@@ -157,7 +229,10 @@ impl Tail {
 
     /// Whether the output is the sum over the routed experts.
     pub(crate) fn is_empty(&self) -> bool {
-        self.shared.is_none() && self.output_bias.is_none() && self.stages.is_empty()
+        self.shared.is_none()
+            && self.output_bias.is_none()
+            && !self.is_averaged
+            && self.stages.is_empty()
     }
 
     /// The output of the shared experts, if there are any, and the block's. `weights` are the
@@ -235,7 +310,16 @@ impl Shared {
                 let columns = |i: usize| [gate_up[0][i], gate_up[gate_up.len() - 1][i]];
                 let all = 0..gate_up[0].len();
                 let activated = all.map(|i| activate(&self.activation, columns(i), ty));
-                down.rows(&activated.collect::<Vec<_>>(), ty, engine)?
+                let mut activated: Vec<f32> = activated.collect();
+                if let Some(weights) = weights {
+                    // Several shared experts in one module are refused: a weight for each row.
+                    let columns = activated.len() / weights.len().max(1);
+                    for (row, weight) in activated.chunks_exact_mut(columns.max(1)).zip(weights) {
+                        let weight = f64::from(round(ty, (*weight).into()));
+                        row.iter_mut().for_each(|a| *a = round(ty, f64::from(*a) * weight));
+                    }
+                }
+                down.rows(&activated, ty, engine)?
             }
         };
         let Some(gate) = &self.gate else { return Ok(out) };

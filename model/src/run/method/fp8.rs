@@ -58,7 +58,9 @@ pub(super) fn experts(
         })
     };
     let one = |t: &Option<Tensor<'_>>| t.as_ref().map(|t| largest_scale(&t.elements::<f32>()));
-    let Some(requantize) = options.preparation.requantize else {
+    // Without a gate, w13 has one scale already.
+    let has_gate = w13.experts.iter().all(|matrices| matrices.len() > 1);
+    let Some(requantize) = options.preparation.requantize.filter(|_| has_gate) else {
         // Each shard keeps its scale.
         let [w13, w2] = [w13, w2].map(|m| m.weights(model, options.preparation));
         let quantizers = quantizers([one(&inputs[0]), one(&inputs[1])]);

@@ -321,7 +321,7 @@ fn linear(
     Ok(LayerWeights::Linear { weight: Box::new(weights.swap_remove(0)), quantizer })
 }
 
-fn experts(
+pub(super) fn experts(
     model: &Model<'_>,
     module: &str,
     stacks: &[Matrices<'_>; 2],
@@ -341,8 +341,10 @@ fn experts(
     let first = Preparation { w13_scale: W13Scale::First, ..options.preparation };
     let [w13, w2] = [stacks[0].weights(model, first)?, stacks[1].weights(model, first)?];
     let mut multipliers = None;
+    let has_gate = stacks[0].experts.iter().all(|matrices| matrices.len() > 1);
     if let Scheme::Block { format, container, .. } = scheme
         && format.has_global_scale()
+        && has_gate
     {
         let policy = options.preparation.w13_scale;
         let scales = load::w13_scales(model, module, &stacks[0].experts, *container, policy)?;

@@ -11,6 +11,7 @@ mod on_device;
 mod outputs;
 pub mod packed;
 pub(super) mod parts;
+pub(super) mod whole;
 
 use std::time::Instant;
 

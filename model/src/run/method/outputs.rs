@@ -1,9 +1,13 @@
 //! What follows the sum over the experts, and a layer as a part of another's block.
 
+use marlinspike::method::Quantizer;
+use marlinspike::ndarray::Array2;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::{Error, Result};
 
 use super::load::Loaded;
+use super::parts::LayerWeights;
+use crate::run::block::quantized::dequantized;
 use crate::run::block::tail::{Engine, Linear};
 use crate::run::input::{Halves, Inputs, Routing};
 use crate::run::output::Output;
@@ -54,5 +58,14 @@ impl Linear for Loaded {
         let out = self.forward(&inputs, engine)?.swap_remove(0);
         let widen = |b: &[u8]| ty.to_f64(u16::from_le_bytes([b[0], b[1]]).into()) as f32;
         Ok(out.bytes.chunks_exact(2).map(widen).collect())
+    }
+
+    fn matrix(&self) -> Option<(Array2<f64>, Option<Vec<f64>>)> {
+        match &self.weights {
+            LayerWeights::Linear { weight, quantizer: Quantizer::None } => {
+                Some(dequantized(weight))
+            }
+            _ => None,
+        }
     }
 }

@@ -18,7 +18,7 @@ use crate::model::layers::Role;
 use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError};
 use crate::run::block::Surrounding;
-use crate::run::block::tail::Tail;
+use crate::run::block::tail::{RankPart, Tail};
 use crate::run::error::RunError;
 use crate::run::options::MethodOptions;
 use crate::run::origin;
@@ -89,8 +89,10 @@ fn quantizer(entry: &Entry<'_>, options: MethodOptions) -> Result<Quantizer> {
     if let Some(quantizer) = groups.and_then(|groups| fp8::groups(groups, options.group_rule)) {
         return Ok(quantizer);
     }
-    if entry.section["input_dtype"].as_str() == Some("fp8") {
-        return Ok(Quantizer::Fp8Token);
+    match entry.section["input_dtype"].as_str() {
+        Some("fp8") => return Ok(Quantizer::Fp8Token),
+        Some("int8") => return Ok(Quantizer::Int8Factor(int8_factor(entry)?)),
+        _ => {}
     }
     let scales = entry.floats("input_scale", entry.size("experts")?)?;
     let Some(multipliers) = scales else { return Ok(Quantizer::None) };
@@ -99,9 +101,30 @@ fn quantizer(entry: &Entry<'_>, options: MethodOptions) -> Result<Quantizer> {
     Ok(Quantizer::Block { format, multipliers })
 }
 
+/// Whether the kernels of the folder quantize activations, whatever the checkpoint's method says.
+fn has_8_bit_input(section: &Value) -> bool {
+    matches!(section["input_dtype"].as_str(), Some("fp8" | "int8"))
+}
+
+/// The factor of the scales of int8 activations; 1 if there is one group of scales.
+fn int8_factor(entry: &Entry<'_>) -> Result<f32> {
+    let groups = entry.need("scales")?.shape().iter().rev().nth(1).copied();
+    let Some(factor) = entry.floats("input_global_scale", 1)? else {
+        return match groups {
+            Some(2..) => Err(entry.bad("tensors", "input_global_scale, of integer scales")),
+            _ => Ok(1.0),
+        };
+    };
+    if !(factor[0].is_normal() && factor[0] > 0.0) {
+        let name = entry.need("input_global_scale")?.name().to_owned();
+        return Err(Error::value(name, &[0], factor[0], "a positive normal number"));
+    }
+    Ok(factor[0])
+}
+
 /// The note for a checkpoint whose method quantizes activations, where the format's kernels do not.
 fn quantized_by_checkpoint(format: Format, section: &Value, module: &str) -> Option<String> {
-    if !format.target().keeps_activations() {
+    if !format.target().keeps_activations() || has_8_bit_input(section) {
         return None;
     }
     let source = QuantConfig::from_value(&section["source_quantization_config"]).ok()?;
@@ -160,6 +183,82 @@ fn check_map(entry: &Entry<'_>, map: Option<&[i32]>, local: usize) -> Result<()>
     }
 }
 
+/// The part of the shared expert and of the block's bias that the folder's rank adds. Upstream cuts the
+/// shared expert as it cuts dense layers, by tensor parallelism. Ranks beyond those are groups with
+/// tokens of their own: the first of them adds it, and their sum has it once.
+///
+/// # Errors
+/// [`Error::Missing`] naming a key that is absent.
+fn rank_part(section: &Value) -> Result<RankPart, RunError> {
+    let number = |key: &str| -> Result<usize, RunError> {
+        let found = section[key].as_u64().and_then(|n| usize::try_from(n).ok());
+        found.ok_or_else(|| RunError::Layer(Error::missing(key, "config.json: marlinspike")))
+    };
+    let [tp, tp_rank] = [number("tp_size")?, number("tp_rank")?];
+    let ep_rank = number("ep_rank")?;
+    Ok(RankPart {
+        tp: [tp_rank, tp],
+        adds_shared: ep_rank < tp.max(1),
+        adds_bias: ep_rank == 0 && tp_rank == 0,
+    })
+}
+
+/// What a rank's part of `tail` lacks.
+fn rank_notes(tail: &Tail, part: RankPart) -> Vec<String> {
+    let mut notes = Vec::new();
+    if tail.shared.is_some() && !part.adds_shared {
+        notes.push("the shared expert is whole on each rank: rank 0 adds it".to_owned());
+    }
+    if !tail.stages.is_empty() {
+        notes
+            .push("y is a part of the sum of all ranks, which the block's norm follows".to_owned());
+    }
+    notes
+}
+
+/// Experts of a converted folder.
+pub(super) struct Unpacked {
+    /// w13 and w2 of every expert.
+    pub(super) moe: [Vec<Weight<'static>>; 2],
+    pub(super) quantizers: [Quantizer; 2],
+    /// Whether rows of gate and up alternate in w13.
+    pub(super) interleaved: bool,
+    /// How the checkpoint stores them.
+    pub(super) scheme: String,
+    pub(super) notes: Vec<String>,
+}
+
+/// Unpacks the experts `module` of a folder of one rank.
+///
+/// # Errors
+/// [`ModelError::Module`] for the part of one of several ranks; as [`load`].
+pub(super) fn experts(
+    model: &Model<'_>,
+    (format, section): (Format, &Value),
+    module: &str,
+    options: MethodOptions,
+) -> Result<Unpacked, RunError> {
+    if expert_map(section, module)?.is_some()
+        || origin::of_ranks(Some(section), module, Some(None)).is_some()
+    {
+        let reason = "a block with stages around its experts runs from a folder of all ranks alone";
+        return Err(ModelError::module(module, reason).into());
+    }
+    let wrong = |e: Error| RunError::weight(module)(e);
+    let entries = [Role::W13, Role::W2].map(|role| Entry::find(model, section, module, role));
+    let [w13, w2] = entries;
+    let entries = [w13?, w2?];
+    let quantizer = |e: &Entry<'_>| quantizer(e, options).map_err(wrong);
+    let unpack = |e: &Entry<'_>| format.target().unpack(e).map_err(wrong);
+    Ok(Unpacked {
+        moe: [unpack(&entries[0])?, unpack(&entries[1])?],
+        quantizers: [quantizer(&entries[0])?, quantizer(&entries[1])?],
+        interleaved: interleaved(&entries[0]),
+        scheme: entries[0].text("scheme").unwrap_or_default().to_owned(),
+        notes: quantized_by_checkpoint(format, section, module).into_iter().collect(),
+    })
+}
+
 /// Loads `module` of a converted folder.
 ///
 /// # Errors
@@ -185,7 +284,7 @@ pub fn load(
             let entry = find(Role::Dense)?;
             let mut weights = weights(&entry)?;
             let weight = Box::new(weights.swap_remove(0));
-            let by_kernel = entry.section["input_dtype"].as_str() == Some("fp8");
+            let by_kernel = has_8_bit_input(section);
             let quantizer = match entry.layer["activations"].is_null() && !by_kernel {
                 true => Quantizer::None,
                 false => quantizer(&entry, options).map_err(wrong)?,
@@ -214,9 +313,10 @@ pub fn load(
             notes.extend(surrounding.notes.iter().cloned());
             let experts = shared.as_ref().map(|_| [w13.len(), num_experts]);
             partial = origin::of_ranks(Some(section), module, Some(experts));
-            if partial.is_some() && !surrounding.tail.is_empty() {
-                surrounding.tail = Tail::default();
-                notes.push("y is this rank's part of the routed experts alone".to_owned());
+            if partial.is_some() {
+                let part = rank_part(section)?;
+                notes.extend(rank_notes(&surrounding.tail, part));
+                surrounding.tail = surrounding.tail.of_rank(part).map_err(wrong)?;
             }
             let quantizers =
                 [&entries[0], &entries[1]].map(|e| quantizer(e, options).map_err(wrong));

@@ -43,15 +43,18 @@ pub struct Stored<'t> {
 
 impl Stored<'_> {
     /// The weight that the kernel's bytes represent. Scales of e4m3 codes are f32, without the
-    /// kernel's power of two; NVFP4 scales that the format flushed to zero stay zero.
+    /// kernel's power of two; NVFP4 scales that the format flushed to zero stay zero. Several groups of
+    /// scales for int8 activations are f32 of the kernel's integers; what they were before the
+    /// rounding is lost, and the activations' scales have the rest, `input_global_scale`.
     ///
     /// # Errors
     /// [`Error::Dtype`], [`Error::Shape`] and [`Error::Value`] for tensors that are not in the
-    /// kernel's format; [`Error::Unsupported`] for int8 activations, whose scales were rounded.
+    /// kernel's format; [`Error::Unsupported`] for codes that no kernel for int8 activations reads.
     pub fn restore(self) -> Result<Weight<'static>> {
-        if self.input_dtype == InputDtype::Int8 {
-            let what = format!("{}: Marlin's format for int8 activations", self.name);
-            return Err(Error::unsupported(what, "its scales are rounded to integers"));
+        let integers = matches!(self.ty, ScalarType::UINT4B8 | ScalarType::UINT4);
+        if self.input_dtype == InputDtype::Int8 && !integers {
+            let what = format!("{}: {} weights for int8 activations", self.name, self.ty);
+            return Err(Error::unsupported(what, "Marlin has kernels for integers of 4 bits"));
         }
         let activations = self.input_dtype.activations();
         let Shape { size_k, size_n } = self.shape;
@@ -132,6 +135,10 @@ impl Stored<'_> {
                     return Err(Error::dtype(self.scales.name(), dtype, "a type of scales"));
                 };
                 let scales = layout(ty)?.unpack(&Table::from_tensor(&self.scales, ty)?)?;
+                if self.input_dtype == InputDtype::Int8 && groups > 1 {
+                    let real = |b: u32| f32::from((b as u16).cast_signed()).to_bits();
+                    return Ok((scales.map(ScalarType::FLOAT32, real), None));
+                }
                 if self.input_dtype == InputDtype::Fp8 {
                     // The kernel's scales are larger by 2^9.
                     let real = |b: u32| ((ty.to_f64(b) / 512.0) as f32).to_bits();

@@ -63,16 +63,35 @@ impl Mlp {
         weight: Option<Near>,
         ty: ScalarType,
     ) -> Vec<Near> {
-        let gate_up = product(x, self.w13.view(), self.w13_bias.as_deref(), ty);
+        let gate_up = self.gate_up(x, ty);
+        self.down(&self.activated(&gate_up, activation, weight, ty), ty)
+    }
+
+    /// w13 · x + b13.
+    pub fn gate_up(&self, x: &[Near], ty: ScalarType) -> Vec<Near> {
+        product(x, self.w13.view(), self.w13_bias.as_deref(), ty)
+    }
+
+    /// The activation of `gate_up`, times `weight` if there is one.
+    pub fn activated(
+        &self,
+        gate_up: &[Near],
+        activation: &Capped,
+        weight: Option<Near>,
+        ty: ScalarType,
+    ) -> Vec<Near> {
         let size_i = self.w2.ncols();
-        let activated: Vec<Near> = (0..size_i)
-            .map(|i| {
-                let [gate, up] = activation.definition.places(i, size_i);
-                let value = activate(activation, gate_up[gate], gate_up[up], ty);
-                weight.map_or(value, |w| value.times(w).within(U).rounded(ty))
-            })
-            .collect();
-        product(&activated, self.w2.view(), self.w2_bias.as_deref(), ty)
+        let one = |i| {
+            let [gate, up] = activation.definition.places(i, size_i);
+            let value = activate(activation, gate_up[gate], gate_up[up], ty);
+            weight.map_or(value, |w| value.times(w).within(U).rounded(ty))
+        };
+        (0..size_i).map(one).collect()
+    }
+
+    /// w2 · `activated` + b2.
+    pub fn down(&self, activated: &[Near], ty: ScalarType) -> Vec<Near> {
+        product(activated, self.w2.view(), self.w2_bias.as_deref(), ty)
     }
 }
 
@@ -156,12 +175,12 @@ impl Sum<'_> {
             }
             let mlp = expert(e);
             for s in slots {
-                let input = self.input(x, s / top_k, routed.weights()[s]);
+                let input = self.input(x.row(s / top_k).iter(), routed.weights()[s]);
                 outputs[s] = after(mlp.apply(&input, self.activation, self.ty));
             }
         }
         for (s, output) in outputs.iter_mut().enumerate().filter(|(_, o)| o.is_empty()) {
-            *output = self.input(x, s / top_k, routed.weights()[s]);
+            *output = self.input(x.row(s / top_k).iter(), routed.weights()[s]);
         }
         Array2::from_shape_fn(x.dim(), |(t, h)| {
             let slots = t * top_k..(t + 1) * top_k;
@@ -170,16 +189,18 @@ impl Sum<'_> {
         })
     }
 
-    fn input(&self, x: ArrayView2<'_, Near>, token: usize, weight: f32) -> Vec<Near> {
+    /// The input of an expert for a token's row `x`.
+    pub fn input<'x>(&self, x: impl Iterator<Item = &'x Near>, weight: f32) -> Vec<Near> {
         let weight = Near::point(f64::from(weight)).rounded(self.ty);
         let of = |&x: &Near| match self.weight_on_input {
             true => x.times(weight).within(U).rounded(self.ty),
             false => x,
         };
-        x.row(token).iter().map(of).collect()
+        x.map(of).collect()
     }
 
-    fn weighted(&self, output: Near, weight: f32) -> Near {
+    /// An expert's part of the sum.
+    pub fn weighted(&self, output: Near, weight: f32) -> Near {
         if self.weight_on_input {
             return output;
         }

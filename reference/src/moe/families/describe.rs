@@ -83,7 +83,7 @@ pub fn markdown() -> String {
             support => {
                 let status = match support {
                     Support::RoutingOnly(reason) => {
-                        format!("right; quantized experts refused: {reason}")
+                        format!("right, as a block with stages: {reason}")
                     }
                     _ => "right".to_owned(),
                 };

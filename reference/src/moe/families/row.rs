@@ -71,7 +71,7 @@ pub enum ActivationRule {
 pub enum Support {
     /// Its experts run.
     Right,
-    /// Routing is computed, but layers with quantized experts do not run, for this reason.
+    /// The block has parts that only its computation as a whole includes, for this reason.
     RoutingOnly(&'static str),
     /// Neither routing nor layers are supported, for this reason.
     Refused(&'static str),

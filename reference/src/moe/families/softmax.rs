@@ -50,9 +50,7 @@ pub(super) static ROWS: &[Family] = &[
     },
     Family::softmax(&["granitemoe", "granitemoeshared", "granitemoehybrid", "granitemoe_swa"], 2),
     Family {
-        support: Support::RoutingOnly(
-            "the block adds a tensor mlp.bias to its output, which is not computed",
-        ),
+        support: Support::RoutingOnly("the block adds a tensor mlp.bias to its output"),
         ..Family::softmax(&["jetmoe"], 2)
     }
     .act(&["activation_function", "hidden_act"]),

@@ -59,6 +59,20 @@ impl ExpertsRule {
         stage_rules::read(self.stages, path, find, hidden)
     }
 
+    /// The routers of all groups of experts, one below the other, for `hidden` features of the
+    /// router's input; `None` where the block has one router. `below` looks up a tensor by its name
+    /// below the experts' parent.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] and [`Error::Shape`] naming a tensor.
+    pub fn routers_of_groups(
+        &self,
+        below: &dyn Fn(&str) -> Option<Tensor<'static>>,
+        hidden: usize,
+    ) -> Result<Option<Tensor<'static>>> {
+        (self.token_groups > 1).then(|| of_groups(below, hidden)).transpose()
+    }
+
     /// What the block has before its output, besides a router, experts of `[H]` features and a
     /// shared expert. `has` says whether the layer has a tensor whose name ends so.
     pub fn further_parts(&self, has: &dyn Fn(&str) -> bool) -> Option<&'static str> {
@@ -101,6 +115,8 @@ pub struct BlockTensors {
     pub router_bias: Option<Tensor<'static>>,
     /// `[E, 2I, H]`, or `[E, I, H]` without a gate.
     pub w13: Tensor<'static>,
+    /// Whether rows of gate and up alternate in w13, as the family's fused tensors may have them.
+    pub interleaved: bool,
     /// `[E, 2I]`.
     pub w13_bias: Option<Tensor<'static>>,
     /// `[E, H, I]`.
@@ -161,6 +177,8 @@ struct Experts {
     gate_up: Stack,
     down: Stack,
     biases: [Option<Tensor<'static>>; 2],
+    /// Whether the files hold gate and up in one tensor.
+    fused: bool,
 }
 
 /// A lookup of a layer's tensors by their names below the layer.
@@ -194,7 +212,7 @@ fn all(get: Get<'_, '_>, experts: Option<usize>, rule: ExpertsRule) -> Result<Op
     let none = || [None, None];
     for names in EACH {
         if let Some((gate_up, down)) = one_by_one(get, names, experts, rule)? {
-            return Ok(Some(Experts { gate_up, down, biases: none() }));
+            return Ok(Some(Experts { gate_up, down, biases: none(), fused: false }));
         }
     }
     for [gate_up, down] in FUSED {
@@ -202,12 +220,13 @@ fn all(get: Get<'_, '_>, experts: Option<usize>, rule: ExpertsRule) -> Result<Op
         let bias = |name: &str| get(&format!("{name}_bias")).map(Tensor::into_owned);
         let biases = [bias(gate_up), bias(down)];
         let (gate_up, down) = (Stack::of(&first)?, Stack::of(&second)?);
-        return Ok(Some(Experts { gate_up, down, biases }));
+        return Ok(Some(Experts { gate_up, down, biases, fused: true }));
     }
     for [gate, up, down] in SEPARATE {
         let (Some(g), Some(u), Some(d)) = (get(gate), get(up), get(down)) else { continue };
         let gate_up = Stack::of(&g)?.above(up, &Stack::of(&u)?)?;
-        return Ok(Some(Experts { gate_up, down: Stack::of(&d)?, biases: none() }));
+        let down = Stack::of(&d)?;
+        return Ok(Some(Experts { gate_up, down, biases: none(), fused: false }));
     }
     let [gate, up, down] = ROWS.map(get);
     let (Some(gate), Some(up), Some(down)) = (gate, up, down) else { return Ok(None) };
@@ -217,7 +236,7 @@ fn all(get: Get<'_, '_>, experts: Option<usize>, rule: ExpertsRule) -> Result<Op
     let of = |t: &Tensor<'_>, name: &str| Stack::of(t)?.split(name, experts);
     let gate_up = of(&gate, ROWS[0])?.above(ROWS[1], &of(&up, ROWS[1])?)?;
     let down = of(&down, ROWS[2])?.transposed();
-    Ok(Some(Experts { gate_up, down, biases: none() }))
+    Ok(Some(Experts { gate_up, down, biases: none(), fused: false }))
 }
 
 /// Experts with a tensor each. Ids that have no down projection are zero experts.
@@ -267,7 +286,7 @@ impl Experts {
         hidden: usize,
         rule: ExpertsRule,
     ) -> Result<BlockTensors> {
-        let Self { mut gate_up, mut down, biases: [w13_bias, w2_bias] } = self;
+        let Self { mut gate_up, mut down, biases: [w13_bias, w2_bias], fused } = self;
         let find = |name: &str| below(name).or_else(|| get(name)).map(Tensor::into_owned);
         let read = |path| rule.stages_at(path, &find, hidden);
         let width = |stages: &[FoundStage]| stages.last().map_or(hidden, |s| s.width);
@@ -276,8 +295,8 @@ impl Experts {
         let inner = |path| rule.stages_at(path, &find, experts_hidden);
         let (expert_output, routed_output) =
             (inner(Path::ExpertOutput)?, inner(Path::RoutedOutput)?);
-        let router = (rule.token_groups > 1).then(|| of_groups(below, width(&router_input)));
-        let router = router.transpose()?;
+        let owned = |name: &str| below(name).map(Tensor::into_owned);
+        let router = rule.routers_of_groups(&owned, width(&router_input))?;
         let stages =
             [router_input, expert_input, expert_output, routed_output, read(Path::Output)?];
         let halves = if rule.gated { 2 } else { 1 };
@@ -300,6 +319,7 @@ impl Experts {
             router_weight: router.or_else(|| first(ROUTERS)),
             router_bias: first(&["router.bias"]),
             w13: gate_up.tensor("w13")?,
+            interleaved: fused && rule.interleaved,
             w13_bias,
             w2: down.tensor("w2")?,
             w2_bias,

@@ -13,9 +13,8 @@ use crate::ops::draw::{Rng, activations, routes};
 use crate::ops::draw::{e4m3, small};
 use crate::ops::fp8_blocks::{BlockSize, SCALES, check_scales, draw_scales};
 use crate::ops::quant::keys::{at_most, schedule_json};
-use crate::ops::schema::{
-    CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_ids, expert_map, finite, stored,
-};
+use crate::ops::quantized_moe::{self, EXPERTS};
+use crate::ops::schema::{CaseError, Demand, Dim, Inputs, Reader, TensorRule, stored};
 use crate::ops::tensors::{
     E4M3, F32, HALF, HALF_TYPES, I32, input, is, name_of, optional, output, w13_size_n, whole,
 };
@@ -258,16 +257,8 @@ impl Operation for Fp8LayerConfig {
     }
 
     fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
-        for (name, tensor) in inputs {
-            match name.as_str() {
-                "x" | "topk_weights" => finite(tensor)?,
-                "topk_ids" => expert_ids(tensor, self.num_experts)?,
-                "expert_map" => expert_map(tensor, Some(self.num_local_experts))?,
-                name if name.ends_with("_scale") => check_scales(tensor)?,
-                _ => {}
-            }
-        }
-        Ok(())
+        let experts = [self.num_experts, self.num_local_experts];
+        quantized_moe::check_inputs(inputs, experts, check_scales)
     }
 
     fn lattice() -> Result<Vec<Self>> {
@@ -282,9 +273,7 @@ impl Operation for Fp8LayerConfig {
                 }
                 for activation in activations {
                     for (per_act_token_quant, per_out_ch_quant) in [(false, false), (true, true)] {
-                        for (num_experts, num_local_experts, top_k) in
-                            [(4, 4, 2), (6, 3, 3), (8, 8, 1)]
-                        {
+                        for (num_experts, num_local_experts, top_k) in EXPERTS {
                             for apply_router_weight_on_input in [false, top_k == 1] {
                                 all.push(Fp8LayerConfig {
                                     dtype,

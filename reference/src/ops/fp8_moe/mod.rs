@@ -6,7 +6,6 @@ mod walk;
 pub use config::Fp8LayerConfig;
 
 use crate::Result;
-use crate::judge::compare::Rows;
 use crate::method::{self, Activations, MethodLayer, Quantizer, Scales};
 use crate::moe::activation::{Activation, Definition};
 use crate::moe::layer::{Layer, Routed};
@@ -15,16 +14,16 @@ use crate::num::array::FloatView2;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
 use crate::ops::case::Case;
-use crate::ops::computation::{Computation, Expected, Form, Mistake, known};
+use crate::ops::computation::{Computation, Expected, Mistake, known};
 use crate::ops::fp8_blocks::{BlockSize, block_schedules, block_weight, move_scales, scale_values};
+use crate::ops::quantized_moe::{
+    QUANTIZED, codes, halves, ignore_map, scales_of_first_expert, swap_halves,
+};
 use crate::ops::w8a8_fp8::{E4M3_TYPE, fp8_weight, other_promotion};
 use crate::products::schedule::ScheduleChoice;
 use crate::products::schedule::{Fp8BlockKernel, Fp8Kernel, Schedule};
 use crate::quantize::Fp8GroupRule;
 use crate::weight::Weight;
-
-/// Names of the quantized activations of w13 and w2 and of their scales.
-const QUANTIZED: [[&str; 2]; 2] = [["a1q", "a1q_scale"], ["a2q", "a2q_scale"]];
 
 /// `fused_experts_fp8_w8a8`.
 #[derive(Debug, Clone)]
@@ -131,29 +130,16 @@ impl Fp8Moe {
     }
 
     fn quantized(&self, which: usize, rows: &Activations) -> [Expected; 2] {
-        let (names, cols, size_m) = (QUANTIZED[which], rows.size_k, rows.rows());
-        let shape = self.config.activation_scales(size_m, cols);
+        let shape = self.config.activation_scales(rows.rows(), rows.size_k);
         // A case has at least one row.
-        let scales = Expected::floats(names[1], &shape, &scales(rows)[..shape.iter().product()]);
-        let codes = Expected {
-            name: names[0].to_owned(),
-            dtype: DType::F8E4M3,
-            shape: vec![size_m, cols],
-            elements: rows.codes.clone(),
-            form: Form::lines(Rows::K, [cols, size_m], 8, None),
-        };
-        [codes, scales]
+        let scales = &scales(rows)[..shape.iter().product()];
+        let codes = codes(which, DType::F8E4M3, rows.size_k, &rows.codes);
+        [codes, Expected::floats(QUANTIZED[which][1], &shape, scales)]
     }
 
     fn half(&self, name: &str, cols: usize, values: &[u16]) -> Expected {
-        let rows = values.len() / cols;
-        Expected {
-            name: name.to_owned(),
-            dtype: if self.config.dtype == ScalarType::FLOAT16 { DType::F16 } else { DType::BF16 },
-            shape: vec![rows, cols],
-            elements: values.iter().map(|&b| b.into()).collect(),
-            form: Form::lines(Rows::List, [cols, rows], 16, None),
-        }
+        let elements = values.iter().map(|&b| b.into()).collect();
+        halves(name, self.config.dtype, cols, elements)
     }
 
     /// x after the limit.
@@ -198,12 +184,7 @@ impl Computation for Fp8Moe {
                         *scale = 1.0 / *scale;
                     }
                 };
-            "weight-scale-of-first-expert", "the first expert's scales were taken for all" => |c| {
-                for stack in &mut c.weights {
-                    let first = stack[0].scales.clone();
-                    stack.iter_mut().for_each(|w| w.scales = first.clone());
-                }
-            };
+            "weight-scale-of-first-expert", "the first expert's scales were taken for all" => |c| scales_of_first_expert(&mut c.weights);
             "weight-scale-transposed", "the weights' scales [blocks of N, blocks of K] were read as \
                 [blocks of K, blocks of N]" =>
                 |c| c.move_scales(|[b, g], [blocks, groups]| {
@@ -228,25 +209,16 @@ impl Computation for Fp8Moe {
                         *ue8m0 ^= true;
                     }
                 };
-            "gate-up-swapped", "gate and up halves of w13 are exchanged" => |c| {
-                for weight in &mut c.weights[0] {
-                    let n = weight.shape().size_n;
-                    let columns: Vec<usize> = (0..n).map(|i| (i + n / 2) % n).collect();
-                    if let Ok(swapped) = weight.gather_columns(&columns) {
-                        *weight = swapped;
-                    }
-                }
-            };
+            "gate-up-swapped", "gate and up halves of w13 are exchanged" => |c| swap_halves(&mut c.weights[0]);
             "router-weight-missing", "router weights were not applied" =>
                 |c| c.topk_weights.fill(1.0);
             "router-weight-on-the-other-side",
             "router weights multiply the other product than the config says" =>
                 |c| c.config.apply_router_weight_on_input ^= true;
             "expert-map-ignored", "global expert ids were used as this rank's" => |c| {
-                if c.map.take().is_some() {
-                    let local = c.config.num_local_experts as i32;
-                    c.config.num_experts = c.config.num_local_experts;
-                    c.topk_ids.iter_mut().for_each(|id| *id = id.rem_euclid(local));
+                let local = c.config.num_local_experts;
+                if ignore_map(&mut c.map, &mut c.topk_ids, local) {
+                    c.config.num_experts = local;
                 }
             };
             "e4m3-saturates-early", "activations were limited to 240 scales, not to 448" =>

@@ -1,7 +1,7 @@
 //! Judges stage by stage, each from the previous stage of the case. A stage that the case lacks is
 //! recomputed by its schedule.
 
-use super::{Fp8Moe, QUANTIZED, scales};
+use super::{Fp8Moe, scales};
 use crate::Result;
 use crate::judge::compare::elements;
 use crate::judge::product::{Hints, Part, Stage};
@@ -13,6 +13,7 @@ use crate::ops::case::Case;
 use crate::ops::computation::{Expected, judge_some};
 use crate::ops::fp8_blocks::are_powers;
 use crate::ops::layer::{Stages, activated, summed};
+use crate::ops::quantized_moe::{QUANTIZED, report_unjudged};
 use crate::ops::w8a8_fp8::{E4M3_TYPE, better_diagnosis, declared_as, is_declared};
 use crate::products::{self, Extras};
 use crate::weight::Weight;
@@ -208,19 +209,13 @@ pub(super) fn judge(
     if let (Some(down), Some(found)) = (own("down"), own("y")) {
         walk.reports.push(summed::judge(case, &stages, &down, &found)?);
     }
-    for (name, before) in [
+    let before = [
         ("activated", "`gate_up`, or `schedule_w13`"),
         ("a2q", "`activated`"),
         ("a2q_scale", "`activated`"),
         ("down", "`activated`, or `a2q` and `a2q_scale`"),
         ("y", "`down`"),
-    ] {
-        if let Some(found) = case.output(name)
-            && !walk.reports.iter().any(|r| r.name == name)
-        {
-            let note = format!("`{name}` is judged from {before}, which the case lacks");
-            walk.reports.push(OutputReport::unchecked(name, found.len(), &note));
-        }
-    }
+    ];
+    report_unjudged(case, &mut walk.reports, &before);
     Ok(walk.reports)
 }

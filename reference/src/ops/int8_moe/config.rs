@@ -12,9 +12,8 @@ use crate::ops::case::Case;
 use crate::ops::computation::{Defined, ids};
 use crate::ops::draw::{Rng, activations, any_bits, routes, small};
 use crate::ops::quant::keys::at_most;
-use crate::ops::schema::{
-    CaseError, Demand, Inputs, Reader, TensorRule, expert_ids, expert_map, finite, positive, stored,
-};
+use crate::ops::quantized_moe::{self, EXPERTS};
+use crate::ops::schema::{CaseError, Demand, Inputs, Reader, TensorRule, positive, stored};
 use crate::ops::tensors::{
     F32, HALF, HALF_TYPES, I8, I32, input, is, name_of, optional, output, w13_size_n, whole,
 };
@@ -176,16 +175,8 @@ impl Operation for Int8LayerConfig {
     }
 
     fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
-        for (name, tensor) in inputs {
-            match name.as_str() {
-                "x" | "topk_weights" => finite(tensor)?,
-                "topk_ids" => expert_ids(tensor, self.num_experts)?,
-                "expert_map" => expert_map(tensor, Some(self.num_local_experts))?,
-                name if name.ends_with("_scale") => positive(tensor)?,
-                _ => {}
-            }
-        }
-        Ok(())
+        let experts = [self.num_experts, self.num_local_experts];
+        quantized_moe::check_inputs(inputs, experts, positive)
     }
 
     /// The last size has more than 1024 k, so that f32 does not have every sum.
@@ -194,7 +185,7 @@ impl Operation for Int8LayerConfig {
         let mut all = Vec::new();
         for dtype in HALF {
             for activation in activations {
-                for (num_experts, num_local_experts, top_k) in [(4, 4, 2), (6, 3, 3), (8, 8, 1)] {
+                for (num_experts, num_local_experts, top_k) in EXPERTS {
                     for (hidden_size, intermediate_size, block_size_k) in
                         [(36, 20, 32), (160, 64, 128), (1056, 12, 64)]
                     {

@@ -9,7 +9,6 @@ pub use config::Int8LayerConfig;
 use stage::Stage;
 
 use crate::Result;
-use crate::judge::compare::Rows;
 use crate::method::{Activations, Scales};
 use crate::moe::activation::Definition;
 use crate::moe::layer::{Layer, Routed};
@@ -17,14 +16,13 @@ use crate::moe::{Chain, widen};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
 use crate::ops::case::Case;
-use crate::ops::computation::{Computation, Expected, Form, Mistake, known};
+use crate::ops::computation::{Computation, Expected, Mistake, known};
 use crate::ops::int8_mm::int8_weight;
-use crate::ops::tensors::half;
+use crate::ops::quantized_moe::{
+    QUANTIZED, codes, halves, ignore_map, scales_of_first_expert, swap_halves,
+};
 use crate::quantize::{ActivationRule, StatedActivations};
 use crate::weight::{Codes, Weight};
-
-/// Names of the quantized activations of w13 and w2 and of their scales.
-const QUANTIZED: [[&str; 2]; 2] = [["a1q", "a1q_scale"], ["a2q", "a2q_scale"]];
 
 /// k of an int32 sum where the case declares none.
 const BLOCK: usize = 128;
@@ -116,26 +114,12 @@ impl Int8Moe {
     }
 
     fn quantized(&self, which: usize, rows: &Activations) -> [Expected; 2] {
-        let (names, cols, size_m) = (QUANTIZED[which], rows.size_k, rows.rows());
-        let codes = Expected {
-            name: names[0].to_owned(),
-            dtype: DType::I8,
-            shape: vec![size_m, cols],
-            elements: rows.codes.clone(),
-            form: Form::lines(Rows::K, [cols, size_m], 8, None),
-        };
-        [codes, Expected::floats(names[1], &[size_m, 1], scales(rows))]
+        let codes = codes(which, DType::I8, rows.size_k, &rows.codes);
+        [codes, Expected::floats(QUANTIZED[which][1], &[rows.rows(), 1], scales(rows))]
     }
 
     fn half(&self, name: &str, cols: usize, elements: Vec<u32>) -> Expected {
-        let rows = elements.len() / cols;
-        Expected {
-            name: name.to_owned(),
-            dtype: half(self.config.dtype),
-            shape: vec![rows, cols],
-            elements,
-            form: Form::lines(Rows::List, [cols, rows], 16, None),
-        }
+        halves(name, self.config.dtype, cols, elements)
     }
 
     /// Replaces the scales of every expert of w13 (`which` 0) or w2 by those of other columns.
@@ -219,27 +203,14 @@ impl Computation for Int8Moe {
                 |c| c.row_scale = RowScale::Slot;
             "activation-scale-of-first-row", "the first row's scale was taken for all rows" =>
                 |c| c.row_scale = RowScale::First;
-            "weight-scale-of-first-expert", "the first expert's scales were taken for all" => |c| {
-                for stack in &mut c.weights {
-                    let first = stack[0].scales.clone();
-                    stack.iter_mut().for_each(|w| w.scales = first.clone());
-                }
-            };
+            "weight-scale-of-first-expert", "the first expert's scales were taken for all" => |c| scales_of_first_expert(&mut c.weights);
             "weight-scale-of-first-column", "the first column's scale was taken for all columns" =>
                 |c| for which in [0, 1] {
                     c.move_scales(which, |_, _| 0);
                 };
             "scales-of-gate-up-swapped", "gate was multiplied by the scales of up, and up by gate's" =>
                 |c| c.move_scales(0, |n, size_n| (n + size_n / 2) % size_n);
-            "gate-up-swapped", "gate and up halves of w13 are exchanged" => |c| {
-                for weight in &mut c.weights[0] {
-                    let n = weight.shape().size_n;
-                    let columns: Vec<usize> = (0..n).map(|i| (i + n / 2) % n).collect();
-                    if let Ok(swapped) = weight.gather_columns(&columns) {
-                        *weight = swapped;
-                    }
-                }
-            };
+            "gate-up-swapped", "gate and up halves of w13 are exchanged" => |c| swap_halves(&mut c.weights[0]);
             "codes-plus-128", "the weights' codes were read as stored plus 128" => |c| {
                 for weight in c.weights.iter_mut().flatten() {
                     let own = &weight.codes;
@@ -255,10 +226,9 @@ impl Computation for Int8Moe {
             "router weights multiply the other product than the config says" =>
                 |c| c.config.apply_router_weight_on_input ^= true;
             "expert-map-ignored", "global expert ids were used as this rank's" => |c| {
-                if c.map.take().is_some() {
-                    let local = c.config.num_local_experts as i32;
-                    c.config.num_experts = c.config.num_local_experts;
-                    c.topk_ids.iter_mut().for_each(|id| *id = id.rem_euclid(local));
+                let local = c.config.num_local_experts;
+                if ignore_map(&mut c.map, &mut c.topk_ids, local) {
+                    c.config.num_experts = local;
                 }
             };
         }

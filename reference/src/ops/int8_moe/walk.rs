@@ -2,7 +2,7 @@
 //! recomputed if its arithmetic is declared.
 
 use super::stage::Stage;
-use super::{Int8Moe, QUANTIZED, activations, narrow_bits, scales, stated};
+use super::{Int8Moe, activations, narrow_bits, scales, stated};
 use crate::Result;
 use crate::judge::compare::elements;
 use crate::judge::{OutputReport, Verdict};
@@ -12,6 +12,7 @@ use crate::ops::bounded::{self, every_bit};
 use crate::ops::case::Case;
 use crate::ops::computation::bitwise;
 use crate::ops::layer::{Stages, activated, summed};
+use crate::ops::quantized_moe::{QUANTIZED, report_unjudged};
 use crate::ops::stated_rows::StatedRows;
 use crate::ops::w8a8_fp8::better_diagnosis;
 
@@ -150,13 +151,6 @@ pub(super) fn judge(case: &Case<'_>, layer: &Int8Moe) -> Result<Vec<OutputReport
     if let (Some(down), Some(found)) = (own("down"), own("y")) {
         reports.push(summed::judge(case, &shared, &down, &found)?);
     }
-    for (name, before) in BEFORE {
-        if let Some(found) = case.output(name)
-            && !reports.iter().any(|r| r.name == name)
-        {
-            let note = format!("`{name}` is judged from {before}, which the case lacks");
-            reports.push(OutputReport::unchecked(name, found.len(), &note));
-        }
-    }
+    report_unjudged(case, &mut reports, &BEFORE);
     Ok(reports)
 }

@@ -80,6 +80,80 @@ impl Split {
         let len = self.size_k / self.ranks;
         self.rank * len..(self.rank + 1) * len
     }
+
+    /// The rank's part of the model's `weight`, with the bias on every rank: it is added after the sum of
+    /// all ranks, where [`Weight::slice_rows`] leaves it to the first rank's own sum.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a weight of another K; those of [`Weight::slice_rows`].
+    pub fn part_of(&self, weight: &Weight<'_>) -> Result<Weight<'static>> {
+        let shape = weight.shape();
+        if shape.size_k != self.size_k {
+            let expected = format!("[{}, {}]", self.size_k, shape.size_n);
+            return Err(Error::shape(&weight.name, &[shape.size_k, shape.size_n], expected));
+        }
+        Ok(Weight { bias: weight.bias.clone(), ..weight.slice_rows(self.rows())? })
+    }
+}
+
+/// How a canonical schedule cuts k: into leaves of equal length, and each leaf into chunks of equal
+/// length, the last of which ends with the leaf.
+///
+/// Chunks of a leaf are added in ascending order, and leaves by a balanced tree. Kernels take these
+/// numbers as they are.
+///
+/// ```
+/// use marlinspike::products::schedule::{Cut, Split};
+///
+/// let cut = Cut::version_1(14336);
+/// assert_eq!((cut.leaf, cut.chunk, cut.chunks()), (14336, 1792, 8));
+/// // Half of 11008 k: two of its four leaves, of two chunks each.
+/// let cut = Cut::version_2(Split::new(11008, 1, 2)?);
+/// assert_eq!((cut.size_k, cut.leaf, cut.chunk, cut.chunks()), (5504, 2752, 1408, 4));
+/// # Ok::<(), marlinspike::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Cut {
+    /// k of the product: all leaves.
+    pub size_k: usize,
+    /// k of a leaf.
+    pub leaf: usize,
+    /// k of a chunk, at most a leaf's.
+    pub chunk: usize,
+}
+
+impl Cut {
+    /// Version 1: one leaf.
+    pub const fn version_1(size_k: usize) -> Self {
+        let chunk = Schedule::canonical_chunk(size_k);
+        Self { size_k, leaf: size_k, chunk: if chunk < size_k { chunk } else { size_k } }
+    }
+
+    /// Version 2, for the rows of k that a rank holds.
+    pub const fn version_2(split: Split) -> Self {
+        let leaves = Schedule::canonical_leaves(split.size_k);
+        let leaf = split.size_k / leaves;
+        let most = Schedule::CANONICAL_CHUNKS / leaves;
+        let chunk = if most == 1 { leaf } else { chunk_length(leaf, most) };
+        let chunk = if chunk < leaf { chunk } else { leaf };
+        Self { size_k: split.size_k / split.ranks, leaf, chunk }
+    }
+
+    /// Chunks of a leaf.
+    pub const fn leaf_chunks(self) -> usize {
+        self.leaf.div_ceil(self.chunk)
+    }
+
+    /// Where each chunk begins, ascending.
+    pub fn begins(self) -> impl Iterator<Item = usize> {
+        let leaves = (0..self.size_k).step_by(self.leaf);
+        leaves.flat_map(move |leaf| (leaf..leaf + self.leaf).step_by(self.chunk))
+    }
+
+    /// Chunks of the product.
+    pub const fn chunks(self) -> usize {
+        self.size_k / self.leaf * self.leaf_chunks()
+    }
 }
 
 impl Schedule {
@@ -144,29 +218,22 @@ impl Schedule {
 
     /// `self`, canonical, with the leaves of a rank.
     fn with_leaves(mut self, split: Split) -> Self {
-        let leaves = Self::canonical_leaves(split.size_k);
-        if leaves == 1 {
+        if Self::canonical_leaves(split.size_k) == 1 {
             return self;
         }
-        let (leaf, size_k) = (split.size_k / leaves, split.rows().len());
-        let most = Self::CANONICAL_CHUNKS / leaves;
-        let chunk = if most == 1 { leaf } else { chunk_length(leaf, most).min(leaf) };
-        self.chunks = match leaf.is_multiple_of(chunk) {
-            true => Chunks::Size(chunk),
-            false => {
-                let starts = (0..size_k).step_by(leaf);
-                let all = starts.flat_map(|at| (at..at + leaf).step_by(chunk));
-                Chunks::Boundaries(all.filter(|&k| k > 0).collect())
-            }
+        let cut = Cut::version_2(split);
+        self.chunks = match cut.leaf.is_multiple_of(cut.chunk) {
+            true => Chunks::Size(cut.chunk),
+            false => Chunks::Boundaries(cut.begins().skip(1).collect()),
         };
-        self.leaf_chunks = (chunk < leaf).then(|| leaf.div_ceil(chunk));
+        self.leaf_chunks = (cut.chunk < cut.leaf).then(|| cut.leaf_chunks());
         self.chunk_sum = Sum { order: Order::Pairwise, ty: F32 };
         self
     }
 
     /// The outputs `[M, N]` of a product from the f32 sums `[M, N]` of its ranks, in order of rank, as
     /// bits of the output's type: the upper levels of the tree, then the epilogue of `self`, the
-    /// schedule of the whole product. `weight` is any rank's: its bias and its scales of columns or
+    /// schedule of the whole product. `weight` is the model's, or a rank's by [`Split::part_of`]: its bias and its scales of columns or
     /// of the matrix are every rank's.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::weight::Weight;
 
-use super::Form;
+use super::{Form, Packed, PackedScales, ScaleBound};
 use crate::{
     error::AccelError,
     ops::gemm::ROW,
@@ -69,6 +69,49 @@ impl Form {
             check_scales(weight, codes, scales, dtype)?;
         }
         Ok(Self { codes, scales, groups, has_g_idx: uneven })
+    }
+
+    /// The form of a weight that is packed already, by the types that its owner states.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for types and groups that the kernels do not take.
+    pub(in crate::ops::gemm) fn of_packed(packed: &Packed) -> Result<Self, AccelError> {
+        let Packed { dtype, codes: ty, groups, .. } = *packed;
+        let refuse = |found: String, expected: &str| Err(ROW.refuse("weight", found, expected));
+        let codes = match ty {
+            ScalarType::UINT4B8 => Codes::Uint4b8,
+            ScalarType::UINT4 => Codes::Uint4,
+            ScalarType::UINT8B128 => Codes::Uint8b128,
+            ScalarType::FLOAT8_E4M3FN => Codes::E4m3,
+            ScalarType::FLOAT4_E2M1F => Codes::E2m1,
+            _ => return refuse(ty.to_string(), "codes that a product takes"),
+        };
+        let is_grouped = dtype == ScalarType::BFLOAT16 && groups > 1;
+        let scales = match (packed.scales, codes) {
+            (PackedScales::Bits16 { .. }, _) if !is_grouped => Scales::Bits16,
+            (
+                PackedScales::Bits16 { below: ScaleBound::Below32nd },
+                Codes::Uint4b8 | Codes::Uint8b128,
+            ) => Scales::Bits16Below32nd,
+            (PackedScales::Bits16 { below: ScaleBound::BelowHalf }, Codes::Uint4b8) => {
+                Scales::Bits16BelowHalf
+            }
+            (PackedScales::Bits16 { .. }, _) => Scales::Bits16,
+            (PackedScales::E8m0 { is_narrow: true }, _) => Scales::E8m0,
+            (PackedScales::E8m0 { is_narrow: false }, _) => Scales::E8m0Wide,
+            (PackedScales::E4m3, _) => Scales::Ue4m3,
+        };
+        let is_known = FORMATS.iter().any(|&(c, s, _)| (c, s) == (codes, scales));
+        if !is_known || !takes(dtype, scales) {
+            let found = format!("{ty} with scales {:?} under {dtype}", packed.scales);
+            return refuse(found, "codes and scales that a product takes");
+        }
+        if groups == 0 || !packed.shape.size_k.is_multiple_of(groups) {
+            let expected = format!("a number that divides size_k {}", packed.shape.size_k);
+            return Err(ROW.refuse("groups", groups, expected));
+        }
+        let groups = groups_of("weight", [packed.shape.size_k, groups], codes, scales, false)?;
+        Ok(Self { codes, scales, groups, has_g_idx: false })
     }
 
     /// The forms of every weight that a product with activations of `dtype` may have.
@@ -149,8 +192,19 @@ fn groups(
     scales: Scales,
     uneven: bool,
 ) -> Result<u32, AccelError> {
-    let groups = weight.scales.rows();
-    let group_size = weight.shape().size_k / groups.max(1);
+    let sizes = [weight.shape().size_k, weight.scales.rows()];
+    groups_of(&weight.name, sizes, codes, scales, uneven)
+}
+
+/// The parameter GROUPS of a weight with that K and number of groups; `name` is its name in errors.
+fn groups_of(
+    name: &str,
+    [size_k, groups]: [usize; 2],
+    codes: Codes,
+    scales: Scales,
+    uneven: bool,
+) -> Result<u32, AccelError> {
+    let group_size = size_k / groups.max(1);
     let (fits, expected) = match scales {
         _ if uneven => {
             let expected = "groups of one size, or of several sizes for uint4b8 and uint8b128";
@@ -167,7 +221,7 @@ fn groups(
         ),
     };
     if !fits {
-        let found = format!("{}: {group_size}", weight.name);
+        let found = format!("{name}: {group_size}");
         return Err(ROW.refuse("group_size", found, expected));
     }
     Ok(match (groups, group_size) {

@@ -2,8 +2,11 @@
 
 mod bytes;
 mod halves;
+mod packed;
 #[cfg(test)]
 mod table;
+
+pub use packed::{Packed, PackedScales, ScaleBound};
 
 use crate::{
     nvrtc::Parameter,

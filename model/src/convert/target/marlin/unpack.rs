@@ -17,15 +17,15 @@ use crate::model::layers::Role;
 /// Every expert's weight.
 ///
 /// # Errors
-/// Naming the key or tensor that does not fit; [`Error::Unsupported`] for quantized activations.
+/// Naming the key or tensor that does not fit; [`Error::Unsupported`] for unknown activations.
 pub(super) fn stack(entry: &Entry<'_>) -> Result<Vec<Weight<'static>>> {
     let input_dtype = match entry.section["input_dtype"].as_str() {
         Some("model") => InputDtype::Model,
         Some("fp8") => InputDtype::Fp8,
+        Some("int8") => InputDtype::Int8,
         _ => {
             let what = format!("input_dtype {}", entry.section["input_dtype"]);
-            let expected = "layers with 16-bit and fp8 activations run";
-            return Err(Error::unsupported(what, expected));
+            return Err(Error::unsupported(what, "expected model, fp8 or int8"));
         }
     };
     let dtype = entry.section["dtype"].as_str().and_then(ScalarType::from_name);

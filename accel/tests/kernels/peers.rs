@@ -1,0 +1,320 @@
+//! Row-parallel products over ranks that are all on one GPU: the bits of one device for every number of ranks, in graphs
+//! too. Ranks on several GPUs run the same kernels on other addresses.
+
+use crate::common;
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use crate::common::{Float, Law, Random, float_weight, weight};
+use marlinspike::num::array::rows_of;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::{Extras, Schedule, Split};
+use marlinspike::weight::Weight;
+use marlinspike_accel::{
+    AccelError, Device,
+    memory::Buffer,
+    operation::{Mutant, Row},
+    ops::{MarlinWeight, Rank, marlin_gemm},
+    registry,
+};
+
+const BF16: ScalarType = ScalarType::BFLOAT16;
+
+/// One test at a time: ranks that wait for each other need room on the GPU at once.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The ranks of a layer, with their weights and inputs.
+struct Layer {
+    devices: Vec<Device>,
+    weights: Vec<MarlinWeight>,
+    x: Vec<Buffer<u16>>,
+    size_n: usize,
+}
+
+impl Layer {
+    fn new(devices: Vec<Device>, w: &Weight<'_>, x: &[u16]) -> Self {
+        let (size_k, ranks) = (w.shape().size_k, devices.len());
+        let (mut weights, mut inputs) = (Vec::new(), Vec::new());
+        for (rank, device) in devices.iter().enumerate() {
+            let split = Split::new(size_k, rank, ranks).unwrap();
+            let own = split.part_of(w).unwrap();
+            let own = MarlinWeight::new(device, &[own], BF16).unwrap();
+            weights.push(own.with_split(split).unwrap());
+            let rows = x.chunks_exact(size_k);
+            let x: Vec<u16> = rows.flat_map(|row| &row[split.rows()]).copied().collect();
+            inputs.push(device.upload(&x).unwrap());
+        }
+        Self { devices, weights, x: inputs, size_n: w.shape().size_n }
+    }
+
+    fn ranks(&self, size_m: usize) -> Vec<Rank> {
+        let devices: Vec<&Device> = self.devices.iter().collect();
+        Rank::of_process(&devices, size_m * self.size_n).unwrap()
+    }
+
+    fn outputs(&self, size_m: usize) -> Vec<Buffer<u16>> {
+        let fill = vec![0xabcd; size_m * self.size_n];
+        self.devices.iter().map(|device| device.upload(&fill).unwrap()).collect()
+    }
+
+    /// One call on every rank.
+    fn call(&self, ranks: &mut [Rank], y: &mut [Buffer<u16>]) {
+        for (r, rank) in ranks.iter_mut().enumerate() {
+            rank.multiply(&self.devices[r], &self.x[r], &self.weights[r]).unwrap();
+        }
+        for (r, rank) in ranks.iter_mut().enumerate() {
+            rank.add(&self.devices[r], &self.weights[r], &mut y[r]).unwrap();
+        }
+    }
+
+    fn check(&self, ranks: &[Rank]) {
+        for (r, rank) in ranks.iter().enumerate() {
+            rank.check(&self.devices[r]).unwrap();
+        }
+    }
+}
+
+fn open(ranks: usize) -> Vec<Device> {
+    (0..ranks).map(|_| Device::open().unwrap()).collect()
+}
+
+fn whole(x: &[u16], w: &Weight<'_>) -> Vec<u16> {
+    let schedule = Schedule::canonical_v2(w, BF16, BF16).unwrap();
+    let codes: Vec<u32> = x.iter().map(|&bits| bits.into()).collect();
+    let codes = rows_of("x", &codes, w.shape().size_k).unwrap();
+    let y = schedule.execute(codes, w, Extras::default()).unwrap();
+    y.into_iter().map(|bits| bits as u16).collect()
+}
+
+#[test]
+fn every_number_of_ranks_has_the_bits_of_the_reference() {
+    let test = "every_number_of_ranks_has_the_bits_of_the_reference";
+    if common::device_or_skip(test).is_none() {
+        return;
+    }
+    let _alone = alone();
+    let mut law = Law::new("row-parallel product, 1, 2, 4 and 8 ranks");
+    let mut random = Random(0x5EED_0007_89AB_CDEF);
+    for (size_k, size_m) in [(2048, 67), (1536, 5), (11008, 3)] {
+        let shape = Shape::new(size_k, 128);
+        let group = GroupSize::Of(64);
+        let weights = [
+            weight(&mut random, ScalarType::UINT4B8, BF16, shape, group, true),
+            weight(&mut random, ScalarType::UINT8B128, BF16, shape, GroupSize::Channel, false),
+            float_weight(&mut random, Float::Mxfp4(128), BF16, shape, true),
+            float_weight(&mut random, Float::Nvfp4, BF16, shape, true),
+        ];
+        for w in &weights {
+            let x = random.halves(BF16, size_m * size_k, 1.0);
+            let wanted = whole(&x, w);
+            for count in [1, 2, 4, 8] {
+                if Split::new(size_k, 0, count).is_err() {
+                    continue;
+                }
+                let layer = Layer::new(open(count), w, &x);
+                for two_shot in [false, true] {
+                    let ranks = layer.ranks(size_m).into_iter();
+                    let mut ranks: Vec<_> = ranks.map(|r| r.with_two_shot(two_shot)).collect();
+                    // Three calls: both turns, and the first again.
+                    for call in 0..3 {
+                        let mut y = layer.outputs(size_m);
+                        layer.call(&mut ranks, &mut y);
+                        layer.check(&ranks);
+                        for (r, y) in y.iter().enumerate() {
+                            let found = layer.devices[r].download(y).unwrap();
+                            let context = format!(
+                                "{}, {shape}, M {size_m}, rank {r} of {count}, two-shot {two_shot}, call {call}",
+                                w.ty
+                            );
+                            law.equal(&context, &found, &wanted);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    law.held();
+}
+
+#[test]
+fn graphs_of_two_calls_replay_a_thousand_times() {
+    let test = "graphs_of_two_calls_replay_a_thousand_times";
+    if common::device_or_skip(test).is_none() {
+        return;
+    }
+    let _alone = alone();
+    let mut law = Law::new("row-parallel product, 1000 replays on 2 ranks");
+    let mut random = Random(0x5EED_0008_89AB_CDEF);
+    let (shape, size_m) = (Shape::new(2048, 192), 19);
+    let w = weight(&mut random, ScalarType::UINT4B8, BF16, shape, GroupSize::Of(128), true);
+    let x = random.halves(BF16, size_m * shape.size_k, 1.0);
+    let wanted = whole(&x, &w);
+    for two_shot in [false, true] {
+        let layer = Layer::new(open(2), &w, &x);
+        let ranks = layer.ranks(size_m).into_iter();
+        let mut ranks: Vec<_> = ranks.map(|r| r.with_two_shot(two_shot)).collect();
+        let mut y = layer.outputs(size_m);
+        // Modules are loaded before anything is recorded; an even number of calls.
+        layer.call(&mut ranks, &mut y);
+        layer.call(&mut ranks, &mut y);
+        layer.check(&ranks);
+        {
+            let parts = ranks.iter_mut().zip(&mut y).enumerate();
+            let graphs: Vec<_> = parts
+                .map(|(r, (rank, y))| {
+                    let (device, layer) = (&layer.devices[r], &layer);
+                    let calls = move || {
+                        for _ in 0..2 {
+                            rank.multiply(device, &layer.x[r], &layer.weights[r])?;
+                            rank.add(device, &layer.weights[r], y)?;
+                        }
+                        Ok(())
+                    };
+                    device.record(calls).unwrap()
+                })
+                .collect();
+            for _ in 0..500 {
+                graphs.iter().for_each(|graph| graph.replay().unwrap());
+            }
+        }
+        layer.check(&ranks);
+        for (r, y) in y.iter().enumerate() {
+            let found = layer.devices[r].download(y).unwrap();
+            law.equal(&format!("rank {r}, two-shot {two_shot}"), &found, &wanted);
+        }
+    }
+    law.held();
+}
+
+#[test]
+fn a_missing_rank_is_an_error_and_no_hang() {
+    if common::device_or_skip("a_missing_rank_is_an_error_and_no_hang").is_none() {
+        return;
+    }
+    let _alone = alone();
+    let mut random = Random(0x5EED_0009_89AB_CDEF);
+    let shape = Shape::new(1024, 64);
+    let w = weight(&mut random, ScalarType::UINT4B8, BF16, shape, GroupSize::Of(128), false);
+    let x = random.halves(BF16, shape.size_k, 1.0);
+    let layer = Layer::new(open(2), &w, &x);
+    let ranks = layer.ranks(1).into_iter();
+    let mut ranks: Vec<_> = ranks.map(|rank| rank.with_limit(Duration::from_millis(50))).collect();
+    let mut y = layer.outputs(1);
+    let mut call = |rank: usize| {
+        ranks[rank].multiply(&layer.devices[rank], &layer.x[rank], &layer.weights[rank]).unwrap();
+        ranks[rank].add(&layer.devices[rank], &layer.weights[rank], &mut y[rank]).unwrap();
+        ranks[rank].check(&layer.devices[rank])
+    };
+    let error = call(0).unwrap_err();
+    let AccelError::Ranks { rank, missing, odd_calls } = &error else { panic!("{error}") };
+    assert_eq!((*rank, &missing[..], *odd_calls), (0, &[1][..], false));
+    assert!(error.to_string().contains("ranks [1]"), "{error}");
+    // It stays an error.
+    assert!(call(0).is_err());
+}
+
+#[test]
+fn an_odd_number_of_recorded_calls_is_an_error() {
+    let test = "an_odd_number_of_recorded_calls_is_an_error";
+    if common::device_or_skip(test).is_none() {
+        return;
+    }
+    let _alone = alone();
+    let mut random = Random(0x5EED_000A_89AB_CDEF);
+    let shape = Shape::new(1024, 64);
+    let w = weight(&mut random, ScalarType::UINT4B8, BF16, shape, GroupSize::Of(128), false);
+    let x = random.halves(BF16, shape.size_k, 1.0);
+    let layer = Layer::new(open(1), &w, &x);
+    let (mut ranks, mut y) = (layer.ranks(1), layer.outputs(1));
+    layer.call(&mut ranks, &mut y);
+    layer.check(&ranks);
+    {
+        let (rank, y, device) = (&mut ranks[0], &mut y[0], &layer.devices[0]);
+        let graph = device
+            .record(|| {
+                rank.multiply(device, &layer.x[0], &layer.weights[0])?;
+                rank.add(device, &layer.weights[0], y)
+            })
+            .unwrap();
+        (0..2).for_each(|_| graph.replay().unwrap());
+    }
+    let error = ranks[0].check(&layer.devices[0]).unwrap_err();
+    assert!(error.to_string().contains("an odd number of calls"), "{error}");
+}
+
+#[test]
+fn wrong_reductions_are_noticed() {
+    if common::device_or_skip("wrong_reductions_are_noticed").is_none() {
+        return;
+    }
+    let _alone = alone();
+    let row: &'static Row = registry().iter().find(|row| row.name == "add_ranks").unwrap();
+    let mut random = Random(0x5EED_000B_89AB_CDEF);
+    let (shape, size_m) = (Shape::new(2048, 4096), 64);
+    let w = weight(&mut random, ScalarType::UINT4B8, BF16, shape, GroupSize::Of(128), true);
+    let x = random.halves(BF16, size_m * shape.size_k, 1.0);
+    let found = |mutant: Option<&Mutant>| {
+        let devices = open(4).into_iter().map(|device| match mutant {
+            Some(mutant) => device.with_mutant(row, mutant).unwrap(),
+            None => device,
+        });
+        let layer = Layer::new(devices.collect(), &w, &x);
+        let mut ranks = layer.ranks(size_m);
+        let mut y = layer.outputs(size_m);
+        layer.call(&mut ranks, &mut y);
+        layer.check(&ranks);
+        layer.devices[1].download(&y[1]).unwrap()
+    };
+    let right = found(None);
+    // Ranks that take their own K for the model's cut other leaves.
+    let one = Device::open().unwrap();
+    let weight = MarlinWeight::new(&one, std::slice::from_ref(&w), BF16).unwrap();
+    let weight = weight.with_split(Split::whole(shape.size_k)).unwrap();
+    let mut y = one.zeroed::<u16>(right.len()).unwrap();
+    marlin_gemm(&one, &one.upload(&x).unwrap(), &weight, &mut y).unwrap();
+    assert_eq!(one.download(&y).unwrap(), right, "4 ranks and one device");
+    for mutant in row.mutants {
+        assert_ne!(found(Some(mutant)), right, "{} passed", mutant.name);
+    }
+    let count = row.mutants.len();
+    common::say(&format!("LAW wrong reductions over ranks rejected: {count} of {count}"));
+}
+
+#[test]
+fn calls_that_do_not_fit_are_refused() {
+    let Some(device) = common::device_or_skip("calls_that_do_not_fit_are_refused") else { return };
+    let mut random = Random(3);
+    let shape = Shape::new(1024, 64);
+    let w = weight(&mut random, ScalarType::UINT4B8, BF16, shape, GroupSize::Of(128), false);
+    let x = device.zeroed::<u16>(2 * shape.size_k).unwrap();
+    let new = || MarlinWeight::new(&device, std::slice::from_ref(&w), BF16).unwrap();
+    let what = |result: Result<(), AccelError>| match result {
+        Err(AccelError::Argument { what, .. }) => Some(what),
+        Ok(()) => None,
+        Err(error) => panic!("{error}"),
+    };
+    assert_eq!(what(Rank::of_process(&[&device; 3], 64).map(|_| ())), Some("devices"));
+    let mut rank = Rank::of_process(&[&device], 64).unwrap().remove(0);
+    let whole = new().with_split(Split::whole(shape.size_k)).unwrap();
+    let half = new().with_split(Split::new(2 * shape.size_k, 0, 2).unwrap()).unwrap();
+    let mut y = device.zeroed::<u16>(64).unwrap();
+    assert_eq!(what(rank.add(&device, &whole, &mut y)), Some("y"));
+    assert_eq!(what(rank.multiply(&device, &x, &half)), Some("weight"));
+    assert_eq!(what(rank.multiply(&device, &x, &new())), Some("weight"));
+    assert_eq!(what(rank.multiply(&device, &x, &whole)), Some("outputs"));
+    let x = device.zeroed::<u16>(shape.size_k).unwrap();
+    assert_eq!(what(rank.multiply(&device, &x, &whole)), None);
+    assert_eq!(what(rank.multiply(&device, &x, &whole)), Some("call"));
+    let mut long = device.zeroed::<u16>(128).unwrap();
+    assert_eq!(what(rank.add(&device, &whole, &mut long)), Some("y"));
+    assert_eq!(what(rank.add(&device, &whole, &mut y)), None);
+    let other = Device::open().unwrap();
+    assert_eq!(what(rank.check(&other)), Some("rank"));
+}

@@ -1,0 +1,56 @@
+"""The signatures of what is replaced, as vLLM 0.21.0 has them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any, Dict, List, Optional, Tuple
+
+TESTED = ("0.21.0",)
+
+_LAYERS = "vllm.model_executor.layers"
+EXPERTS = f"{_LAYERS}.fused_moe.experts.marlin_moe"
+COMPRESSED = (
+    f"{_LAYERS}.quantization.compressed_tensors.compressed_tensors_moe."
+    "compressed_tensors_moe_wna16_marlin"
+)
+KERNELS = "vllm.model_executor.kernels.linear"
+LINEAR = f"{KERNELS}.mixed_precision.marlin"
+
+#: Module and name: parameters.
+SIGNATURES: Dict[Tuple[str, str], List[str]] = {
+    (EXPERTS, "MarlinExperts.apply"): (
+        "self output hidden_states w1 w2 topk_weights topk_ids activation global_num_experts expert_map "
+        "a1q_scale a2_scale workspace13 workspace2 expert_tokens_meta apply_router_weight_on_input"
+    ).split(),
+    (EXPERTS, "MarlinExperts._supports_batch_invariance"): [],
+    (COMPRESSED, "fused_marlin_moe"): (
+        "hidden_states w1 w2 bias1 bias2 w1_scale w2_scale topk_weights topk_ids quant_type_id "
+        "apply_router_weight_on_input global_num_experts activation activation_func moe_sum expert_map "
+        "input_global_scale1 input_global_scale2 global_scale1 global_scale2 g_idx1 g_idx2 sort_indices1 "
+        "sort_indices2 w1_zeros w2_zeros workspace intermediate_cache13 intermediate_cache2 is_k_full "
+        "output input_dtype inplace clamp_limit"
+    ).split(),
+    (LINEAR, "MarlinLinearKernel.process_weights_after_loading"): ["self", "layer"],
+    (LINEAR, "MarlinLinearKernel.apply_weights"): ["self", "layer", "x", "bias"],
+}
+
+
+def found(module: str, name: str) -> Any:
+    value = importlib.import_module(module)
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def difference(module: str, name: str) -> Optional[str]:
+    """Why a name cannot be replaced; None if it can."""
+    try:
+        value = found(module, name)
+    except (ImportError, AttributeError) as error:
+        return f"{module}.{name} is missing: {error}"
+    parameters = list(inspect.signature(value).parameters)
+    expected = SIGNATURES[module, name]
+    if parameters != expected:
+        return f"{module}.{name} takes ({', '.join(parameters)}), expected ({', '.join(expected)})"
+    return None
