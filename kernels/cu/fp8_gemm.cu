@@ -45,6 +45,9 @@
 constexpr int PRODUCER_REGISTERS = WARPS <= 8 ? 40 : 32;
 constexpr int CONSUMER_REGISTERS = WARPS <= 8 ? 232 : WARPS == 12 ? 160 : 112;
 
+// Stages whose weights are copied before the last kernel is over: more would delay the first rows of x.
+constexpr unsigned EARLY_STAGES = 4;
+
 // The operands, as the kernel takes them.
 struct Product {
     const float *w_scales, *x_scales;
@@ -118,7 +121,7 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map
     // are, that kernel may say.
     unsigned early = 0;
     if constexpr (!IS_MOE) {
-        early = min(p.stages, k_stages);
+        early = min(min(p.stages, k_stages), EARLY_STAGES);
         const Tile tile = tile_at(p, blockIdx.x / RANKS, p.blocks(), rank);
         const unsigned scale_bytes = HAS_BLOCKS ? min(ROWS, p.x_scale_step - tile.row) * 4 : 0;
         for (unsigned stage = 0; stage < early; ++stage) {
@@ -212,33 +215,18 @@ struct BlockScales {
     }
 };
 
-// The scales of a stage's sums: of a lane's rows, times that of its columns.
-struct StageScales {
-    static constexpr int COUNT = HAS_BLOCKS ? ROWS / 4 : 1;
-    float scale[COUNT];
-
-    __device__ __forceinline__ void load([[maybe_unused]] const float *x_scales,
-                                         [[maybe_unused]] float w_scale, [[maybe_unused]] unsigned lane) {
-        if constexpr (HAS_BLOCKS) {
-#pragma unroll
-            for (int i = 0; i < COUNT; i += 2) {
-                const float2 x_scale = *reinterpret_cast<const float2 *>(x_scales + i * 4 + lane % 4 * 2);
-                scale[i] = __fmul_rn(x_scale.x, w_scale);
-                scale[i + 1] = __fmul_rn(x_scale.y, w_scale);
-            }
-        }
-    }
-};
-
-// Adds a stage's sums to the totals.
+// Adds a stage's sums to the totals. With blocks, a lane's rows have a scale each, its columns one.
 __device__ __forceinline__ void promote(const float (&sum)[ROWS / 2], float (&total)[ROWS / 2],
-                                        [[maybe_unused]] const StageScales &scales) {
+                                        [[maybe_unused]] const float *x_scales,
+                                        [[maybe_unused]] float w_scale, [[maybe_unused]] unsigned lane) {
 #pragma unroll
     for (int i = 0; i < ROWS / 2; i += 4) {
         if constexpr (HAS_BLOCKS) {
+            const float2 x_scale = *reinterpret_cast<const float2 *>(x_scales + i * 2 + lane % 4 * 2);
+            const float scale[2] = {__fmul_rn(x_scale.x, w_scale), __fmul_rn(x_scale.y, w_scale)};
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                total[i + j] = __fmaf_rn(sum[i + j], scales.scale[i / 2 + j % 2], total[i + j]);
+                total[i + j] = __fmaf_rn(sum[i + j], scale[j % 2], total[i + j]);
             }
         } else {
 #pragma unroll
@@ -274,13 +262,9 @@ __device__ __forceinline__ void add_stages(const Product &p, const Memory &memor
     }
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-        // While the products run.
-        StageScales of_stage;
+        float w_scale = 1.0f;
         if constexpr (HAS_BLOCKS) {
-            const unsigned char *x_scales = pointer + memory.x_scales_at + slots[i] * X_SCALE_BYTES;
-            const float w_scale = scales.at(stage + i, warp.lane);
-            of_stage.load(reinterpret_cast<const float *>(x_scales), w_scale, warp.lane);
-            __syncwarp();
+            w_scale = scales.at(stage + i, warp.lane);
         }
         if (i == 0) {
             wgmma_wait<COUNT - 1>();
@@ -291,8 +275,15 @@ __device__ __forceinline__ void add_stages(const Product &p, const Memory &memor
         } else {
             wgmma_wait<0>();
         }
-        release(memory.start + memory.empty_at + slots[i] * 8, warp.lane);
-        promote(sum[i], total, of_stage);
+        if constexpr (HAS_BLOCKS) {
+            const unsigned char *x_scales = pointer + memory.x_scales_at + slots[i] * X_SCALE_BYTES;
+            promote(sum[i], total, reinterpret_cast<const float *>(x_scales), w_scale, warp.lane);
+            __syncwarp();
+            release(memory.start + memory.empty_at + slots[i] * 8, warp.lane);
+        } else {
+            release(memory.start + memory.empty_at + slots[i] * 8, warp.lane);
+            promote(sum[i], total, nullptr, w_scale, warp.lane);
+        }
     }
 }
 

@@ -46,8 +46,8 @@ pub(crate) static ROW: Row = Row {
         ),
         Mutant::new(
             "the part times both scales, rounded apart",
-            "__fmaf_rn(sum[i + j], scales.scale[i / 2 + j % 2], total[i + j])",
-            "__fadd_rn(__fmul_rn(sum[i + j], scales.scale[i / 2 + j % 2]), total[i + j])",
+            "__fmaf_rn(sum[i + j], scale[j % 2], total[i + j])",
+            "__fadd_rn(__fmul_rn(sum[i + j], scale[j % 2]), total[i + j])",
         ),
         Mutant::new(
             "the bias added with a rounding of its own",

@@ -46,7 +46,7 @@ pub(super) struct Sizes {
 static SIZES: Memo<(Fp8Plan, Fp8Scales), Sizes> = Memo::new();
 
 /// Rows, warps, batch and ranks that the kernel is compiled with.
-const COMPILED: [[u32; 4]; 9] = [
+const COMPILED: [[u32; 4]; 10] = [
     [8, 4, 4, 1],
     [8, 16, 4, 1],
     [16, 4, 4, 1],
@@ -54,8 +54,9 @@ const COMPILED: [[u32; 4]; 9] = [
     [32, 16, 1, 1],
     [64, 4, 2, 1],
     [64, 16, 1, 1],
-    [128, 8, 1, 2],
-    [192, 8, 1, 2],
+    [128, 8, 2, 1],
+    [128, 8, 2, 2],
+    [192, 8, 1, 1],
 ];
 
 impl Fp8Plan {
@@ -132,7 +133,7 @@ impl Fp8Plan {
             0..=8 => Self { rows: 8, tile_n: 64, warps: 4, batch: 4, ranks: 1 },
             9..=16 => Self { rows: 16, tile_n: 64, warps: 4, batch: 4, ranks: 1 },
             17..=96 => Self { rows: 64, tile_n: 64, warps: 4, batch: 2, ranks: 1 },
-            _ => Self { rows: 128, tile_n: 128, warps: 8, batch: 1, ranks: 2 },
+            _ => Self { rows: 128, tile_n: 128, warps: 8, batch: 2, ranks: 1 },
         })
     }
 
@@ -153,12 +154,14 @@ impl Fp8Plan {
             9..=16 => few(16, 4),
             17..=64 => few(64, 2),
             _ => {
-                let time = |rows: usize| {
-                    let tiles = size_m.div_ceil(rows) * size_n.div_ceil(256);
-                    tiles.div_ceil(multiprocessors as usize / 2) * (rows + 8)
+                // In rows: a tile of 192 has one sum in flight, and its products wait for promotions.
+                let time = |rows: usize, effective: usize| {
+                    let tiles = size_m.div_ceil(rows) * size_n.div_ceil(128);
+                    tiles.div_ceil(multiprocessors as usize) * effective
                 };
-                let rows = if time(192) < time(128) { 192 } else { 128 };
-                Self { rows, tile_n: 128, warps: 8, batch: 1, ranks: 2 }
+                let (rows, batch) =
+                    if time(192, 192) < time(128, 136) { (192, 1) } else { (128, 2) };
+                Self { rows, tile_n: 128, warps: 8, batch, ranks: 1 }
             }
         }
     }

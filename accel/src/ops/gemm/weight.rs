@@ -231,7 +231,10 @@ impl MarlinWeight {
             let found = format!("a part of {rows} rows");
             return Err(ROW.refuse("split", found, format!("{} rows", self.spec.shape.size_k)));
         }
-        super::checks::for_16_bit(&ROW, &self)?;
+        if let Some(input) = self.spec.input_dtype {
+            let found = format!("packed for {input} activations");
+            return Err(ROW.refuse("split", found, "packed for 16-bit activations"));
+        }
         if split.ranks() > 1 && (self.order.is_some() || self.g_idx.is_some()) {
             return Err(ROW.refuse("split", "act-order", "the whole K on each rank"));
         }
