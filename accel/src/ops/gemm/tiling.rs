@@ -75,12 +75,12 @@ impl Width {
     }
 }
 
-/// One cut for each number of chunks and [`Length`]. Version 2 of the canonical schedule adds those of ranks: 1, 2 and 4
-/// longer chunks than version 1 has.
+/// One cut for each number of chunks and [`Length`]. Version 2 of the canonical schedule adds those of ranks: up to 4
+/// chunks, longer than version 1 has.
 pub(super) fn cuts() -> impl Iterator<Item = Cut> {
     let v1 = [256, 512, 768, 1024, 1280, 1536, 1792, 2048, 2304, 2688, 4096, 4480, 8192];
     let of_chunks = |chunks, chunk| Cut { size_k: chunks * chunk, leaf: chunk, chunk };
-    let longer = [1, 2, 4].into_iter().flat_map(move |n| [512, 1024].map(|k| of_chunks(n, k)));
+    let longer = (1..=4).flat_map(move |n| [512, 1024].map(|k| of_chunks(n, k)));
     v1.into_iter().map(Cut::version_1).chain(longer)
 }
 
