@@ -14,7 +14,7 @@
 //             exchanged. The bits are the same.
 //
 // Launch: RANK_BLOCKS thread blocks of any number of threads, on every rank, with the same sizes; all at once, since
-// they wait for each other. N is a multiple of 64. Without elements the kernel waits for nobody.
+// they wait for each other. N is a multiple of 64. Without elements the kernel does not wait.
 
 #include "depend.cuh"
 #include "half.cuh"

@@ -98,7 +98,7 @@ struct ChunkSums {
         return added(of_chunk);
     }
 
-    // The sum of the chunks' sums, in the order of the cut. What stands beyond the last chunk is not used.
+    // The sum of the chunks' sums, in the order of the cut. Values beyond the last chunk are not used.
     __device__ __forceinline__ float2 added(float2 (&of_chunk)[CHUNKS]) const {
         float2 sum = of_chunk[0];
         if (run >= chunks) {
