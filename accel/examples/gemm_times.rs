@@ -9,7 +9,8 @@
 //! through enough copies of the weight that none is in the L2 cache; `limit` is the time to read the
 //! weight's bytes at the bandwidth measured first. `--sweep` tries many plans; `--part I COUNT` with it
 //! only compiles every COUNT-th of them, from the I-th on, for other processes to find in the cache of
-//! modules; `--tree` times version 2 of the canonical schedule next to version 1; `--many` leaves all but the plans of many rows out. `bench gpu` gives more, without the sweep.
+//! modules; `--tree` times version 2 of the canonical schedule next to version 1; `--many` leaves all but the
+//! plans of many rows out. `bench gpu` gives more, without the sweep.
 
 use std::process::ExitCode;
 
