@@ -45,7 +45,7 @@ pub(crate) static ROW: Row = Row {
             "p.x_scales[(m ^ 1u) % p.size_m * static_cast<size_t>(p.x_scale_step)]",
         ),
         Mutant::new(
-            "the part times both scales, rounded apart",
+            "the part times its scale, rounded before the sum",
             "__fmaf_rn(sum[i + j], scale[j % 2], total[i + j])",
             "__fadd_rn(__fmul_rn(sum[i + j], scale[j % 2]), total[i + j])",
         ),
