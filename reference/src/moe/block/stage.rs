@@ -9,7 +9,7 @@
 //!
 //! Norm: n squares, their sum in any order, the mean and ε have a relative error of (n + 6) · u at
 //! most, since all terms are positive. With the inputs' errors the sum is wrong by a factor within
-//! 1 ± r; its inverse root is then wrong by at most (1 − r)^−½ − 1, plus 8u of the root itself.
+//! 1 ± r; its inverse root is then wrong by at most (1 − r)^−½ · (1 + 8u) − 1, of which 8u are the root's own.
 
 use ndarray::ArrayView2;
 use serde::{Deserialize, Serialize};
@@ -174,7 +174,10 @@ fn rms_norm(x: &[Near], eps: f32, ty: ScalarType) -> Vec<Near> {
     let is_bounded = mean > 0.0 && most * n <= f64::from(f32::MAX) / 2.0;
     let root = 1.0 / mean.sqrt();
     let off = match least > 0.0 {
-        true => ((mean / least).sqrt() - 1.0).max(1.0 - (mean / most).sqrt()) + 8.0 * U,
+        true => {
+            let above = (mean / least).sqrt() * (1.0 + 8.0 * U) - 1.0;
+            above.max(1.0 - (mean / most).sqrt() * (1.0 - 8.0 * U))
+        }
         false => f64::INFINITY,
     };
     let one = |x: &Near| {
