@@ -132,8 +132,8 @@ pub struct Rank {
     rank: usize,
     /// Calls so far, modulo 2.
     turn: usize,
-    /// Elements of the part that waits to be added.
-    multiplied: Option<usize>,
+    /// M and N of the part that waits to be added.
+    multiplied: Option<[usize; 2]>,
     limit: Duration,
     /// Whether shares are exchanged; `None`: by size.
     two_shot: Option<bool>,
@@ -237,14 +237,8 @@ impl Rank {
         weight: &MarlinWeight,
     ) -> Result<(), AccelError> {
         self.check_device(device)?;
-        let ranks = self.shared.ranks.len();
+        self.check_weight(weight)?;
         let shape = weight.shape();
-        let rows = self.rank * shape.size_k..(self.rank + 1) * shape.size_k;
-        let split = weight.split().map(|split| (split.ranks(), split.rows()));
-        if split != Some((ranks, rows)) {
-            let expected = format!("the part of {self:?}: MarlinWeight::with_split");
-            return Err(ROW.refuse("weight", format!("{split:?}"), expected));
-        }
         if self.multiplied.is_some() {
             return Err(ROW.refuse(
                 "call",
@@ -252,7 +246,8 @@ impl Rank {
                 "a call of `add` first",
             ));
         }
-        let elements = x.len() / shape.size_k * shape.size_n;
+        let size = [x.len() / shape.size_k, shape.size_n];
+        let elements = size[0] * size[1];
         if elements > self.shared.capacity {
             let expected = format!("at most {}", self.shared.capacity);
             return Err(ROW.refuse("outputs", elements, expected));
@@ -262,7 +257,7 @@ impl Rank {
         let address = parts.address() + (turn * self.shared.capacity * 4) as u64;
         let sums = PeerSums { address: Pointer::new(address), len: elements };
         part(device, x, weight, Output::Peer(sums))?;
-        self.multiplied = Some(elements);
+        self.multiplied = Some(size);
         Ok(())
     }
 
@@ -270,8 +265,8 @@ impl Rank {
     /// bias, which every rank's weight has. Waits on the device for all ranks.
     ///
     /// # Errors
-    /// [`AccelError::Argument`] for a y of another size than the part's and without a call of
-    /// [`multiply`](Self::multiply); those of preparing and running a kernel. A rank that does not come
+    /// [`AccelError::Argument`] for a weight that is not this rank's part or has other columns than the one
+    /// multiplied, for a y of another size, and without a call of [`multiply`](Self::multiply); those of preparing and running a kernel. A rank that does not come
     /// is an error of [`check`](Self::check).
     pub fn add(
         &mut self,
@@ -282,15 +277,19 @@ impl Rank {
         self.check_device(device)?;
         let parts = [("weight", weight.is_on(device)), ("y", y.is_on(device))];
         check::same_device(&ROW, device, &parts)?;
-        if self.multiplied != Some(y.len()) {
-            let expected = match self.multiplied {
-                None => "a call of `multiply` before".to_string(),
-                Some(elements) => format!("{elements} elements, as the part has"),
-            };
-            return Err(ROW.refuse("y", format!("{} elements", y.len()), expected));
+        self.check_weight(weight)?;
+        let Some(size) = self.multiplied else {
+            let found = format!("{} elements", y.len());
+            return Err(ROW.refuse("y", found, "a call of `multiply` before"));
+        };
+        if weight.shape().size_n != size[1] {
+            let found = format!("{} columns", weight.shape().size_n);
+            return Err(ROW.refuse("weight", found, format!("{}, as the part has", size[1])));
+        }
+        if y.len() != size[0] * size[1] {
+            return Err(ROW.refuse("y", format!("{} elements", y.len()), format!("{size:?}")));
         }
         let is_bf16 = check::is_bf16(&ROW, "dtype", weight.dtype())?;
-        let size_n = weight.shape().size_n;
         let (elements, all) = (y.len(), &self.shared.ranks);
         self.multiplied = None;
         if elements == 0 {
@@ -304,7 +303,7 @@ impl Rank {
             global_scale: weight.global_scale.as_ref().into(),
             y: y.into(),
             // M was below 2^31 in the product.
-            size: [elements / size_n, size_n],
+            size,
         };
         self.launch(device, is_bf16, two_shot, addition)
     }
@@ -366,6 +365,18 @@ impl Rank {
         }
         let missing = (0..MOST_RANKS).filter(|rank| status >> rank & 1 == 1).collect();
         Err(AccelError::Ranks { rank: self.rank, missing, odd_calls: status >> MOST_RANKS != 0 })
+    }
+
+    /// Returns an error unless the weight is this rank's part.
+    fn check_weight(&self, weight: &MarlinWeight) -> Result<(), AccelError> {
+        let size_k = weight.shape().size_k;
+        let own = (self.shared.ranks.len(), self.rank * size_k..(self.rank + 1) * size_k);
+        let split = weight.split().map(|split| (split.ranks(), split.rows()));
+        if split.as_ref() == Some(&own) {
+            return Ok(());
+        }
+        let expected = format!("the part of {self:?}: MarlinWeight::with_split");
+        Err(ROW.refuse("weight", format!("{split:?}"), expected))
     }
 
     /// Returns an error unless `device` is this rank's.

@@ -312,6 +312,13 @@ fn calls_that_do_not_fit_are_refused() {
     let x = device.zeroed::<u16>(shape.size_k).unwrap();
     assert_eq!(what(rank.multiply(&device, &x, &whole)), None);
     assert_eq!(what(rank.multiply(&device, &x, &whole)), Some("call"));
+    // Of other columns.
+    let wide = Shape::new(1024, 128);
+    let other = weight(&mut random, ScalarType::UINT4B8, BF16, wide, GroupSize::Of(128), false);
+    let other = MarlinWeight::new(&device, &[other], BF16).unwrap();
+    let other = other.with_split(Split::whole(1024)).unwrap();
+    assert_eq!(what(rank.add(&device, &other, &mut y)), Some("weight"));
+    assert_eq!(what(rank.add(&device, &half, &mut y)), Some("weight"));
     let mut long = device.zeroed::<u16>(128).unwrap();
     assert_eq!(what(rank.add(&device, &whole, &mut long)), Some("y"));
     assert_eq!(what(rank.add(&device, &whole, &mut y)), None);
