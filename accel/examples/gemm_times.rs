@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
-use marlinspike::products::schedule::Schedule;
+use marlinspike::products::schedule::Cut;
 use marlinspike_accel::{
     AccelError, Device, limits,
     ops::gemm::{ManyRows, Tiling},
@@ -30,7 +30,7 @@ type AnyError = Box<dyn std::error::Error>;
 const ROWS: [usize; 9] = [1, 8, 16, 32, 64, 128, 256, 1024, 4096];
 
 fn tilings(size_m: usize, size_k: usize) -> Vec<Tiling> {
-    let chunks = size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32;
+    let chunks = Cut::version_1(size_k).chunks() as u32;
     let m_tiles = match size_m {
         0..=8 => vec![1],
         9..=16 => vec![2, 1],

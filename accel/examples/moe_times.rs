@@ -14,7 +14,7 @@
 
 use std::process::ExitCode;
 
-use marlinspike::products::schedule::Schedule;
+use marlinspike::products::schedule::Cut;
 use marlinspike_accel::{
     AccelError, Device, limits,
     ops::gemm::{ManyRows, Tiling},
@@ -29,7 +29,7 @@ const TOKENS: [usize; 7] = [1, 4, 16, 64, 256, 1024, 4096];
 
 /// Tilings of `m_tiles` eights of rows for K = `size_k`; `paired`: of gate and up halves.
 fn tilings(m_tiles: u32, size_k: usize, paired: bool) -> Vec<Tiling> {
-    let chunks = size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32;
+    let chunks = Cut::version_1(size_k).chunks() as u32;
     let mut all = Vec::new();
     let shapes = [(64, 64), (64, 32), (128, 64), (128, 32), (256, 64)];
     for (n_tile, columns) in shapes.into_iter().filter(|&(n, _)| !paired || n == 128) {

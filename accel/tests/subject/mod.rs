@@ -176,9 +176,9 @@ const TILINGS: [[u32; 5]; 4] =
 
 /// A division by `choice` for K = `size_k`; `None` for the one that the crate chooses.
 fn tiling(choice: u64, size_k: usize) -> Option<Tiling> {
-    use marlinspike::products::schedule::Schedule;
+    use marlinspike::products::schedule::Cut;
     let [m_tiles, n_tile, columns, teams, stages] = *TILINGS.get(choice as usize % 5)?;
-    let chunks = size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32;
+    let chunks = Cut::version_1(size_k).chunks() as u32;
     let teams = teams.min(chunks.next_power_of_two());
     Some(Tiling {
         m_tiles,
