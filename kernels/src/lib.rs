@@ -85,6 +85,7 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
     "formats/types"
     "formats/uint8b128"
     "fp8_gemm_sizes"
+    "fp8_groups"
     "fragments"
     "gemm_operands"
     "gemm_sizes"

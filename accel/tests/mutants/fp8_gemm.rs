@@ -20,10 +20,9 @@ use marlinspike::quantize::{Fp8GroupRule, per_group_fp8_with};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use marlinspike_accel::{
     AccelError, Device,
-    ops::align::{Runs, align_on_device},
+    ops::align::{RoutedRows, Runs, align_on_device},
     ops::fp8_gemm::{
-        Fp8Layer, Fp8Plan, Fp8Scales, Fp8Weight, RoutedRows, RowsFp8, fp8_gemm, fp8_gemm_planned,
-        moe_fp8_gemm,
+        Fp8Layer, Fp8Plan, Fp8Scales, Fp8Weight, RowsFp8, fp8_gemm, fp8_gemm_planned, moe_fp8_gemm,
     },
     ops::{fp8_scale_step, per_token_group_quant_fp8},
     registry::mutants,

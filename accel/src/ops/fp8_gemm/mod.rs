@@ -22,7 +22,7 @@ use crate::{
     memory::Buffer,
     nvrtc::Parameter,
     operation::{Law, Mutant, Needs, Row},
-    ops::{align::DeviceBlocks, gemm::checks, quantize::fp8_scale_step},
+    ops::{align::RoutedRows, gemm::checks, quantize::fp8_scale_step},
 };
 
 /// Upstream: `cutlass_scaled_mm`, DeepGEMM's `fp8_gemm_nt`.
@@ -152,15 +152,6 @@ pub fn fp8_gemm_planned(
         return Ok(());
     }
     launch(device, x, weight, y, plan, size_m, None)
-}
-
-/// Rows of x and y in the order of their experts' blocks.
-#[derive(Debug, Clone, Copy)]
-pub struct RoutedRows<'a> {
-    /// Row `place_of[t]` of x and y is entry t's; of [`Fp8Plan::rows`] entries each.
-    pub blocks: &'a DeviceBlocks,
-    /// One for each row of y, which it multiplies before that is rounded.
-    pub row_weights: Option<&'a Buffer<f32>>,
 }
 
 /// Each row of y `[places, N]` = the row of x `[places, K]` · W of the expert of its block, with the scales of both, plus
