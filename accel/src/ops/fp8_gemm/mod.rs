@@ -54,6 +54,31 @@ pub(crate) static ROW: Row = Row {
             "__fmaf_rn(value, x_scale, bias[half])",
             "__fadd_rn(__fmul_rn(value, x_scale), bias[half])",
         ),
+        Mutant::new(
+            "one chain over both halves, many rows",
+            "wgmma_fp8<HALF_N>(sum, x + 2 * step, w + 2 * step, step);",
+            "wgmma_fp8<HALF_N>(sum, x + 2 * step, w + 2 * step, 1);",
+        ),
+        Mutant::new(
+            "the scale of W of the other half, many rows",
+            "stage % STAGES * 2 + half)",
+            "stage % STAGES * 2 + 1 - half)",
+        ),
+        Mutant::new(
+            "the scale of a thread's first row for both, many rows",
+            "reinterpret_cast<const float *>(of_stage)[thread.row + 8]",
+            "reinterpret_cast<const float *>(of_stage)[thread.row]",
+        ),
+        Mutant::new(
+            "the part times its scale, rounded before the sum, many rows",
+            "__fmaf_rn(sum[i], scale[i / 2 % 2], total[i])",
+            "__fadd_rn(__fmul_rn(sum[i], scale[i / 2 % 2]), total[i])",
+        ),
+        Mutant::new(
+            "the bias added with a rounding of its own, many rows",
+            "__fmaf_rn(value, x_scale.of[i / 2], added)",
+            "__fadd_rn(__fmul_rn(value, x_scale.of[i / 2]), added)",
+        ),
     ],
 };
 
@@ -185,6 +210,9 @@ pub fn moe_fp8_gemm(
         }
     }
     checks::blocks(&MOE, blocks, plan.rows as usize, blocks.entries(), weight.experts())?;
+    if plan.ranks > 1 {
+        return Err(MOE.refuse("plan", format!("{plan:?}"), "thread blocks on their own"));
+    }
     checks::router_weights(&MOE, "row_weights", row_weights, places)?;
     if places == 0 {
         return Ok(());
@@ -207,8 +235,7 @@ fn launch(
     let shape = weight.shape();
     let x_scale_step = scale_step(row, x, weight, rows)?;
     let sizes = plan.sizes(row, device, weight.scales_of())?;
-    let columns = plan.columns(shape.size_n) * plan.ranks as usize;
-    let tiles = rows.div_ceil(plan.rows as usize).saturating_mul(columns);
+    let tiles = plan.tiles(rows, shape.size_n);
     // Tiles are counted in 32 bits, raster and all.
     if i32::try_from(tiles).is_err() || i32::try_from(rows).is_err() {
         let found = format!("{rows} rows in {tiles} tiles");
@@ -226,9 +253,9 @@ fn launch(
     // copy engine reads and writes no others. Blocks are of the plan's rows, one in y for each place, as are the router weights.
     // The ring's stages fit the shared memory of the launch.
     let arguments = Fp8GemmArguments {
-        w_map: map(&weight.codes, all_columns, plan.tile_n)?,
-        x_map: map(x.codes, rows, plan.rows / plan.ranks)?,
-        y_map: TensorMap::new(device, y, rows, size_n, plan.rows)
+        w_map: map(&weight.codes, all_columns, plan.tile_n / plan.ranks)?,
+        x_map: map(x.codes, rows, plan.rows)?,
+        y_map: TensorMap::new(device, y, rows, size_n, plan.rows.min(64))
             .map_err(failed("cuTensorMapEncodeTiled"))?,
         w_scales: (&weight.scales).into(),
         x_scales: x.scales.into(),

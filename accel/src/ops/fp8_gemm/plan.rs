@@ -20,18 +20,22 @@ const MOST_STAGES: u32 = 24;
 /// the L2 cache.
 const RASTER_ROWS: u32 = 1024;
 
+/// Rows and columns of a tile whose rows are the 64-row side of the products.
+const MANY_ROWS: u32 = 128;
+const MANY_ROWS_TILE: u32 = 256;
+
 /// How the work of a product is divided, as parameters of `fp8_gemm.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fp8Plan {
     /// Rows that a thread block computes at once.
     pub rows: u32,
-    /// Columns that it computes at once: a multiple of 16, at most 16 for each warp.
+    /// Columns that it computes at once: a multiple of 16, at most 16 for each warp; 256 with 128 rows.
     pub tile_n: u32,
     /// Warps that compute.
     pub warps: u32,
     /// Stages of 128 k whose sums a warpgroup has in flight.
     pub batch: u32,
-    /// Thread blocks of a cluster, which share the rows of x: 1 or 2.
+    /// Thread blocks of a cluster, which share the weights: 1, or without experts 2.
     pub ranks: u32,
 }
 
@@ -46,7 +50,7 @@ pub(super) struct Sizes {
 static SIZES: Memo<(Fp8Plan, Fp8Scales), Sizes> = Memo::new();
 
 /// Rows, warps, batch and ranks that the kernel is compiled with.
-const COMPILED: [[u32; 4]; 10] = [
+const COMPILED: [[u32; 4]; 9] = [
     [8, 4, 4, 1],
     [8, 16, 4, 1],
     [16, 4, 4, 1],
@@ -54,9 +58,8 @@ const COMPILED: [[u32; 4]; 10] = [
     [32, 16, 1, 1],
     [64, 4, 2, 1],
     [64, 16, 1, 1],
-    [128, 8, 2, 1],
-    [128, 8, 2, 2],
-    [192, 8, 1, 1],
+    [128, 8, 1, 1],
+    [128, 8, 1, 2],
 ];
 
 impl Fp8Plan {
@@ -64,7 +67,7 @@ impl Fp8Plan {
     pub fn all() -> impl Iterator<Item = Self> {
         COMPILED.into_iter().map(|[rows, warps, batch, ranks]| Self {
             rows,
-            tile_n: (warps * 16).min(224),
+            tile_n: if rows == MANY_ROWS { MANY_ROWS_TILE } else { (warps * 16).min(224) },
             warps,
             batch,
             ranks,
@@ -77,12 +80,14 @@ impl Fp8Plan {
 
     /// Blocks of rows whose tiles are computed concurrently.
     pub(super) fn raster(self) -> u32 {
-        (RASTER_ROWS / self.rows).max(1)
+        RASTER_ROWS / (self.rows * self.ranks)
     }
 
-    /// Tiles side by side, those of a cluster counted as one.
-    pub(super) fn columns(self, size_n: usize) -> usize {
-        size_n.div_ceil((self.tile_n * self.ranks) as usize)
+    /// Tiles of `rows` x `size_n` outputs. Clusters compute whole ones.
+    pub(super) fn tiles(self, rows: usize, size_n: usize) -> usize {
+        let of_cluster = (self.rows * self.ranks) as usize;
+        let blocks = rows.div_ceil(of_cluster) * self.ranks as usize;
+        blocks.saturating_mul(size_n.div_ceil(self.tile_n as usize))
     }
 
     /// Sizes of a thread block of this plan.
@@ -97,7 +102,10 @@ impl Fp8Plan {
         scales: Fp8Scales,
     ) -> Result<Sizes, AccelError> {
         let Self { rows, tile_n, warps, batch, ranks } = self;
-        let fits = tile_n > 0 && tile_n.is_multiple_of(16) && tile_n <= 16 * warps;
+        let fits = match rows {
+            MANY_ROWS => tile_n == MANY_ROWS_TILE,
+            _ => tile_n > 0 && tile_n.is_multiple_of(16) && tile_n <= 16 * warps,
+        };
         let is_compiled = COMPILED.contains(&[rows, warps, batch, ranks]);
         if !fits || !is_compiled || !device.arch().has_wgmma() {
             let found = format!("{self:?} on {}", device.arch());
@@ -121,6 +129,10 @@ impl Fp8Plan {
         })
     }
 
+    fn many_rows(ranks: u32) -> Self {
+        Self { rows: MANY_ROWS, tile_n: MANY_ROWS_TILE, warps: 8, batch: 1, ranks }
+    }
+
     /// The plan for one product of `size_m` rows.
     pub(crate) fn choose(size_m: usize, weight: &Fp8Weight, multiprocessors: u32) -> Self {
         Self::of_shape(size_m, weight.shape().size_n, multiprocessors)
@@ -133,7 +145,7 @@ impl Fp8Plan {
             0..=8 => Self { rows: 8, tile_n: 64, warps: 4, batch: 4, ranks: 1 },
             9..=16 => Self { rows: 16, tile_n: 64, warps: 4, batch: 4, ranks: 1 },
             17..=96 => Self { rows: 64, tile_n: 64, warps: 4, batch: 2, ranks: 1 },
-            _ => Self { rows: 128, tile_n: 128, warps: 8, batch: 2, ranks: 1 },
+            _ => Self::many_rows(1),
         })
     }
 
@@ -153,16 +165,7 @@ impl Fp8Plan {
             0..=8 => few(8, 4),
             9..=16 => few(16, 4),
             17..=64 => few(64, 2),
-            _ => {
-                // In rows: a tile of 192 has one sum in flight, and its products wait for promotions.
-                let time = |rows: usize, effective: usize| {
-                    let tiles = size_m.div_ceil(rows) * size_n.div_ceil(128);
-                    tiles.div_ceil(multiprocessors as usize) * effective
-                };
-                let (rows, batch) =
-                    if time(192, 192) < time(128, 136) { (192, 1) } else { (128, 2) };
-                Self { rows, tile_n: 128, warps: 8, batch, ranks: 1 }
-            }
+            _ => Self::many_rows(1),
         }
     }
 }
@@ -172,7 +175,8 @@ pub(super) fn variants(arch: Arch, is_moe: bool) -> Result<Vec<Vec<Parameter>>, 
     if arch.has_wgmma() {
         for dtype in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
             for scales in [Fp8Scales::Channels, Fp8Scales::Blocks] {
-                all.extend(Fp8Plan::all().map(|plan| parameters(dtype, scales, is_moe, plan)));
+                let plans = Fp8Plan::all().filter(|plan| !is_moe || plan.ranks == 1);
+                all.extend(plans.map(|plan| parameters(dtype, scales, is_moe, plan)));
             }
         }
     }
