@@ -7,7 +7,7 @@
 // channels and tokens follow the last one), or with HAS_BLOCKS by total = fma(sum, rn(x scale * w scale), total). This
 // order depends on nothing but K.
 //
-//   w_map       W [experts * N, K]; boxes of 128 k x tile_n / RANKS columns of y, 128-byte swizzle
+//   w_map       W [experts * N, K]; boxes of 128 k x tile_n columns of y, 128-byte swizzle
 //   x_map       x [rows, K]; boxes of 128 k x ROWS rows, 128-byte swizzle. With IS_MOE the rows are those of the blocks
 //               of ROWS entries (gathered), padding included
 //   y_map       y; boxes of 64 columns x the least of ROWS and 64 rows, 128-byte swizzle
@@ -24,15 +24,12 @@
 //   IS_BF16     half.cuh
 //   HAS_BLOCKS  0 or 1: scales for 128 x 128 of W and 1 x 128 of x, else of columns and rows
 //   IS_MOE      0 or 1: experts
-//   ROWS        8, 16, 32 or 64; 128, with 8 WARPS and tiles of 256 columns
+//   ROWS        8, 16, 32 or 64; 128, with 8 WARPS and tiles of 128 columns
 //   WARPS       4, 8 or 16 warps of consumers
-//   BATCH       stages whose sums a warpgroup has in flight at once; 1 with 128 rows
-//   RANKS       1, or, without experts, 2 thread blocks of a cluster, which compute neighbouring rows and copy half of the
-//               weights each to both
+//   BATCH       stages whose sums a warpgroup has in flight at once; 2 with 128 rows
 //
-// Launch: a multiple of RANKS of thread blocks of THREADS threads; dynamic shared memory of stages * (tile_n * 128 +
-// STAGE_BYTES) + END_BYTES bytes (fp8_gemm_sizes.cuh). K is a multiple of 16, N of 8, tile_n
-// of 16 and at most 16 WARPS, or 256.
+// Launch: thread blocks of THREADS threads; dynamic shared memory of stages * (tile_n * 128 + STAGE_BYTES) + END_BYTES
+// bytes (fp8_gemm_sizes.cuh). K is a multiple of 16, N of 8, tile_n of 16 and at most 16 WARPS.
 
 #include "fp8_gemm_few.cuh"
 #include "fp8_gemm_many.cuh"
@@ -42,7 +39,7 @@
 constexpr int PRODUCER_REGISTERS = WARPS <= 8 ? 40 : 32;
 constexpr int CONSUMER_REGISTERS = WARPS <= 8 ? 232 : 112;
 
-extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp8_gemm(const __grid_constant__ TensorMap w_map,
         const __grid_constant__ TensorMap x_map,
         const __grid_constant__ TensorMap y_map,
@@ -66,7 +63,6 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
                        row_weights};
     extern __shared__ __align__(1024) unsigned char pointer[];
     const Memory memory(p, shared_address(pointer));
-    const unsigned rank = RANKS == 1 ? 0 : blockIdx.x % RANKS;
     if (threadIdx.x < 32) {
         if (threadIdx.x == 0) {
             prefetch_map(w_map);
@@ -74,23 +70,18 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
         }
         for (unsigned slot = threadIdx.x; slot < stages; slot += 32) {
             barrier_init(memory.start + memory.full_at + slot * 8, 1);
-            barrier_init(memory.start + memory.empty_at + slot * 8, WARPS * RANKS);
+            barrier_init(memory.start + memory.empty_at + slot * 8, WARPS);
         }
         fence_barrier_init();
         __syncwarp();
     }
-    if constexpr (RANKS > 1) {
-        cluster_arrive();
-        cluster_wait();
-    } else {
-        __syncthreads();
-    }
+    __syncthreads();
     if (threadIdx.x < PRODUCERS) {
         if constexpr (WARPS > 4) {
             release_registers<PRODUCER_REGISTERS>();
         }
         if (threadIdx.x == 0) {
-            produce(p, w_map, x_map, memory, rank);
+            produce(p, w_map, x_map, memory);
         }
     } else {
         if constexpr (WARPS > 4) {
@@ -99,15 +90,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
         wait_for_last_kernel();
         let_next_kernel_start();
         if constexpr (HAS_MANY_ROWS) {
-            many::consume(p, y_map, memory, pointer, rank);
+            many::consume(p, y_map, memory, pointer);
         } else {
             few::consume(p, y_map, memory, pointer);
         }
-    }
-    if constexpr (RANKS > 1) {
-        // The other thread block's copies and arrivals come here.
-        __syncwarp();
-        cluster_arrive();
-        cluster_wait();
     }
 }

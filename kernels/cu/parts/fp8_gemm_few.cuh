@@ -215,7 +215,7 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
     const unsigned box = memory.y_at + group * (ROWS * GROUP_N * 2);
     Place place;
     for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
-        const Tile tile = tile_at(p, index, blocks, 0);
+        const Tile tile = tile_at(p, index, blocks);
         if (tile.expert < 0) {
             continue;
         }

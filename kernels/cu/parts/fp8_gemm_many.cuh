@@ -1,6 +1,6 @@
 #pragma once
 // The consumers of fp8_gemm.cu for many rows. Rows of x are the 64-row side of wgmma: each of two warpgroups computes 64
-// rows of a tile, half of its columns after the other. While one promotes a half's sum, the other one's products run.
+// rows of a tile. A stage's products run while the sum of the stage before is promoted.
 
 #include "fp8_gemm_ring.cuh"
 #include "fragments.cuh"
@@ -9,13 +9,12 @@
 namespace many {
 
 constexpr unsigned GROUP_ROWS = 64;
-// Columns of a half, which share a scale of W.
-constexpr unsigned HALF_N = 128;
-constexpr unsigned TILE_N = 2 * HALF_N;
-// A piece of a finished tile: 64 columns of a warpgroup's rows. Two take turns, so that one is written while the copy
-// engine reads the other.
+// Columns of a tile, which share a scale of W.
+constexpr unsigned TILE_N = 128;
+// A piece of a finished tile: 64 columns of a warpgroup's rows.
 constexpr unsigned BOX_BYTES = GROUP_ROWS * 128;
-static_assert(2 * 2 * BOX_BYTES <= END_BYTES || ROWS != 128);
+// Stages by which the first warpgroup leads: while one finishes a tile, the other one's products run.
+constexpr unsigned LEAD = 3;
 
 // A consumer thread's view of its tile.
 struct Thread {
@@ -23,9 +22,8 @@ struct Thread {
     unsigned row;  // of the tile: its first, the second one is row + 8
 };
 
-// The scales of W of a tile: lane i has that of stage i / 2 and half i % 2, of 16 stages.
+// The scales of W of a tile: a lane has that of one of 32 stages.
 struct BlockScales {
-    static constexpr unsigned STAGES = 16;
     const float *from;
     unsigned count;
     float now, next;
@@ -33,24 +31,24 @@ struct BlockScales {
     __device__ __forceinline__ BlockScales(const Product &p, const Tile &tile, unsigned lane) {
         if constexpr (HAS_BLOCKS) {
             count = p.k_stages();
-            const unsigned rows = (p.size_n + HALF_N - 1) / HALF_N;
-            const unsigned row = min(tile.n0 / HALF_N + lane % 2, rows - 1);
-            from = p.w_scales + (static_cast<size_t>(tile.expert) * rows + row) * count;
-            now = from[min(lane / 2, count - 1)];
-            next = from[min(STAGES + lane / 2, count - 1)];
+            const unsigned rows = (p.size_n + TILE_N - 1) / TILE_N;
+            from = p.w_scales + (static_cast<size_t>(tile.expert) * rows + tile.n0 / TILE_N) * count;
+            now = from[min(lane, count - 1)];
+            next = from[min(32 + lane, count - 1)];
         }
     }
 
-    // Stages ascend.
-    __device__ __forceinline__ void begin(unsigned stage, unsigned lane) {
-        if (HAS_BLOCKS && stage % STAGES == 0 && stage > 0) {
-            now = next;
-            next = from[min(stage + STAGES + lane / 2, count - 1)];
+    // The scale of that stage; stages ascend.
+    __device__ __forceinline__ float at(unsigned stage, unsigned lane) {
+        if constexpr (HAS_BLOCKS) {
+            if (stage % 32 == 0 && stage > 0) {
+                now = next;
+                next = from[min(stage + 32 + lane, count - 1)];
+            }
+            return __shfl_sync(~0u, now, stage % 32);
+        } else {
+            return 1.0f;
         }
-    }
-
-    __device__ __forceinline__ float at(unsigned stage, unsigned half) const {
-        return HAS_BLOCKS ? __shfl_sync(~0u, now, stage % STAGES * 2 + half) : 1.0f;
     }
 };
 
@@ -59,42 +57,90 @@ struct OfRows {
     float of[2] = {1.0f, 1.0f};
 };
 
-// Issues the sum of a stage's products for 64 rows and a half of the columns.
-__device__ __forceinline__ void multiply(unsigned x_at, unsigned w_at, float (&sum)[HALF_N / 2]) {
-    const unsigned long long x = matrix_descriptor(x_at), w = matrix_descriptor(w_at);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-        wgmma_fp8<HALF_N>(sum, x + 2 * step, w + 2 * step, step);
-    }
-    wgmma_commit();
-}
+// A stage whose products run.
+struct Stage {
+    float sum[TILE_N / 2];
+    OfRows x_scale;
+    float w_scale;
+    unsigned slot;
 
-// Adds a stage's sums to the totals.
-__device__ __forceinline__ void promote(const float (&sum)[HALF_N / 2], float (&total)[HALF_N / 2],
-                                        [[maybe_unused]] const OfRows &x_scale, [[maybe_unused]] float w_scale) {
-    if constexpr (HAS_BLOCKS) {
-        const float scale[2] = {__fmul_rn(x_scale.of[0], w_scale), __fmul_rn(x_scale.of[1], w_scale)};
+    // Issues the products of stage `index`.
+    __device__ __forceinline__ void begin(const Product &p, const Memory &memory, const unsigned char *pointer,
+                                          const Thread &thread, BlockScales &scales, unsigned index, Place &place) {
+        slot = place.slot;
+        const unsigned at = memory.start + slot * (TILE_N * STAGE_K + X_BYTES);
+        const unsigned x_at = at + TILE_N * STAGE_K + thread.group * (GROUP_ROWS * STAGE_K);
+        barrier_wait(memory.start + memory.full_at + slot * 8, place.phase);
+        const unsigned long long x = matrix_descriptor(x_at), w = matrix_descriptor(at);
+        wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < HALF_N / 2; ++i) {
-            total[i] = __fmaf_rn(sum[i], scale[i / 2 % 2], total[i]);
+        for (int step = 0; step < 4; ++step) {
+            wgmma_fp8<TILE_N>(sum, x + 2 * step, w + 2 * step, step);
         }
+        wgmma_commit();
+        if constexpr (HAS_BLOCKS) {
+            const unsigned char *of_rows = pointer + memory.x_scales_at + slot * X_SCALE_BYTES;
+            x_scale.of[0] = reinterpret_cast<const float *>(of_rows)[thread.row];
+            x_scale.of[1] = reinterpret_cast<const float *>(of_rows)[thread.row + 8];
+            w_scale = scales.at(index, thread.lane);
+        }
+        place.next(p.stages);
+    }
+
+    // Adds the sums, which are complete, to the totals.
+    __device__ __forceinline__ void promote(const Memory &memory, const Thread &thread, float (&total)[TILE_N / 2]) {
+        release(memory.start + memory.empty_at + slot * 8, thread.lane);
+        if constexpr (HAS_BLOCKS) {
+            const float scale[2] = {__fmul_rn(x_scale.of[0], w_scale), __fmul_rn(x_scale.of[1], w_scale)};
+#pragma unroll
+            for (int i = 0; i < TILE_N / 2; ++i) {
+                total[i] = __fmaf_rn(sum[i], scale[i / 2 % 2], total[i]);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < TILE_N / 2; ++i) {
+                total[i] = __fadd_rn(total[i], sum[i]);
+            }
+        }
+    }
+};
+
+// Adds all stages to the totals, in ascending order.
+__device__ __forceinline__ void add_stages(const Product &p, const Memory &memory, const unsigned char *pointer,
+                                           const Thread &thread, BlockScales &scales, Place &place,
+                                           float (&total)[TILE_N / 2]) {
+    const unsigned count = p.k_stages();
+    Stage even, odd;
+    even.begin(p, memory, pointer, thread, scales, 0, place);
+    unsigned index = 1;
+    for (; index + 1 < count; index += 2) {
+        odd.begin(p, memory, pointer, thread, scales, index, place);
+        wgmma_wait<1>();
+        even.promote(memory, thread, total);
+        even.begin(p, memory, pointer, thread, scales, index + 1, place);
+        wgmma_wait<1>();
+        odd.promote(memory, thread, total);
+    }
+    if (index < count) {
+        odd.begin(p, memory, pointer, thread, scales, index, place);
+        wgmma_wait<1>();
+        even.promote(memory, thread, total);
+        wgmma_wait<0>();
+        odd.promote(memory, thread, total);
     } else {
-#pragma unroll
-        for (int i = 0; i < HALF_N / 2; ++i) {
-            total[i] = __fadd_rn(total[i], sum[i]);
-        }
+        wgmma_wait<0>();
+        even.promote(memory, thread, total);
     }
 }
 
-// Scales, bias and router weights, in f32, of a half that begins at column n0.
-__device__ __forceinline__ void finish(const Product &p, const Tile &tile, const Thread &thread, unsigned n0,
+// Scales, bias and router weights, in f32.
+__device__ __forceinline__ void finish(const Product &p, const Tile &tile, const Thread &thread,
                                        [[maybe_unused]] const OfRows &x_scale, [[maybe_unused]] const OfRows &row_weight,
-                                       float (&total)[HALF_N / 2]) {
-    float2 w_scale[HALF_N / 8], bias[HALF_N / 8];
+                                       float (&total)[TILE_N / 2]) {
+    float2 w_scale[TILE_N / 8], bias[TILE_N / 8];
 #pragma unroll
-    for (int j = 0; j < HALF_N / 8; ++j) {
-        const unsigned n = min(n0 + j * 8 + thread.lane % 4 * 2, p.size_n - 2);
+    for (int j = 0; j < TILE_N / 8; ++j) {
+        const unsigned n = min(tile.n0 + j * 8 + thread.lane % 4 * 2, p.size_n - 2);
         const size_t at = static_cast<size_t>(tile.expert) * p.size_n + n;
         if constexpr (!HAS_BLOCKS) {
             w_scale[j] = *reinterpret_cast<const float2 *>(p.w_scales + at);
@@ -103,7 +149,7 @@ __device__ __forceinline__ void finish(const Product &p, const Tile &tile, const
         bias[j] = make_float2(widen(two & 0xffff), widen(two >> 16));
     }
 #pragma unroll
-    for (int j = 0; j < HALF_N / 8; ++j) {
+    for (int j = 0; j < TILE_N / 8; ++j) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float &value = total[j * 4 + i];
@@ -121,48 +167,58 @@ __device__ __forceinline__ void finish(const Product &p, const Tile &tile, const
     }
 }
 
-// Rounds a half that begins at column n0; the copy engine writes it, and continues during the next products.
-__device__ __forceinline__ void write_half(const TensorMap &y_map, const Tile &tile, const Thread &thread, unsigned n0,
-                                           unsigned boxes, const float (&total)[HALF_N / 2]) {
+// Rounds a warpgroup's rows of a tile; the copy engine writes them, and continues during the next tile.
+__device__ __forceinline__ void write_tile(const TensorMap &y_map, const Tile &tile, const Thread &thread,
+                                           unsigned boxes, const float (&total)[TILE_N / 2]) {
     const bool is_writer = threadIdx.x % 128 == 0;
     const unsigned row = threadIdx.x / 32 % 4 * 16 + thread.lane % 16, piece = thread.lane / 16;
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-        const unsigned box = boxes + part * BOX_BYTES;
-        if (is_writer) {
-            // The box's last columns have been read from it.
-            wait_for_stores<1>();
-        }
-        warpgroup_sync(thread.group);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float *of = total + part * 32 + j * 8;
-            const unsigned packed[4] = {narrow2(of[0], of[1]), narrow2(of[2], of[3]), narrow2(of[4], of[5]),
-                                        narrow2(of[6], of[7])};
-            store_matrices(box + SwizzledRows::at(row, j * 2 + piece), packed);
-        }
-        fence_async_proxy();
-        warpgroup_sync(thread.group);
-        if (is_writer) {
-            store_box(y_map, n0 + part * 64, tile.row + thread.group * GROUP_ROWS, box);
-            commit_stores();
-        }
-        __syncwarp();
+    if (is_writer) {
+        wait_for_stores();
     }
+    // The last tile has been read from shared memory.
+    warpgroup_sync(thread.group);
+#pragma unroll
+    for (int i = 0; i < TILE_N / 2; i += 8) {
+        const unsigned packed[4] = {narrow2(total[i], total[i + 1]), narrow2(total[i + 2], total[i + 3]),
+                                    narrow2(total[i + 4], total[i + 5]), narrow2(total[i + 6], total[i + 7])};
+        store_matrices(boxes + i / 32 * BOX_BYTES + SwizzledRows::at(row, i / 4 % 8 + piece), packed);
+    }
+    fence_async_proxy();
+    warpgroup_sync(thread.group);
+    if (is_writer) {
+        const unsigned row_0 = tile.row + thread.group * GROUP_ROWS;
+        store_box(y_map, tile.n0, row_0, boxes);
+        store_box(y_map, tile.n0 + 64, row_0, boxes + BOX_BYTES);
+        commit_stores();
+    }
+    __syncwarp();
 }
 
 // Computes the tiles of this thread block from the ring's stages.
 __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map, const Memory &memory,
-                                        const unsigned char *pointer, unsigned rank) {
+                                        const unsigned char *pointer) {
     const unsigned group = (threadIdx.x - PRODUCERS) / 128, lane = threadIdx.x % 32;
     const Thread thread = {lane, group, group * GROUP_ROWS + threadIdx.x / 32 % 4 * 16 + lane / 4};
-    const unsigned blocks = p.blocks(), tiles = blocks * p.columns(), k_stages = p.k_stages();
+    const unsigned blocks = p.blocks(), tiles = blocks * p.columns();
     const unsigned boxes = memory.start + memory.y_at + group * (2 * BOX_BYTES);
+    bool is_first = true;
     Place place;
-    for (unsigned index = blockIdx.x / RANKS; index < tiles; index += gridDim.x / RANKS) {
-        const Tile tile = tile_at(p, index, blocks, rank);
+    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
+        const Tile tile = tile_at(p, index, blocks);
         if (tile.expert < 0) {
             continue;
+        }
+        if (is_first && group == 1 && LEAD < min(p.k_stages(), p.stages)) {
+            barrier_wait(memory.start + memory.full_at + LEAD * 8, 0);
+        }
+        is_first = false;
+        const unsigned n = min(tile.n0 + threadIdx.x % TILE_N, p.size_n - 1);
+        const size_t column = static_cast<size_t>(tile.expert) * p.size_n + n;
+        if constexpr (!HAS_BLOCKS) {
+            prefetch(p.w_scales + column);
+        }
+        if (p.bias) {
+            prefetch(p.bias + column);
         }
         BlockScales scales(p, tile, lane);
         OfRows x_scale, row_weight;
@@ -170,44 +226,20 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
         for (int r = 0; r < 2; ++r) {
             const unsigned row = tile.row + thread.row + 8 * r, m = IS_MOE ? row : min(row, p.size_m - 1);
             if constexpr (!HAS_BLOCKS) {
-                x_scale.of[r] = p.x_scales[m * static_cast<size_t>(p.x_scale_step)];
+                x_scale.of[r] = __ldcg(p.x_scales + m * static_cast<size_t>(p.x_scale_step));
             }
             if (IS_MOE && p.row_weights) {
-                row_weight.of[r] = p.row_weights[m];
+                row_weight.of[r] = __ldcg(p.row_weights + m);
             }
         }
-        float total[2][HALF_N / 2], sum[HALF_N / 2];
+        float total[TILE_N / 2];
 #pragma unroll
-        for (int i = 0; i < HALF_N; ++i) {
-            total[i / (HALF_N / 2)][i % (HALF_N / 2)] = 0.0f;
+        for (int i = 0; i < TILE_N / 2; ++i) {
+            total[i] = 0.0f;
         }
-        for (unsigned stage = 0; stage < k_stages; ++stage) {
-            const unsigned w_at = memory.start + place.slot * memory.stage_bytes, x_at = w_at + TILE_N * STAGE_K;
-            barrier_wait(memory.start + memory.full_at + place.slot * 8, place.phase);
-            scales.begin(stage, lane);
-            if constexpr (HAS_BLOCKS) {
-                const unsigned char *of_stage = pointer + memory.x_scales_at + place.slot * X_SCALE_BYTES;
-                x_scale.of[0] = reinterpret_cast<const float *>(of_stage)[thread.row];
-                x_scale.of[1] = reinterpret_cast<const float *>(of_stage)[thread.row + 8];
-            }
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                multiply(x_at + group * GROUP_ROWS * STAGE_K, w_at + half * HALF_N * STAGE_K, sum);
-                const float w_scale = scales.at(stage, half);
-                wgmma_wait<0>();
-                if (half == 1) {
-                    release(memory.start + memory.empty_at + place.slot * 8, lane);
-                }
-                promote(sum, total[half], x_scale, w_scale);
-            }
-            place.next(p.stages);
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const unsigned n0 = tile.n0 + half * HALF_N;
-            finish(p, tile, thread, n0, x_scale, row_weight, total[half]);
-            write_half(y_map, tile, thread, n0, boxes, total[half]);
-        }
+        add_stages(p, memory, pointer, thread, scales, place, total);
+        finish(p, tile, thread, x_scale, row_weight, total);
+        write_tile(y_map, tile, thread, boxes, total);
     }
     // The copy engine may still be reading here.
     wait_for_stores();

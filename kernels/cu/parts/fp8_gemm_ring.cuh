@@ -3,7 +3,6 @@
 // producer that fills it.
 
 #include "barrier.cuh"
-#include "cluster.cuh"
 #include "depend.cuh"
 #include "fp8_gemm_sizes.cuh"
 #include "wgmma_fp8.cuh"
@@ -24,12 +23,11 @@ struct Product {
 
     __device__ unsigned k_stages() const { return (size_k + STAGE_K - 1) / STAGE_K; }
 
-    // Blocks of rows, those of a cluster counted as one.
     __device__ unsigned blocks() const {
         if constexpr (IS_MOE) {
             return static_cast<unsigned>(__ldcg(num_tokens_post_padded)) / ROWS;
         } else {
-            return (size_m + RANKS * ROWS - 1) / (RANKS * ROWS);
+            return (size_m + ROWS - 1) / ROWS;
         }
     }
 
@@ -47,15 +45,14 @@ struct Tile {
     int expert;  // negative: no product
 };
 
-// This thread block's part of tile `index` of its cluster. Tiles are numbered by groups of `raster` blocks of rows, through
-// all columns of a group.
-__device__ __forceinline__ Tile tile_at(const Product &p, unsigned index, unsigned blocks, unsigned rank) {
+// Tile `index`. Tiles are numbered by groups of `raster` blocks of rows, through all columns of a group.
+__device__ __forceinline__ Tile tile_at(const Product &p, unsigned index, unsigned blocks) {
     const unsigned columns = p.columns();
     const unsigned first = index / (p.raster * columns) * p.raster;
     const unsigned side = min(p.raster, blocks - first), in = index % (p.raster * columns);
     const unsigned block = first + in % side;
     const int expert = IS_MOE ? __ldcg(p.expert_ids + block) : 0;
-    return {(block * RANKS + rank) * ROWS, in / side * p.tile_n, expert};
+    return {block * ROWS, in / side * p.tile_n, expert};
 }
 
 // Places in shared memory: the ring, a finished tile, scales of x, barriers.
@@ -82,38 +79,27 @@ struct Place {
     }
 };
 
-// Copies a stage's weights. The thread blocks of a cluster copy a part each to all of them.
-__device__ __forceinline__ void copy_weights(const Product &p, const TensorMap &w_map, unsigned to, unsigned k,
-                                             unsigned w_row, unsigned full, [[maybe_unused]] unsigned rank) {
-    if constexpr (RANKS == 1) {
-        copy_box(to, w_map, k, w_row, full);
-    } else {
-        const unsigned part = rank * (p.tile_n / RANKS);
-        copy_box_to_cluster(to + part * STAGE_K, w_map, k, w_row + part, full, (1u << RANKS) - 1);
-    }
-}
-
 // Fills the ring with the stages of all tiles of this thread block.
 __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map, const TensorMap &x_map,
-                                        const Memory &memory, unsigned rank) {
+                                        const Memory &memory) {
     const unsigned k_stages = p.k_stages();
     // No kernel writes weights: those of the first stages are copied before the last kernel is over. Which expert's they
     // are, that kernel may say.
     unsigned early = 0;
     if constexpr (!IS_MOE) {
         early = min(min(p.stages, k_stages), EARLY_STAGES);
-        const Tile tile = tile_at(p, blockIdx.x / RANKS, p.blocks(), rank);
+        const Tile tile = tile_at(p, blockIdx.x, p.blocks());
         for (unsigned stage = 0; stage < early; ++stage) {
             const unsigned full = memory.start + memory.full_at + stage * 8;
             barrier_expect(full, memory.stage_bytes + p.x_scale_bytes(tile.row));
-            copy_weights(p, w_map, memory.start + stage * memory.stage_bytes, stage * STAGE_K, tile.n0, full, rank);
+            copy_box(memory.start + stage * memory.stage_bytes, w_map, stage * STAGE_K, tile.n0, full);
         }
     }
     wait_for_last_kernel();
     const unsigned blocks = p.blocks(), tiles = blocks * p.columns();
     Place place;
-    for (unsigned index = blockIdx.x / RANKS; index < tiles; index += gridDim.x / RANKS) {
-        const Tile tile = tile_at(p, index, blocks, rank);
+    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
+        const Tile tile = tile_at(p, index, blocks);
         if (tile.expert < 0) {
             continue;
         }
@@ -126,7 +112,7 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map
             } else {
                 barrier_wait(memory.start + memory.empty_at + place.slot * 8, place.phase ^ 1);
                 barrier_expect(full, memory.stage_bytes + scale_bytes);
-                copy_weights(p, w_map, to, stage * STAGE_K, w_row, full, rank);
+                copy_box(to, w_map, stage * STAGE_K, w_row, full);
             }
             copy_box(to + p.tile_n * STAGE_K, x_map, stage * STAGE_K, tile.row, full);
             if (scale_bytes > 0) {
@@ -138,15 +124,9 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map
     }
 }
 
-// Releases a slot to the producers that copy to it.
+// Releases a slot to the producer.
 __device__ __forceinline__ void release(unsigned empty, unsigned lane) {
-    if constexpr (RANKS == 1) {
-        if (lane == 0) {
-            barrier_arrive(empty);
-        }
-    } else {
-        if (lane < RANKS) {
-            barrier_arrive_at_rank(of_rank(empty, lane));
-        }
+    if (lane == 0) {
+        barrier_arrive(empty);
     }
 }

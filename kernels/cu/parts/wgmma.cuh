@@ -42,11 +42,9 @@ __device__ __forceinline__ void commit_stores() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Waits until all but this thread's last PENDING groups of stores have read their shared memory. Their writes are complete
-// when the kernel is.
-template <int PENDING = 0>
+// Waits until this thread's stores have read their shared memory. Their writes are complete when the kernel is.
 __device__ __forceinline__ void wait_for_stores() {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
 // A barrier of the warpgroup of that number: barrier 0 is the whole block's.

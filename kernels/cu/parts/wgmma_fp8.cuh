@@ -1,25 +1,11 @@
 #pragma once
-// Hopper's warpgroup products of e4m3 matrices in shared memory, and copies to both thread blocks of a cluster. For
-// sm_90a alone.
+// Hopper's warpgroup products of e4m3 matrices in shared memory. For sm_90a alone.
 
 #include "wgmma.cuh"
 
-// Copies a box as `copy_box` does, to the same place in each thread block of `ranks`, a bit each; the barrier at that
-// place of each thread block counts the bytes.
-__device__ __forceinline__ void copy_box_to_cluster(unsigned to, const TensorMap &map, unsigned column,
-                                                    unsigned row, unsigned barrier,
-                                                    unsigned short ranks) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(ranks)
-        : "memory");
-}
-
-// Arrives at a barrier of another thread block; the address comes from `of_rank`. Of this thread's earlier accesses only
-// reads are ordered: a release for the cluster would take the time of a fence of the whole device.
-__device__ __forceinline__ void barrier_arrive_at_rank(unsigned mapped) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
+// Fetches a cache line ahead of its use.
+__device__ __forceinline__ void prefetch(const void *from) {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(from));
 }
 
 // Fetches a descriptor ahead of its use.

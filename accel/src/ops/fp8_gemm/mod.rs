@@ -55,19 +55,19 @@ pub(crate) static ROW: Row = Row {
             "__fadd_rn(__fmul_rn(value, x_scale), bias[half])",
         ),
         Mutant::new(
-            "one chain over both halves, many rows",
-            "wgmma_fp8<HALF_N>(sum, x + 2 * step, w + 2 * step, step);",
-            "wgmma_fp8<HALF_N>(sum, x + 2 * step, w + 2 * step, 1);",
+            "one chain over several stages, many rows",
+            "wgmma_fp8<TILE_N>(sum, x + 2 * step, w + 2 * step, step);",
+            "wgmma_fp8<TILE_N>(sum, x + 2 * step, w + 2 * step, 1);",
         ),
         Mutant::new(
-            "the scale of W of the other half, many rows",
-            "stage % STAGES * 2 + half)",
-            "stage % STAGES * 2 + 1 - half)",
+            "a stage promoted with the next one's scale of W, many rows",
+            "w_scale = scales.at(index, thread.lane);",
+            "w_scale = scales.at(min(index + 1, scales.count - 1), thread.lane);",
         ),
         Mutant::new(
             "the scale of a thread's first row for both, many rows",
-            "reinterpret_cast<const float *>(of_stage)[thread.row + 8]",
-            "reinterpret_cast<const float *>(of_stage)[thread.row]",
+            "reinterpret_cast<const float *>(of_rows)[thread.row + 8]",
+            "reinterpret_cast<const float *>(of_rows)[thread.row]",
         ),
         Mutant::new(
             "the part times its scale, rounded before the sum, many rows",
@@ -210,9 +210,6 @@ pub fn moe_fp8_gemm(
         }
     }
     checks::blocks(&MOE, blocks, plan.rows as usize, blocks.entries(), weight.experts())?;
-    if plan.ranks > 1 {
-        return Err(MOE.refuse("plan", format!("{plan:?}"), "thread blocks on their own"));
-    }
     checks::router_weights(&MOE, "row_weights", row_weights, places)?;
     if places == 0 {
         return Ok(());
@@ -253,7 +250,7 @@ fn launch(
     // copy engine reads and writes no others. Blocks are of the plan's rows, one in y for each place, as are the router weights.
     // The ring's stages fit the shared memory of the launch.
     let arguments = Fp8GemmArguments {
-        w_map: map(&weight.codes, all_columns, plan.tile_n / plan.ranks)?,
+        w_map: map(&weight.codes, all_columns, plan.tile_n)?,
         x_map: map(x.codes, rows, plan.rows)?,
         y_map: TensorMap::new(device, y, rows, size_n, plan.rows.min(64))
             .map_err(failed("cuTensorMapEncodeTiled"))?,
@@ -272,9 +269,8 @@ fn launch(
         num_tokens_post_padded: blocks.map(|blocks| &blocks.num_tokens_post_padded).into(),
         row_weights: routed.and_then(|routed| routed.row_weights).into(),
     };
-    let most = device.multiprocessors() / plan.ranks * plan.ranks;
     let grid = Grid {
-        blocks: (most.min(tiles as u32), 1, 1),
+        blocks: (device.multiprocessors().min(tiles as u32), 1, 1),
         threads: (sizes.threads, 1, 1),
         shared_bytes: sizes.shared_bytes,
     };

@@ -22,21 +22,18 @@ const RASTER_ROWS: u32 = 1024;
 
 /// Rows and columns of a tile whose rows are the 64-row side of the products.
 const MANY_ROWS: u32 = 128;
-const MANY_ROWS_TILE: u32 = 256;
 
 /// How the work of a product is divided, as parameters of `fp8_gemm.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fp8Plan {
     /// Rows that a thread block computes at once.
     pub rows: u32,
-    /// Columns that it computes at once: a multiple of 16, at most 16 for each warp; 256 with 128 rows.
+    /// Columns that it computes at once: a multiple of 16, at most 16 for each warp; 128 with 128 rows.
     pub tile_n: u32,
     /// Warps that compute.
     pub warps: u32,
     /// Stages of 128 k whose sums a warpgroup has in flight.
     pub batch: u32,
-    /// Thread blocks of a cluster, which share the weights: 1, or without experts 2.
-    pub ranks: u32,
 }
 
 /// Sizes of a thread block.
@@ -49,45 +46,41 @@ pub(super) struct Sizes {
 
 static SIZES: Memo<(Fp8Plan, Fp8Scales), Sizes> = Memo::new();
 
-/// Rows, warps, batch and ranks that the kernel is compiled with.
-const COMPILED: [[u32; 4]; 9] = [
-    [8, 4, 4, 1],
-    [8, 16, 4, 1],
-    [16, 4, 4, 1],
-    [16, 16, 4, 1],
-    [32, 16, 1, 1],
-    [64, 4, 2, 1],
-    [64, 16, 1, 1],
-    [128, 8, 1, 1],
-    [128, 8, 1, 2],
+/// Rows, warps and batch that the kernel is compiled with.
+const COMPILED: [[u32; 3]; 8] = [
+    [8, 4, 4],
+    [8, 16, 4],
+    [16, 4, 4],
+    [16, 16, 4],
+    [32, 16, 1],
+    [64, 4, 2],
+    [64, 16, 1],
+    [MANY_ROWS, 8, 2],
 ];
 
 impl Fp8Plan {
     /// Plans with the widest tiles, one for each set of parameters that the kernel is compiled with.
     pub fn all() -> impl Iterator<Item = Self> {
-        COMPILED.into_iter().map(|[rows, warps, batch, ranks]| Self {
+        COMPILED.into_iter().map(|[rows, warps, batch]| Self {
             rows,
-            tile_n: if rows == MANY_ROWS { MANY_ROWS_TILE } else { (warps * 16).min(224) },
+            tile_n: (warps * 16).min(224),
             warps,
             batch,
-            ranks,
         })
     }
 
-    pub(super) fn parameters(self) -> [Parameter; 4] {
-        [("WARPS", self.warps), ("ROWS", self.rows), ("BATCH", self.batch), ("RANKS", self.ranks)]
+    pub(super) fn parameters(self) -> [Parameter; 3] {
+        [("WARPS", self.warps), ("ROWS", self.rows), ("BATCH", self.batch)]
     }
 
     /// Blocks of rows whose tiles are computed concurrently.
     pub(super) fn raster(self) -> u32 {
-        RASTER_ROWS / (self.rows * self.ranks)
+        RASTER_ROWS / self.rows
     }
 
-    /// Tiles of `rows` x `size_n` outputs. Clusters compute whole ones.
+    /// Tiles of `rows` x `size_n` outputs.
     pub(super) fn tiles(self, rows: usize, size_n: usize) -> usize {
-        let of_cluster = (self.rows * self.ranks) as usize;
-        let blocks = rows.div_ceil(of_cluster) * self.ranks as usize;
-        blocks.saturating_mul(size_n.div_ceil(self.tile_n as usize))
+        rows.div_ceil(self.rows as usize).saturating_mul(size_n.div_ceil(self.tile_n as usize))
     }
 
     /// Sizes of a thread block of this plan.
@@ -101,12 +94,12 @@ impl Fp8Plan {
         device: &Device,
         scales: Fp8Scales,
     ) -> Result<Sizes, AccelError> {
-        let Self { rows, tile_n, warps, batch, ranks } = self;
+        let Self { rows, tile_n, warps, batch } = self;
         let fits = match rows {
-            MANY_ROWS => tile_n == MANY_ROWS_TILE,
+            MANY_ROWS => tile_n == MANY_ROWS,
             _ => tile_n > 0 && tile_n.is_multiple_of(16) && tile_n <= 16 * warps,
         };
-        let is_compiled = COMPILED.contains(&[rows, warps, batch, ranks]);
+        let is_compiled = COMPILED.contains(&[rows, warps, batch]);
         if !fits || !is_compiled || !device.arch().has_wgmma() {
             let found = format!("{self:?} on {}", device.arch());
             return Err(row.refuse("plan", found, "a plan that the kernel has, sm_90a"));
@@ -129,9 +122,7 @@ impl Fp8Plan {
         })
     }
 
-    fn many_rows(ranks: u32) -> Self {
-        Self { rows: MANY_ROWS, tile_n: MANY_ROWS_TILE, warps: 8, batch: 1, ranks }
-    }
+    const MANY: Self = Self { rows: MANY_ROWS, tile_n: MANY_ROWS, warps: 8, batch: 2 };
 
     /// The plan for one product of `size_m` rows.
     pub(crate) fn choose(size_m: usize, weight: &Fp8Weight, multiprocessors: u32) -> Self {
@@ -142,10 +133,10 @@ impl Fp8Plan {
     pub(super) fn of_experts(weights: [&Fp8Weight; 2], entries: usize) -> [Self; 2] {
         let rows = entries.div_ceil(weights[0].experts().min(entries).max(1));
         weights.map(|_| match rows {
-            0..=8 => Self { rows: 8, tile_n: 64, warps: 4, batch: 4, ranks: 1 },
-            9..=16 => Self { rows: 16, tile_n: 64, warps: 4, batch: 4, ranks: 1 },
-            17..=96 => Self { rows: 64, tile_n: 64, warps: 4, batch: 2, ranks: 1 },
-            _ => Self::many_rows(1),
+            0..=8 => Self { rows: 8, tile_n: 64, warps: 4, batch: 4 },
+            9..=16 => Self { rows: 16, tile_n: 64, warps: 4, batch: 4 },
+            17..=96 => Self { rows: 64, tile_n: 64, warps: 4, batch: 2 },
+            _ => Self::MANY,
         })
     }
 
@@ -154,10 +145,10 @@ impl Fp8Plan {
             // Each multiprocessor streams an equal part of the columns once.
             let even = size_n.div_ceil(multiprocessors as usize * 16).min(14) as u32 * 16;
             match even <= 64 {
-                true => Self { rows, tile_n: even, warps: 4, batch: narrow, ranks: 1 },
+                true => Self { rows, tile_n: even, warps: 4, batch: narrow },
                 false => {
                     let batch = if rows <= 16 { 4 } else { 1 };
-                    Self { rows, tile_n: even, warps: 16, batch, ranks: 1 }
+                    Self { rows, tile_n: even, warps: 16, batch }
                 }
             }
         };
@@ -165,7 +156,7 @@ impl Fp8Plan {
             0..=8 => few(8, 4),
             9..=16 => few(16, 4),
             17..=64 => few(64, 2),
-            _ => Self::many_rows(1),
+            _ => Self::MANY,
         }
     }
 }
@@ -175,8 +166,7 @@ pub(super) fn variants(arch: Arch, is_moe: bool) -> Result<Vec<Vec<Parameter>>, 
     if arch.has_wgmma() {
         for dtype in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
             for scales in [Fp8Scales::Channels, Fp8Scales::Blocks] {
-                let plans = Fp8Plan::all().filter(|plan| !is_moe || plan.ranks == 1);
-                all.extend(plans.map(|plan| parameters(dtype, scales, is_moe, plan)));
+                all.extend(Fp8Plan::all().map(|plan| parameters(dtype, scales, is_moe, plan)));
             }
         }
     }
