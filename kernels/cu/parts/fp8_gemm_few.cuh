@@ -18,104 +18,57 @@ struct WarpTile {
     unsigned read_n;  // its group's first column, or one of another group past the tile
 };
 
-// The scales of W of a warp's 16 columns: a lane has that of one of 32 stages.
-struct BlockScales {
-    const float *from;
-    unsigned count;
-    float now, next;
+// A stage whose products run.
+struct Stage {
+    float sum[ROWS / 2];
+    float w_scale;
+    unsigned slot;
 
-    __device__ __forceinline__ BlockScales(const Product &p, const Tile &tile, const WarpTile &warp) {
-        if constexpr (HAS_BLOCKS) {
-            count = p.k_stages();
-            const unsigned rows = (p.size_n + STAGE_K - 1) / STAGE_K;
-            const unsigned row = min((tile.n0 + warp.n) / STAGE_K, rows - 1);
-            from = p.w_scales + (static_cast<size_t>(tile.expert) * rows + row) * count;
-            now = from[min(warp.lane, count - 1)];
-            next = from[min(32 + warp.lane, count - 1)];
-        }
-    }
-
-    // The scale of that stage; stages ascend.
-    __device__ __forceinline__ float at(unsigned stage, unsigned lane) {
-        if (stage % 32 == 0 && stage > 0) {
-            now = next;
-            next = from[min(stage + 32 + lane, count - 1)];
-        }
-        return __shfl_sync(~0u, now, stage % 32);
-    }
-};
-
-// Adds a stage's sums to the totals. With blocks, a lane's rows have a scale each, its columns one.
-__device__ __forceinline__ void promote(const float (&sum)[ROWS / 2], float (&total)[ROWS / 2],
-                                        [[maybe_unused]] const float *x_scales,
-                                        [[maybe_unused]] float w_scale, [[maybe_unused]] unsigned lane) {
-#pragma unroll
-    for (int i = 0; i < ROWS / 2; i += 4) {
-        if constexpr (HAS_BLOCKS) {
-            const float2 x_scale = *reinterpret_cast<const float2 *>(x_scales + i * 2 + lane % 4 * 2);
-            const float scale[2] = {__fmul_rn(x_scale.x, w_scale), __fmul_rn(x_scale.y, w_scale)};
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                total[i + j] = __fmaf_rn(sum[i + j], scale[j % 2], total[i + j]);
-            }
-        } else {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                total[i + j] = __fadd_rn(total[i + j], sum[i + j]);
-            }
-        }
-    }
-}
-
-// Adds COUNT stages from `stage` on to the totals: all products are issued before the first sum is used.
-template <int COUNT>
-__device__ __forceinline__ void add_stages(const Product &p, const Memory &memory,
-                                           [[maybe_unused]] const unsigned char *pointer,
-                                           const WarpTile &warp, BlockScales &scales, unsigned stage,
-                                           Place &place, float (&total)[ROWS / 2]) {
-    float sum[COUNT][ROWS / 2];
-    unsigned slots[COUNT];
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-        slots[i] = place.slot;
-        barrier_wait(memory.start + memory.full_at + place.slot * 8, place.phase);
-        const unsigned at = memory.start + place.slot * memory.stage_bytes;
+    // Issues the products of stage `index`.
+    __device__ __forceinline__ void begin(const Product &p, const Memory &memory, const WarpTile &warp, BlockScales &scales,
+                                          unsigned index, Place &place) {
+        slot = place.slot;
+        barrier_wait(memory.start + memory.full_at + slot * 8, place.phase);
+        const unsigned at = memory.start + slot * memory.stage_bytes;
         const unsigned long long w = matrix_descriptor(at + warp.read_n * STAGE_K);
         const unsigned long long x = matrix_descriptor(at + p.tile_n * STAGE_K);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
-            wgmma_fp8<ROWS>(sum[i], w + 2 * step, x + 2 * step, step);
+            wgmma_fp8<ROWS>(sum, w + 2 * step, x + 2 * step, step);
         }
         wgmma_commit();
+        w_scale = scales.at(index, warp.lane);
         place.next(p.stages);
     }
+
+    // Adds the sums, which are complete, to the totals. With blocks, a lane's rows have a scale each, its columns one.
+    __device__ __forceinline__ void promote(const Memory &memory, const unsigned char *pointer, const WarpTile &warp,
+                                            float (&total)[ROWS / 2]) {
+        const unsigned empty = memory.start + memory.empty_at + slot * 8;
+        if constexpr (HAS_BLOCKS) {
+            const unsigned char *of_stage = pointer + memory.x_scales_at + slot * X_SCALE_BYTES;
+            const float2 *x_scales = reinterpret_cast<const float2 *>(of_stage) + warp.lane % 4;
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-        float w_scale = 1.0f;
-        if constexpr (HAS_BLOCKS) {
-            w_scale = scales.at(stage + i, warp.lane);
-        }
-        if (i == 0) {
-            wgmma_wait<COUNT - 1>();
-        } else if (i == 1) {
-            wgmma_wait<(COUNT > 1 ? COUNT - 2 : 0)>();
-        } else if (i == 2) {
-            wgmma_wait<(COUNT > 2 ? COUNT - 3 : 0)>();
-        } else {
-            wgmma_wait<0>();
-        }
-        if constexpr (HAS_BLOCKS) {
-            const unsigned char *x_scales = pointer + memory.x_scales_at + slots[i] * X_SCALE_BYTES;
-            promote(sum[i], total, reinterpret_cast<const float *>(x_scales), w_scale, warp.lane);
+            for (int i = 0; i < ROWS / 2; i += 4) {
+                const float2 x_scale = x_scales[i];
+                const float scale[2] = {__fmul_rn(x_scale.x, w_scale), __fmul_rn(x_scale.y, w_scale)};
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    total[i + j] = __fmaf_rn(sum[i + j], scale[j % 2], total[i + j]);
+                }
+            }
             __syncwarp();
-            release(memory.start + memory.empty_at + slots[i] * 8, warp.lane);
+            release(empty, warp.lane);
         } else {
-            release(memory.start + memory.empty_at + slots[i] * 8, warp.lane);
-            promote(sum[i], total, nullptr, w_scale, warp.lane);
+            release(empty, warp.lane);
+#pragma unroll
+            for (int i = 0; i < ROWS / 2; ++i) {
+                total[i] = __fadd_rn(total[i], sum[i]);
+            }
         }
     }
-}
+};
 
 // Scales, bias and router weights, in f32.
 __device__ __forceinline__ void finish(const Product &p, const Tile &tile, const WarpTile &warp,
@@ -219,21 +172,15 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
         if (tile.expert < 0) {
             continue;
         }
-        BlockScales scales(p, tile, warp);
+        BlockScales scales(p, tile, warp.n, warp.lane);
         float total[ROWS / 2];
 #pragma unroll
         for (int i = 0; i < ROWS / 2; ++i) {
             total[i] = 0.0f;
         }
-        unsigned stage = 0;
-        for (; stage + BATCH <= k_stages; stage += BATCH) {
-            add_stages<BATCH>(p, memory, pointer, warp, scales, stage, place, total);
-        }
-        if constexpr (BATCH > 1) {
-            for (; stage < k_stages; ++stage) {
-                add_stages<1>(p, memory, pointer, warp, scales, stage, place, total);
-            }
-        }
+        run_stages<Stage>(
+            k_stages, [&](Stage &stage, unsigned index) { stage.begin(p, memory, warp, scales, index, place); },
+            [&](Stage &stage) { stage.promote(memory, pointer, warp, total); });
         finish(p, tile, warp, total);
         write_tile(p, y_map, tile, warp, memory.start + box, pointer + box, total);
     }

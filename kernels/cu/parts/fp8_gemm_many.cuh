@@ -22,36 +22,6 @@ struct Thread {
     unsigned row;  // of the tile: its first, the second one is row + 8
 };
 
-// The scales of W of a tile: a lane has that of one of 32 stages.
-struct BlockScales {
-    const float *from;
-    unsigned count;
-    float now, next;
-
-    __device__ __forceinline__ BlockScales(const Product &p, const Tile &tile, unsigned lane) {
-        if constexpr (HAS_BLOCKS) {
-            count = p.k_stages();
-            const unsigned rows = (p.size_n + TILE_N - 1) / TILE_N;
-            from = p.w_scales + (static_cast<size_t>(tile.expert) * rows + tile.n0 / TILE_N) * count;
-            now = from[min(lane, count - 1)];
-            next = from[min(32 + lane, count - 1)];
-        }
-    }
-
-    // The scale of that stage; stages ascend.
-    __device__ __forceinline__ float at(unsigned stage, unsigned lane) {
-        if constexpr (HAS_BLOCKS) {
-            if (stage % 32 == 0 && stage > 0) {
-                now = next;
-                next = from[min(stage + 32 + lane, count - 1)];
-            }
-            return __shfl_sync(~0u, now, stage % 32);
-        } else {
-            return 1.0f;
-        }
-    }
-};
-
 // The values of a thread's two rows.
 struct OfRows {
     float of[2] = {1.0f, 1.0f};
@@ -104,34 +74,6 @@ struct Stage {
         }
     }
 };
-
-// Adds all stages to the totals, in ascending order.
-__device__ __forceinline__ void add_stages(const Product &p, const Memory &memory, const unsigned char *pointer,
-                                           const Thread &thread, BlockScales &scales, Place &place,
-                                           float (&total)[TILE_N / 2]) {
-    const unsigned count = p.k_stages();
-    Stage even, odd;
-    even.begin(p, memory, pointer, thread, scales, 0, place);
-    unsigned index = 1;
-    for (; index + 1 < count; index += 2) {
-        odd.begin(p, memory, pointer, thread, scales, index, place);
-        wgmma_wait<1>();
-        even.promote(memory, thread, total);
-        even.begin(p, memory, pointer, thread, scales, index + 1, place);
-        wgmma_wait<1>();
-        odd.promote(memory, thread, total);
-    }
-    if (index < count) {
-        odd.begin(p, memory, pointer, thread, scales, index, place);
-        wgmma_wait<1>();
-        even.promote(memory, thread, total);
-        wgmma_wait<0>();
-        odd.promote(memory, thread, total);
-    } else {
-        wgmma_wait<0>();
-        even.promote(memory, thread, total);
-    }
-}
 
 // Scales, bias and router weights, in f32.
 __device__ __forceinline__ void finish(const Product &p, const Tile &tile, const Thread &thread,
@@ -220,7 +162,7 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
         if (p.bias) {
             prefetch(p.bias + column);
         }
-        BlockScales scales(p, tile, lane);
+        BlockScales scales(p, tile, 0, lane);
         OfRows x_scale, row_weight;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -237,7 +179,10 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
         for (int i = 0; i < TILE_N / 2; ++i) {
             total[i] = 0.0f;
         }
-        add_stages(p, memory, pointer, thread, scales, place, total);
+        run_stages<Stage>(
+            p.k_stages(),
+            [&](Stage &stage, unsigned index) { stage.begin(p, memory, pointer, thread, scales, index, place); },
+            [&](Stage &stage) { stage.promote(memory, thread, total); });
         finish(p, tile, thread, x_scale, row_weight, total);
         write_tile(y_map, tile, thread, boxes, total);
     }

@@ -130,3 +130,72 @@ __device__ __forceinline__ void release(unsigned empty, unsigned lane) {
         barrier_arrive(empty);
     }
 }
+
+// The scales of W of columns that share them: a lane has that of one of 32 stages.
+struct BlockScales {
+    const float *from;
+    unsigned count;
+    float now, next;
+
+    // Of the tile's column n, or the last one.
+    __device__ __forceinline__ BlockScales(const Product &p, const Tile &tile, unsigned n, unsigned lane) {
+        if constexpr (HAS_BLOCKS) {
+            count = p.k_stages();
+            const unsigned rows = (p.size_n + STAGE_K - 1) / STAGE_K;
+            const unsigned row = min((tile.n0 + n) / STAGE_K, rows - 1);
+            from = p.w_scales + (static_cast<size_t>(tile.expert) * rows + row) * count;
+            now = from[min(lane, count - 1)];
+            next = from[min(32 + lane, count - 1)];
+        }
+    }
+
+    // The scale of that stage; stages ascend.
+    __device__ __forceinline__ float at(unsigned stage, unsigned lane) {
+        if constexpr (HAS_BLOCKS) {
+            if (stage % 32 == 0 && stage > 0) {
+                now = next;
+                next = from[min(stage + 32 + lane, count - 1)];
+            }
+            return __shfl_sync(~0u, now, stage % 32);
+        } else {
+            return 1.0f;
+        }
+    }
+};
+
+// Begins the products of `count` stages, and promotes each stage's sum when it is complete, both in ascending order. With
+// BATCH 2 a stage's products run while the last one's sum is promoted.
+template <class Stage, class Begin, class Promote>
+__device__ __forceinline__ void run_stages(unsigned count, Begin begin, Promote promote) {
+    if constexpr (BATCH == 1) {
+        Stage stage;
+        for (unsigned index = 0; index < count; ++index) {
+            begin(stage, index);
+            wgmma_wait<0>();
+            promote(stage);
+        }
+    } else {
+        // In another form, such as one end for both numbers of stages, the compiler waits after each product.
+        Stage even, odd;
+        begin(even, 0);
+        unsigned index = 1;
+        for (; index + 1 < count; index += 2) {
+            begin(odd, index);
+            wgmma_wait<1>();
+            promote(even);
+            begin(even, index + 1);
+            wgmma_wait<1>();
+            promote(odd);
+        }
+        if (index < count) {
+            begin(odd, index);
+            wgmma_wait<1>();
+            promote(even);
+            wgmma_wait<0>();
+            promote(odd);
+        } else {
+            wgmma_wait<0>();
+            promote(even);
+        }
+    }
+}

@@ -36,8 +36,8 @@ pub(crate) static ROW: Row = Row {
     mutants: &[
         Mutant::new(
             "one chain over several stages",
-            "wgmma_fp8<ROWS>(sum[i], w + 2 * step, x + 2 * step, step);",
-            "wgmma_fp8<ROWS>(sum[i], w + 2 * step, x + 2 * step, step + stage);",
+            "wgmma_fp8<ROWS>(sum, w + 2 * step, x + 2 * step, step);",
+            "wgmma_fp8<ROWS>(sum, w + 2 * step, x + 2 * step, 1);",
         ),
         Mutant::new(
             "the scale of the neighbouring row",

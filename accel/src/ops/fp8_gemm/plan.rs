@@ -32,7 +32,7 @@ pub struct Fp8Plan {
     pub tile_n: u32,
     /// Warps that compute.
     pub warps: u32,
-    /// Stages of 128 k whose sums a warpgroup has in flight.
+    /// Stages of 128 k whose products a warpgroup has in flight: 1 or 2.
     pub batch: u32,
 }
 
@@ -48,11 +48,11 @@ static SIZES: Memo<(Fp8Plan, Fp8Scales), Sizes> = Memo::new();
 
 /// Rows, warps and batch that the kernel is compiled with.
 const COMPILED: [[u32; 3]; 8] = [
-    [8, 4, 4],
-    [8, 16, 4],
-    [16, 4, 4],
-    [16, 16, 4],
-    [32, 16, 1],
+    [8, 4, 2],
+    [8, 16, 2],
+    [16, 4, 2],
+    [16, 16, 2],
+    [32, 16, 2],
     [64, 4, 2],
     [64, 16, 1],
     [MANY_ROWS, 8, 2],
@@ -133,29 +133,26 @@ impl Fp8Plan {
     pub(super) fn of_experts(weights: [&Fp8Weight; 2], entries: usize) -> [Self; 2] {
         let rows = entries.div_ceil(weights[0].experts().min(entries).max(1));
         weights.map(|_| match rows {
-            0..=8 => Self { rows: 8, tile_n: 64, warps: 4, batch: 4 },
-            9..=16 => Self { rows: 16, tile_n: 64, warps: 4, batch: 4 },
+            0..=8 => Self { rows: 8, tile_n: 64, warps: 4, batch: 2 },
+            9..=16 => Self { rows: 16, tile_n: 64, warps: 4, batch: 2 },
             17..=96 => Self { rows: 64, tile_n: 64, warps: 4, batch: 2 },
             _ => Self::MANY,
         })
     }
 
     fn of_shape(size_m: usize, size_n: usize, multiprocessors: u32) -> Self {
-        let few = |rows, narrow: u32| {
+        let few = |rows| {
             // Each multiprocessor streams an equal part of the columns once.
             let even = size_n.div_ceil(multiprocessors as usize * 16).min(14) as u32 * 16;
-            match even <= 64 {
-                true => Self { rows, tile_n: even, warps: 4, batch: narrow },
-                false => {
-                    let batch = if rows <= 16 { 4 } else { 1 };
-                    Self { rows, tile_n: even, warps: 16, batch }
-                }
-            }
+            let warps = if even <= 64 { 4 } else { 16 };
+            // Two sums of 64 rows are more than the registers of 16 warps.
+            let batch = if (rows, warps) == (64, 16) { 1 } else { 2 };
+            Self { rows, tile_n: even, warps, batch }
         };
         match size_m {
-            0..=8 => few(8, 4),
-            9..=16 => few(16, 4),
-            17..=64 => few(64, 2),
+            0..=8 => few(8),
+            9..=16 => few(16),
+            17..=64 => few(64),
             _ => Self::MANY,
         }
     }
