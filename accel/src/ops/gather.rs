@@ -29,11 +29,18 @@ pub(crate) static ROW: Row = Row {
         Ok(lattice(&all.map(|name| (name, &[0, 1][..]))))
     },
     arguments: GatherArguments::SIZES,
-    mutants: &[Mutant::new(
-        "the row of another token",
-        "__ldcg(x + row * pieces + at)",
-        "__ldcg(x + (row ^ row % 2) * pieces + at)",
-    )],
+    mutants: &[
+        Mutant::new(
+            "the row of another token",
+            "__ldcg(x + row * pieces + at)",
+            "__ldcg(x + (row ^ row % 2) * pieces + at)",
+        ),
+        Mutant::new(
+            "the largest number of half of a gathered group",
+            "for (unsigned step = LANES / 2; step > 0; step /= 2)",
+            "for (unsigned step = LANES / 4; step > 0; step /= 2)",
+        ),
+    ],
 };
 
 static KERNEL: Kernel<GatherArguments> = Kernel::early(&ROW);

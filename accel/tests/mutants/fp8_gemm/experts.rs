@@ -1,7 +1,7 @@
 //! Products of experts, and layers.
 
 use super::{NOT_WRITTEN, codes, moderate_weight, scale, schedule, weight};
-use crate::common::{Experts, HALVES, Law, Random, Tokens, some_to_none};
+use crate::common::{self, Experts, HALVES, Law, Random, Tokens, some_to_none};
 use crate::many_rows::hopper_or_skip;
 use marlinspike::case::Activation;
 use marlinspike::method::{MethodLayer, Quantizer};
@@ -15,9 +15,11 @@ use marlinspike::products::schedule::{Extras, Schedule, Stack, Step, StepOp};
 use marlinspike::quantize::Fp8GroupRule;
 use marlinspike::weight::Weight;
 use marlinspike_accel::{
+    Device,
     ops::align::{RoutedRows, Runs, align_on_device},
     ops::fp8_gemm::{Fp8Layer, Fp8Plan, Fp8Scales, Fp8Weight, RowsFp8, moe_fp8_gemm},
     ops::fp8_scale_step,
+    registry::{Mutant, mutants},
 };
 
 #[test]
@@ -97,6 +99,11 @@ fn fp8_products_with_experts_equal_the_reference() {
     law.held();
 }
 
+/// Whether only rows that are quantized as they are gathered show the mutant.
+pub(crate) fn quantizes(mutant: &Mutant) -> bool {
+    mutant.name.ends_with("of a gathered group")
+}
+
 #[test]
 fn fp8_layers_equal_the_reference() {
     let test = "fp8_layers_equal_the_reference";
@@ -114,7 +121,6 @@ fn fp8_layers_equal_the_reference() {
             (0..experts).map(|_| moderate_weight(&mut random, of, dtype, shape, false)).collect()
         });
         let layer = parts.layer();
-        let there = Fp8Layer::new(&device, &layer, ue8m0).unwrap();
         let quantizer = match of {
             Fp8Scales::Channels => Quantizer::Fp8Token,
             Fp8Scales::Blocks => {
@@ -135,13 +141,25 @@ fn fp8_layers_equal_the_reference() {
             let stages = method.forward(rows, routed, |_, product| product.execute(&schedule));
             let wanted = stages.unwrap().y.into_bits();
 
-            let mut work = there.workspace(&device, tokens, top_k).unwrap();
-            let mut y = device.upload(&vec![NOT_WRITTEN; x.len()]).unwrap();
-            let (x, ids) = (device.upload(x).unwrap(), device.upload(ids).unwrap());
-            let weights = device.upload(weights).unwrap();
-            there.forward(&device, &x, &ids, &weights, &mut work, &mut y).unwrap();
-            let found = device.download(&y).unwrap();
-            law.equal(&format!("{of:?}, UE8M0 {ue8m0}, {tokens} tokens"), &found, &wanted);
+            let found = |device: &Device| {
+                let there = Fp8Layer::new(device, &layer, ue8m0).unwrap();
+                let mut work = there.workspace(device, tokens, top_k).unwrap();
+                let mut y = device.upload(&vec![NOT_WRITTEN; x.len()]).unwrap();
+                let (x, ids) = (device.upload(x).unwrap(), device.upload(ids).unwrap());
+                let weights = device.upload(weights).unwrap();
+                there.forward(device, &x, &ids, &weights, &mut work, &mut y).unwrap();
+                device.download(&y).unwrap()
+            };
+            law.equal(&format!("{of:?}, UE8M0 {ue8m0}, {tokens} tokens"), &found(&device), &wanted);
+            if of == Fp8Scales::Blocks && tokens == 20 {
+                let wrong: Vec<_> = mutants().filter(|(_, mutant)| quantizes(mutant)).collect();
+                assert_eq!(wrong.len(), 1);
+                for (row, mutant) in wrong {
+                    let device = Device::open().unwrap().with_mutant(row, mutant).unwrap();
+                    assert_ne!(found(&device), wanted, "{} passed", mutant.name);
+                    common::say(&format!("MUTANT {}: {} rejected", row.source, mutant.name));
+                }
+            }
         }
     }
     law.held();

@@ -1,7 +1,7 @@
 //! Products of e4m3fn activations and weights on a GPU against the reference's execution of CUTLASS's promoted schedule
 //! and DeepGEMM's of blocks. Only devices of capability 9.0 have the instructions.
 
-mod experts;
+pub(crate) mod experts;
 mod products;
 mod quantize;
 
