@@ -26,7 +26,6 @@
 //   IS_MOE      0 or 1: experts
 //   ROWS        8, 16, 32 or 64; 128, with 8 WARPS and tiles of 128 columns
 //   WARPS       4, 8 or 16 warps of consumers
-//   BATCH       1 or 2: stages whose products a warpgroup has in flight
 //
 // Launch: thread blocks of THREADS threads; dynamic shared memory of stages * (tile_n * 128 + STAGE_BYTES) + END_BYTES
 // bytes (fp8_gemm_sizes.cuh). K is a multiple of 16, N of 8, tile_n of 16 and at most 16 WARPS.

@@ -13,8 +13,6 @@ constexpr unsigned GROUP_ROWS = 64;
 constexpr unsigned TILE_N = 128;
 // A piece of a finished tile: 64 columns of a warpgroup's rows.
 constexpr unsigned BOX_BYTES = GROUP_ROWS * 128;
-// Stages by which the first warpgroup leads: while one finishes a tile, the other one's products run.
-constexpr unsigned LEAD = 3;
 
 // A consumer thread's view of its tile.
 struct Thread {
@@ -143,17 +141,12 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
     const Thread thread = {lane, group, group * GROUP_ROWS + threadIdx.x / 32 % 4 * 16 + lane / 4};
     const unsigned blocks = p.blocks(), tiles = blocks * p.columns();
     const unsigned boxes = memory.start + memory.y_at + group * (2 * BOX_BYTES);
-    bool is_first = true;
     Place place;
     for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
         const Tile tile = tile_at(p, index, blocks);
         if (tile.expert < 0) {
             continue;
         }
-        if (is_first && group == 1 && LEAD < min(p.k_stages(), p.stages)) {
-            barrier_wait(memory.start + memory.full_at + LEAD * 8, 0);
-        }
-        is_first = false;
         const unsigned n = min(tile.n0 + threadIdx.x % TILE_N, p.size_n - 1);
         const size_t column = static_cast<size_t>(tile.expert) * p.size_n + n;
         if constexpr (!HAS_BLOCKS) {

@@ -163,39 +163,30 @@ struct BlockScales {
     }
 };
 
-// Begins the products of `count` stages, and promotes each stage's sum when it is complete, both in ascending order. With
-// BATCH 2 a stage's products run while the last one's sum is promoted.
+// Begins the products of `count` stages, and promotes each stage's sum when it is complete, both in ascending order: a
+// stage's products run while the last one's sum is promoted.
 template <class Stage, class Begin, class Promote>
 __device__ __forceinline__ void run_stages(unsigned count, Begin begin, Promote promote) {
-    if constexpr (BATCH == 1) {
-        Stage stage;
-        for (unsigned index = 0; index < count; ++index) {
-            begin(stage, index);
-            wgmma_wait<0>();
-            promote(stage);
-        }
+    // In another form, such as one end for even and odd numbers of stages, the compiler waits after each product.
+    Stage even, odd;
+    begin(even, 0);
+    unsigned index = 1;
+    for (; index + 1 < count; index += 2) {
+        begin(odd, index);
+        wgmma_wait<1>();
+        promote(even);
+        begin(even, index + 1);
+        wgmma_wait<1>();
+        promote(odd);
+    }
+    if (index < count) {
+        begin(odd, index);
+        wgmma_wait<1>();
+        promote(even);
+        wgmma_wait<0>();
+        promote(odd);
     } else {
-        // In another form, such as one end for both numbers of stages, the compiler waits after each product.
-        Stage even, odd;
-        begin(even, 0);
-        unsigned index = 1;
-        for (; index + 1 < count; index += 2) {
-            begin(odd, index);
-            wgmma_wait<1>();
-            promote(even);
-            begin(even, index + 1);
-            wgmma_wait<1>();
-            promote(odd);
-        }
-        if (index < count) {
-            begin(odd, index);
-            wgmma_wait<1>();
-            promote(even);
-            wgmma_wait<0>();
-            promote(odd);
-        } else {
-            wgmma_wait<0>();
-            promote(even);
-        }
+        wgmma_wait<0>();
+        promote(even);
     }
 }

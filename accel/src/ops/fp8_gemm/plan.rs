@@ -14,8 +14,8 @@ use crate::{
 
 pub(super) const SOURCE: &str = "fp8_gemm";
 
-/// More stages would not raise the memory throughput.
-const MOST_STAGES: u32 = 24;
+/// More stages would not raise the memory throughput, and would delay the first one.
+const MOST_STAGES: u32 = 12;
 /// Rows of x that thread blocks work on concurrently, so that these rows and the columns of W that they need stay in
 /// the L2 cache.
 const RASTER_ROWS: u32 = 1024;
@@ -32,8 +32,6 @@ pub struct Fp8Plan {
     pub tile_n: u32,
     /// Warps that compute.
     pub warps: u32,
-    /// Stages of 128 k whose products a warpgroup has in flight: 1 or 2.
-    pub batch: u32,
 }
 
 /// Sizes of a thread block.
@@ -46,31 +44,22 @@ pub(super) struct Sizes {
 
 static SIZES: Memo<(Fp8Plan, Fp8Scales), Sizes> = Memo::new();
 
-/// Rows, warps and batch that the kernel is compiled with.
-const COMPILED: [[u32; 3]; 8] = [
-    [8, 4, 2],
-    [8, 16, 2],
-    [16, 4, 2],
-    [16, 16, 2],
-    [32, 16, 2],
-    [64, 4, 2],
-    [64, 16, 1],
-    [MANY_ROWS, 8, 2],
-];
+/// Rows and warps that the kernel is compiled with.
+const COMPILED: [[u32; 2]; 9] =
+    [[8, 4], [8, 16], [16, 4], [16, 16], [32, 4], [32, 16], [64, 4], [64, 8], [MANY_ROWS, 8]];
 
 impl Fp8Plan {
     /// Plans with the widest tiles, one for each set of parameters that the kernel is compiled with.
     pub fn all() -> impl Iterator<Item = Self> {
-        COMPILED.into_iter().map(|[rows, warps, batch]| Self {
+        COMPILED.into_iter().map(|[rows, warps]| Self {
             rows,
             tile_n: (warps * 16).min(224),
             warps,
-            batch,
         })
     }
 
-    pub(super) fn parameters(self) -> [Parameter; 3] {
-        [("WARPS", self.warps), ("ROWS", self.rows), ("BATCH", self.batch)]
+    pub(super) fn parameters(self) -> [Parameter; 2] {
+        [("WARPS", self.warps), ("ROWS", self.rows)]
     }
 
     /// Blocks of rows whose tiles are computed concurrently.
@@ -94,12 +83,12 @@ impl Fp8Plan {
         device: &Device,
         scales: Fp8Scales,
     ) -> Result<Sizes, AccelError> {
-        let Self { rows, tile_n, warps, batch } = self;
+        let Self { rows, tile_n, warps } = self;
         let fits = match rows {
             MANY_ROWS => tile_n == MANY_ROWS,
             _ => tile_n > 0 && tile_n.is_multiple_of(16) && tile_n <= 16 * warps,
         };
-        let is_compiled = COMPILED.contains(&[rows, warps, batch]);
+        let is_compiled = COMPILED.contains(&[rows, warps]);
         if !fits || !is_compiled || !device.arch().has_wgmma() {
             let found = format!("{self:?} on {}", device.arch());
             return Err(row.refuse("plan", found, "a plan that the kernel has, sm_90a"));
@@ -122,7 +111,7 @@ impl Fp8Plan {
         })
     }
 
-    const MANY: Self = Self { rows: MANY_ROWS, tile_n: MANY_ROWS, warps: 8, batch: 2 };
+    const MANY: Self = Self { rows: MANY_ROWS, tile_n: MANY_ROWS, warps: 8 };
 
     /// The plan for one product of `size_m` rows.
     pub(crate) fn choose(size_m: usize, weight: &Fp8Weight, multiprocessors: u32) -> Self {
@@ -133,26 +122,32 @@ impl Fp8Plan {
     pub(super) fn of_experts(weights: [&Fp8Weight; 2], entries: usize) -> [Self; 2] {
         let rows = entries.div_ceil(weights[0].experts().min(entries).max(1));
         weights.map(|_| match rows {
-            0..=8 => Self { rows: 8, tile_n: 64, warps: 4, batch: 2 },
-            9..=16 => Self { rows: 16, tile_n: 64, warps: 4, batch: 2 },
-            17..=96 => Self { rows: 64, tile_n: 64, warps: 4, batch: 2 },
+            0..=8 => Self { rows: 8, tile_n: 64, warps: 4 },
+            9..=16 => Self { rows: 16, tile_n: 64, warps: 4 },
+            17..=96 => Self { rows: 64, tile_n: 64, warps: 4 },
             _ => Self::MANY,
         })
     }
 
     fn of_shape(size_m: usize, size_n: usize, multiprocessors: u32) -> Self {
+        // Each multiprocessor streams an equal part of the columns once.
+        let even = size_n.div_ceil(multiprocessors as usize * 16).min(14) as u32 * 16;
         let few = |rows| {
-            // Each multiprocessor streams an equal part of the columns once.
-            let even = size_n.div_ceil(multiprocessors as usize * 16).min(14) as u32 * 16;
             let warps = if even <= 64 { 4 } else { 16 };
-            // Two sums of 64 rows are more than the registers of 16 warps.
-            let batch = if (rows, warps) == (64, 16) { 1 } else { 2 };
-            Self { rows, tile_n: even, warps, batch }
+            Self { rows, tile_n: even, warps }
         };
         match size_m {
             0..=8 => few(8),
             9..=16 => few(16),
-            17..=64 => few(64),
+            17..=32 => few(32),
+            // As many tiles, of half the rows: each reads fewer rows of x.
+            33..=64 if even <= 32 => Self { rows: 32, tile_n: 2 * even, warps: 4 },
+            33..=64 if even <= 64 => few(64),
+            // Two tiles take turns where one is too wide for the registers of 64 rows.
+            33..=64 => {
+                let tile_n = if even <= 128 { even } else { (even / 2).next_multiple_of(16) };
+                Self { rows: 64, tile_n, warps: 8 }
+            }
             _ => Self::MANY,
         }
     }

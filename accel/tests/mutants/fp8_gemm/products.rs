@@ -157,7 +157,7 @@ fn fp8_arguments_that_do_not_fit_are_refused() {
     torn.scales = Table::new(ScalarType::FLOAT32, 2, 200, TableData::B32(bits)).unwrap();
     assert_eq!(refused(&[torn], dtype), Some("scales"));
 
-    let good = Fp8Plan { rows: 8, tile_n: 16, warps: 4, batch: 2 };
+    let good = Fp8Plan { rows: 8, tile_n: 16, warps: 4 };
     let complaint = |w: &Weight<'_>, [codes, scales, y]: [usize; 3], plan| {
         let there = Fp8Weight::new(&device, std::slice::from_ref(w), dtype).unwrap();
         let (codes, scales) = (device.zeroed(codes).unwrap(), device.zeroed(scales).unwrap());
@@ -183,7 +183,7 @@ fn fp8_arguments_that_do_not_fit_are_refused() {
         Fp8Plan { tile_n: 24, ..good },
         Fp8Plan { tile_n: 80, ..good },
         Fp8Plan { tile_n: 0, ..good },
-        Fp8Plan { rows: 128, warps: 8, batch: 2, tile_n: 112 },
+        Fp8Plan { rows: 128, warps: 8, tile_n: 112 },
     ] {
         assert_eq!(complaint(&channels, [512, 2, 128], bad), Some("plan"), "{bad:?}");
     }
