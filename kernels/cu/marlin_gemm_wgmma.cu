@@ -99,7 +99,7 @@ __device__ __forceinline__ void end_chunk(const Product &p, const Piece &piece, 
         return;
     }
     const unsigned run = p.cut.run, index = (next - 1) / run;
-    const bool is_complete = next % run == 0 || next == chunks;
+    const bool is_complete = next % run == 0;
     if (!is_complete && next != piece.end) {
         return;
     }

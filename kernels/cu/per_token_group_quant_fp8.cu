@@ -3,23 +3,12 @@
 //   x       16-bit [rows, size_k]; size_k a multiple of 128
 //   q       e4m3fn [rows, size_k]
 //   scales  f32 [size_k / 128, scale_step]: a row's scale is in its column; scale_step is at least the number of rows.
-//           Of a group that is not all finite: NaN, with any codes
 //   groups  rows * (size_k / 128)
 //
-// scale = max(max, 1e-10) / 448; q = x / scale, to nearest even, saturating.
-// Parameters: IS_BF16 (half.cuh); IS_UE8M0 (0 or 1): scales are rounded up to powers of two.
+// Parameters: IS_BF16 (half.cuh); IS_UE8M0 (fp8_groups.cuh).
 // One warp works on one group. Launch with a thread for each four values.
 
-#include "block_max.cuh"
-#include "half.cuh"
-#include "to_e4m3fn.cuh"
-
-// The smallest power of two that is not below `scale`, from 2^-126 to 2^127.
-__device__ __forceinline__ float ceil_to_power(float scale) {
-    const unsigned bits = __float_as_uint(scale);
-    const unsigned exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0);
-    return __uint_as_float(min(max(exponent, 1u), 254u) << 23);
-}
+#include "fp8_groups.cuh"
 
 extern "C" __global__ void per_token_group_quant_fp8(const uint2 *__restrict__ x,
                                                      unsigned *__restrict__ q,
@@ -32,29 +21,13 @@ extern "C" __global__ void per_token_group_quant_fp8(const uint2 *__restrict__ x
         return;
     }
     const size_t at = static_cast<size_t>(group) * 32 + lane;
-    const uint2 words = x[at];
-    float value[4], largest = 0.0f;
-#pragma unroll
-    for (unsigned i = 0; i < 4; ++i) {
-        value[i] = widen(static_cast<unsigned short>((i < 2 ? words.x : words.y) >> i % 2 * 16));
-        largest = fmaxf(largest, finite_or_infinite(value[i]));
-    }
-#pragma unroll
-    for (unsigned step = 16; step > 0; step /= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-    }
-    float scale = __fdiv_rn(fmaxf(largest, 1e-10f), 448.0f);
-    if constexpr (IS_UE8M0) {
-        scale = ceil_to_power(fmaxf(scale, 1e-10f));
-    }
-    unsigned codes = 0;
-#pragma unroll
-    for (unsigned i = 0; i < 4; ++i) {
-        codes |= static_cast<unsigned>(to_e4m3fn(__fdiv_rn(value[i], scale))) << 8 * i;
-    }
-    q[at] = codes;
+    const uint2 four = x[at];
+    const unsigned words[2] = {four.x, four.y};
+    unsigned codes[1];
+    const float scale = quantize_group(words, codes);
+    q[at] = codes[0];
     if (lane == 0) {
-        const unsigned row_groups = size_k / 128;
-        scales[static_cast<size_t>(group % row_groups) * scale_step + group / row_groups] = or_nan(scale, largest);
+        const unsigned row_groups = size_k / FP8_GROUP;
+        scales[static_cast<size_t>(group % row_groups) * scale_step + group / row_groups] = scale;
     }
 }

@@ -102,6 +102,15 @@ impl std::fmt::Debug for DeviceBlocks {
     }
 }
 
+/// Rows of a product's x and y in the order of their experts' blocks.
+#[derive(Debug, Clone, Copy)]
+pub struct RoutedRows<'a> {
+    /// Row `place_of[t]` of x and y is entry t's. Each block has as many entries as the product's plan has rows.
+    pub blocks: &'a DeviceBlocks,
+    /// One for each row of y, which it multiplies before that is rounded.
+    pub row_weights: Option<&'a Buffer<f32>>,
+}
+
 impl Runs {
     /// Checks an alignment and copies what it needs to the device.
     ///

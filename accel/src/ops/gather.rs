@@ -1,14 +1,20 @@
-//! Rows in the order of a product's blocks.
+//! Rows in the order of a product's blocks, and their quantization.
 
 use marlinspike::moe::activation::Definition;
 use marlinspike::num::scalar::ScalarType;
 
-use super::{align::DeviceBlocks, check, gemm::checks};
+use super::{
+    align::DeviceBlocks,
+    check,
+    gemm::checks,
+    quantize::{FP8_GROUP, fp8_scale_step},
+};
 use crate::{
     device::Device,
     error::AccelError,
     launch::{Activation, Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
+    nvrtc::Parameter,
     operation::{Law, Mutant, Needs, Row, lattice},
 };
 
@@ -18,13 +24,23 @@ pub(crate) static ROW: Row = Row {
     source: "moe_gather",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |_| Ok(lattice(&[("IS_BF16", &[0, 1]), ("ACTIVATES", &[0, 1])])),
+    variants: |_| {
+        let all = ["IS_BF16", "ACTIVATES", "QUANTIZES", "IS_UE8M0"];
+        Ok(lattice(&all.map(|name| (name, &[0, 1][..]))))
+    },
     arguments: GatherArguments::SIZES,
-    mutants: &[Mutant::new(
-        "the row of another token",
-        "__ldcg(x + row * pieces + at)",
-        "__ldcg(x + (row ^ row % 2) * pieces + at)",
-    )],
+    mutants: &[
+        Mutant::new(
+            "the row of another token",
+            "__ldcg(x + row * pieces + at)",
+            "__ldcg(x + (row ^ row % 2) * pieces + at)",
+        ),
+        Mutant::new(
+            "the largest number of half of a gathered group",
+            "for (unsigned step = LANES / 2; step > 0; step /= 2)",
+            "for (unsigned step = LANES / 4; step > 0; step /= 2)",
+        ),
+    ],
 };
 
 static KERNEL: Kernel<GatherArguments> = Kernel::early(&ROW);
@@ -34,6 +50,8 @@ arguments! {
     GatherArguments {
         rows: Pointer,
         gathered: Pointer,
+        scales: Pointer,
+        scale_step: u32,
         place_of: Pointer,
         entries: u32,
         size_k: u32,
@@ -102,8 +120,74 @@ impl RouterWeights<'_> {
     }
 }
 
+/// Where gathered rows go.
+#[derive(Debug)]
+pub(crate) enum Gathered<'a> {
+    /// `[places, size_k]`, or room for more.
+    Halves(&'a mut Buffer<u16>),
+    /// e4m3fn codes `[places, size_k]` and scales `[size_k / 128, fp8_scale_step(places)]`, as
+    /// [`per_token_group_quant_fp8_on_device`](super::quantize::per_token_group_quant_fp8_on_device) makes them of the
+    /// 16-bit rows.
+    Fp8Groups { codes: &'a mut Buffer<u8>, scales: &'a mut Buffer<f32>, ue8m0: bool },
+}
+
+/// The parameters and arguments of an output.
+struct Destination {
+    parameters: [Parameter; 2],
+    rows: Pointer,
+    scales: Pointer,
+    scale_step: u32,
+}
+
+impl Gathered<'_> {
+    /// Returns an error unless there is room for rows of all places.
+    fn check(
+        self,
+        device: &Device,
+        places: usize,
+        size_k: usize,
+    ) -> Result<Destination, AccelError> {
+        let refuse = |found: String, expected: String| ROW.refuse("gathered", found, expected);
+        let parameters = |quantizes: bool, ue8m0: bool| {
+            [("QUANTIZES", quantizes.into()), ("IS_UE8M0", ue8m0.into())]
+        };
+        match self {
+            Self::Halves(rows) => {
+                check::same_device(&ROW, device, &[("gathered", rows.is_on(device))])?;
+                if rows.len() / size_k < places {
+                    let found = format!("{} elements", rows.len());
+                    return Err(refuse(found, format!("at least {places} rows of {size_k}")));
+                }
+                let (parameters, rows) = (parameters(false, false), rows.into());
+                Ok(Destination { parameters, rows, scales: Pointer::NULL, scale_step: 0 })
+            }
+            Self::Fp8Groups { codes, scales, ue8m0 } => {
+                let parts = [("gathered", codes.is_on(device) && scales.is_on(device))];
+                check::same_device(&ROW, device, &parts)?;
+                let (groups, step) = (size_k / FP8_GROUP, fp8_scale_step(places));
+                if !size_k.is_multiple_of(FP8_GROUP) {
+                    return Err(ROW.refuse("size_k", size_k, "a multiple of 128"));
+                }
+                if codes.len() / size_k < places || scales.len() != groups * step {
+                    let found = format!("{} codes, {} scales", codes.len(), scales.len());
+                    let expected = format!("[{places}, {size_k}] and [{groups}, {step}]");
+                    return Err(refuse(found, expected));
+                }
+                let (parameters, scale_step) = (parameters(true, ue8m0), step as u32);
+                Ok(Destination {
+                    parameters,
+                    rows: codes.into(),
+                    scales: scales.into(),
+                    scale_step,
+                })
+            }
+        }
+    }
+}
+
 /// Row `place_of[t]` of `gathered`, `size_k` numbers of `dtype`, is made for entry t of the blocks:
-/// copied, or by the bits of [`Definition::apply`]. Rows of padding keep their contents.
+/// copied, or by the bits of [`Definition::apply`]; then quantized, if that is asked for. Rows of padding keep their
+/// contents.
 ///
 /// Rows of x are read while the last kernel on the stream may still run: it must not write them, as
 /// [`align_on_device`](super::align::align_on_device) does not.
@@ -118,15 +202,11 @@ pub(crate) fn gather_on_device(
     dtype: ScalarType,
     size_k: usize,
     blocks: &DeviceBlocks,
-    gathered: &mut Buffer<u16>,
+    gathered: Gathered<'_>,
 ) -> Result<(), AccelError> {
     let (entries, places) = (blocks.entries(), blocks.places());
     let (buffer, top_k) = rows.check(device, blocks, size_k)?;
-    let parts = [
-        ("rows", buffer.is_on(device)),
-        ("blocks", blocks.is_on(device)),
-        ("gathered", gathered.is_on(device)),
-    ];
+    let parts = [("rows", buffer.is_on(device)), ("blocks", blocks.is_on(device))];
     check::same_device(&ROW, device, &parts)?;
     let is_bf16 = check::is_bf16(&ROW, "dtype", dtype)?;
     let size_k_32 = check::positive(&ROW, "size_k", size_k)?;
@@ -134,11 +214,8 @@ pub(crate) fn gather_on_device(
         return Err(ROW.refuse("size_k", size_k, "a multiple of 8"));
     }
     check::columns(&ROW, "size_k", size_k, 8)?;
-    if gathered.len() / size_k < places {
-        let found = format!("{} elements", gathered.len());
-        let expected = format!("at least {places} rows of {size_k}");
-        return Err(ROW.refuse("gathered", found, expected));
-    }
+    let Destination { parameters, rows: to, scales, scale_step } =
+        gathered.check(device, places, size_k)?;
     if entries == 0 || blocks.experts() == 0 {
         return Ok(());
     }
@@ -147,7 +224,9 @@ pub(crate) fn gather_on_device(
     // each place.
     let copied = GatherArguments {
         rows: buffer.into(),
-        gathered: gathered.into(),
+        gathered: to,
+        scales,
+        scale_step,
         place_of: blocks.place_of().into(),
         // Room for entries, their padding included, is below 2^31.
         entries: entries as u32,
@@ -172,5 +251,7 @@ pub(crate) fn gather_on_device(
             (1, grid, GatherArguments { activation: activation.into(), ..copied })
         }
     };
-    KERNEL.launch(device, &[is_bf16, ("ACTIVATES", activates)], grid, arguments)
+    let [quantizes, is_ue8m0] = parameters;
+    let parameters = [is_bf16, ("ACTIVATES", activates), quantizes, is_ue8m0];
+    KERNEL.launch(device, &parameters, grid, arguments)
 }

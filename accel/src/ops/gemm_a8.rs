@@ -2,7 +2,7 @@
 //! reference's canonical schedule: the same bits as [`Schedule::execute`] for every M.
 
 use marlinspike::num::scalar::ScalarType;
-use marlinspike::products::schedule::Schedule;
+use marlinspike::products::schedule::{Cut, Schedule};
 
 use marlinspike_kernels::constant;
 
@@ -314,12 +314,12 @@ fn launch(
     if blocks > 65535 {
         return refuse("rows", format!("{blocks} blocks of them"), "at most 65535".into());
     }
-    let chunk_k = Schedule::canonical_chunk(shape.size_k);
+    let cut = Cut::version_1(shape.size_k);
     // At most 8.
-    let chunks = shape.size_k.div_ceil(chunk_k) as u32;
+    let chunks = cut.chunks() as u32;
     let routed_blocks = routed.map(|routed| routed.blocks);
     // x has rows of size_k codes and as many scales, y size_m rows of size_n; the weight's buffers are what the reference
-    // packs for that shape; there are `chunks` chunks of chunk_k, at most 8. Blocks are room for this M and block size.
+    // packs for that shape; there are `chunks` chunks of the cut's length, at most 8. Blocks are room for this M and block size.
     let arguments = GemmA8Arguments {
         qweight: (&weight.qweight).into(),
         scales: (&weight.scales).into(),
@@ -333,7 +333,7 @@ fn launch(
         size_m: size_m as u32,
         size_n: shape.size_n as u32,
         size_k: shape.size_k as u32,
-        chunk_k: chunk_k as u32,
+        chunk_k: cut.chunk as u32,
         sorted_token_ids: routed_blocks.map(|blocks| &blocks.sorted_token_ids).into(),
         expert_ids: routed_blocks.map(|blocks| &blocks.expert_ids).into(),
         num_tokens_post_padded: routed_blocks.map(|blocks| &blocks.num_tokens_post_padded).into(),

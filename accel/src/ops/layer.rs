@@ -3,6 +3,7 @@
 //! quantized first. The result has the bits of the reference's [`Layer::forward`] by its canonical
 //! arithmetic, for any batch.
 
+pub(crate) mod blocks;
 mod many;
 
 use marlinspike::moe::activation::{Columns, Definition};
@@ -22,6 +23,7 @@ use super::{
     sum::{Slots, sum_on_device},
 };
 use crate::{device::Device, error::AccelError, memory::Buffer};
+use blocks::RoutedTokens;
 use many::ManyRowsBuffers;
 
 /// One rank's layer in Marlin's layout in a device's memory.
@@ -322,7 +324,8 @@ impl MarlinLayer {
                 self.forward_in_entry_order(device, x, topk_ids, topk_weights, work, y)
             }
             Stages::ManyRows(work) => {
-                self.forward_many_rows(device, x, topk_ids, topk_weights, work, y)
+                let tokens = RoutedTokens { x, topk_ids, topk_weights };
+                self.forward_many_rows(device, tokens, work, y)
             }
         }
     }

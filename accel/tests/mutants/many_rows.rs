@@ -2,6 +2,7 @@
 //! schedule. Only devices of capability 9.0 have the instructions.
 
 use crate::common;
+use crate::fp8_gemm::experts::quantizes;
 
 use std::sync::Mutex;
 
@@ -219,7 +220,10 @@ fn wrong_kernels_are_noticed() {
     };
     assert_eq!(found(Device::open().unwrap()), wanted);
     let wrong: Vec<_> = mutants()
-        .filter(|(row, _)| ["marlin_gemm_wgmma", "moe_gather"].contains(&row.source))
+        .filter(|(row, mutant)| {
+            let is_here = ["marlin_gemm_wgmma", "moe_gather"].contains(&row.source);
+            is_here && !quantizes(mutant)
+        })
         .collect();
     for (row, mutant) in &wrong {
         let device = Device::open().unwrap().with_mutant(row, mutant).unwrap();

@@ -1,25 +1,11 @@
 #pragma once
-// Hopper's warpgroup products of e4m3 matrices in shared memory, and copies to both thread blocks of a cluster. For
-// sm_90a alone.
+// Hopper's warpgroup products of e4m3 matrices in shared memory. For sm_90a alone.
 
 #include "wgmma.cuh"
 
-// Copies a box as `copy_box` does, to the same place in each thread block of `ranks`, a bit each; the barrier at that
-// place of each thread block counts the bytes.
-__device__ __forceinline__ void copy_box_to_cluster(unsigned to, const TensorMap &map, unsigned column,
-                                                    unsigned row, unsigned barrier,
-                                                    unsigned short ranks) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(ranks)
-        : "memory");
-}
-
-// Arrives at a barrier of another thread block; the address comes from `of_rank`. Of this thread's earlier accesses only
-// reads are ordered: a release for the cluster would take the time of a fence of the whole device.
-__device__ __forceinline__ void barrier_arrive_at_rank(unsigned mapped) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
+// Fetches a cache line ahead of its use.
+__device__ __forceinline__ void prefetch(const void *from) {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(from));
 }
 
 // Fetches a descriptor ahead of its use.
@@ -48,15 +34,9 @@ __device__ __forceinline__ void wgmma_fp8(float (&d)[N / 2], unsigned long long 
         WGMMA_FP8(32, WGMMA_1, "%16", "%17", "%18", WGMMA_D8(0), WGMMA_D8(8));
     } else if constexpr (N == 64) {
         WGMMA_FP8(64, WGMMA_3, "%32", "%33", "%34", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24));
-    } else if constexpr (N == 96) {
-        WGMMA_FP8(96, WGMMA_5, "%48", "%49", "%50", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40));
-    } else if constexpr (N == 128) {
-        WGMMA_FP8(128, WGMMA_7, "%64", "%65", "%66", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40), WGMMA_D8(48), WGMMA_D8(56));
-    } else if constexpr (N == 160) {
-        WGMMA_FP8(160, WGMMA_9, "%80", "%81", "%82", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40), WGMMA_D8(48), WGMMA_D8(56), WGMMA_D8(64), WGMMA_D8(72));
     } else {
-        static_assert(N == 192);
-        WGMMA_FP8(192, WGMMA_11, "%96", "%97", "%98", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40), WGMMA_D8(48), WGMMA_D8(56), WGMMA_D8(64), WGMMA_D8(72), WGMMA_D8(80), WGMMA_D8(88));
+        static_assert(N == 128);
+        WGMMA_FP8(128, WGMMA_7, "%64", "%65", "%66", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40), WGMMA_D8(48), WGMMA_D8(56));
     }
 }
 
@@ -66,5 +46,12 @@ __device__ __forceinline__ void store_two_matrices_transposed(unsigned address, 
                                                               unsigned second) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address),
                  "r"(first), "r"(second)
+                 : "memory");
+}
+
+// Four 8 x 8 matrices of 16-bit values; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void store_matrices(unsigned address, const unsigned (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
 }

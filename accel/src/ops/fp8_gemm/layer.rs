@@ -1,21 +1,21 @@
-//! An expert layer of e4m3fn weights and activations. Tokens are gathered in the order of their experts' blocks, and stay
-//! in that order until the sum; the rows of both products are quantized first.
+//! An expert layer of e4m3fn weights and activations. The rows of both products are quantized as they are gathered;
+//! those with one scale, after.
 
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::Layer;
 use marlinspike::num::scalar::ScalarType;
 
-use super::{Fp8Plan, Fp8Scales, Fp8Weight, MOE as ROW, RoutedRows, RowsFp8, moe_fp8_gemm};
+use super::{Fp8Plan, Fp8Scales, Fp8Weight, MOE as ROW, RowsFp8, moe_fp8_gemm};
 use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
     ops::{
-        align::{DeviceBlocks, Runs, align_on_device},
+        align::{DeviceBlocks, RoutedRows, Runs},
         check,
-        gather::{RouterWeights, RowSource, gather_on_device},
-        quantize::{fp8_scale_step, per_token_group_quant_fp8_on_device, quantize_on_device},
-        sum::{Slots, sum_on_device},
+        gather::{Gathered, RowSource, gather_on_device},
+        layer::blocks::{BlockBuffers, LayerInBlocks, Products, RoutedTokens, Which},
+        quantize::{fp8_on_device, fp8_scale_step},
     },
 };
 
@@ -37,20 +37,16 @@ pub struct Fp8Layer {
 /// Buffers between the stages of a layer, for a fixed number of tokens: rows in the order of the blocks.
 #[derive(Debug)]
 pub struct Fp8Workspace {
-    top_k: usize,
-    blocks: DeviceBlocks,
     plans: [Fp8Plan; 2],
-    row_weights: Buffer<f32>,
-    w13: Rows,
-    gate_up: Buffer<u16>,
-    w2: Rows,
-    down: Buffer<u16>,
+    rows: [Rows; 2],
+    stages: BlockBuffers,
 }
 
-/// The rows of a product, and what they are quantized to.
+/// The rows of a product.
 #[derive(Debug)]
 struct Rows {
-    x: Buffer<u16>,
+    /// Where rows have one scale: what they are quantized from.
+    halves: Option<Buffer<u16>>,
     codes: Buffer<u8>,
     scales: Buffer<f32>,
 }
@@ -58,35 +54,51 @@ struct Rows {
 impl Rows {
     fn new(device: &Device, weight: &Fp8Weight, places: usize) -> Result<Self, AccelError> {
         let size_k = weight.shape().size_k;
-        let scales = match weight.scales_of() {
-            Fp8Scales::Channels => places,
-            Fp8Scales::Blocks => size_k / Fp8Weight::BLOCK * fp8_scale_step(places),
+        let (halves, scales) = match weight.scales_of() {
+            Fp8Scales::Channels => (Some(device.room(places * size_k)?), places),
+            Fp8Scales::Blocks => (None, size_k / Fp8Weight::BLOCK * fp8_scale_step(places)),
         };
-        Ok(Self {
-            x: device.zeroed(places * size_k)?,
-            codes: device.zeroed(places * size_k)?,
-            scales: device.zeroed(scales)?,
-        })
+        let (codes, scales) = (device.room(places * size_k)?, device.room(scales)?);
+        Ok(Self { halves, codes, scales })
     }
+}
 
-    fn quantize(
+/// A layer's products, with room for their rows.
+struct Fp8Products<'a> {
+    layer: &'a Fp8Layer,
+    plans: [Fp8Plan; 2],
+    rows: &'a mut [Rows; 2],
+}
+
+impl Products for Fp8Products<'_> {
+    fn gather(
         &mut self,
         device: &Device,
-        weight: &Fp8Weight,
-        ue8m0: bool,
-    ) -> Result<RowsFp8<'_>, AccelError> {
-        let Self { x, codes, scales } = self;
+        which: Which,
+        rows: RowSource<'_>,
+        blocks: &DeviceBlocks,
+    ) -> Result<(), AccelError> {
+        let weight = self.layer.weight(which);
         let (dtype, size_k) = (weight.dtype(), weight.shape().size_k);
-        match weight.scales_of() {
-            Fp8Scales::Channels => {
-                let input = ScalarType::FLOAT8_E4M3FN;
-                quantize_on_device(device, x, dtype, input, size_k, codes, scales)?;
-            }
-            Fp8Scales::Blocks => {
-                per_token_group_quant_fp8_on_device(device, x, dtype, size_k, ue8m0, codes, scales)?
-            }
-        }
-        Ok(RowsFp8 { codes, scales })
+        let Rows { halves, codes, scales } = &mut self.rows[which as usize];
+        let Some(x) = halves else {
+            let to = Gathered::Fp8Groups { codes, scales, ue8m0: self.layer.ue8m0 };
+            return gather_on_device(device, rows, dtype, size_k, blocks, to);
+        };
+        gather_on_device(device, rows, dtype, size_k, blocks, Gathered::Halves(x))?;
+        fp8_on_device(device, x, dtype, size_k, f32::INFINITY, codes, scales)
+    }
+
+    fn multiply(
+        &self,
+        device: &Device,
+        which: Which,
+        routed: RoutedRows<'_>,
+        y: &mut Buffer<u16>,
+    ) -> Result<(), AccelError> {
+        let Rows { codes, scales, .. } = &self.rows[which as usize];
+        let (weight, plan) = (self.layer.weight(which), self.plans[which as usize]);
+        moe_fp8_gemm(device, RowsFp8 { codes, scales }, weight, y, plan, routed)
     }
 }
 
@@ -159,16 +171,17 @@ impl Fp8Layer {
         }
         let blocks = self.runs.room(device, entries, rows)?;
         let places = blocks.places();
-        Ok(Fp8Workspace {
-            top_k,
-            plans,
-            row_weights: device.zeroed(places)?,
-            w13: Rows::new(device, &self.w13, places)?,
-            gate_up: device.zeroed(places * self.w13.shape().size_n)?,
-            w2: Rows::new(device, &self.w2, places)?,
-            down: device.zeroed(places * self.w2.shape().size_n)?,
-            blocks,
-        })
+        let rows = [Rows::new(device, &self.w13, places)?, Rows::new(device, &self.w2, places)?];
+        let columns = [self.w13.shape().size_n, self.w2.shape().size_n];
+        let stages = BlockBuffers::new(device, blocks, top_k, columns)?;
+        Ok(Fp8Workspace { plans, rows, stages })
+    }
+
+    fn weight(&self, which: Which) -> &Fp8Weight {
+        match which {
+            Which::W13 => &self.w13,
+            Which::W2 => &self.w2,
+        }
     }
 
     /// y `[M, H]` of x `[M, H]` and the routing, `[M, top_k]` each. Ids of experts that are not on this rank do not
@@ -186,23 +199,16 @@ impl Fp8Layer {
         work: &mut Fp8Workspace,
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
-        let Fp8Workspace { top_k, blocks, plans, row_weights, w13, gate_up, w2, down } = work;
-        let (shape13, shape2) = (self.w13.shape(), self.w2.shape());
-        align_on_device(device, &self.runs, topk_ids, blocks)?;
-        let weights = RouterWeights { of_entries: topk_weights, of_places: row_weights };
-        let tokens = RowSource::X { x, top_k: *top_k, weights };
-        gather_on_device(device, tokens, self.dtype, shape13.size_k, blocks, &mut w13.x)?;
-        let routed = |on_input: bool| {
-            let row_weights = (self.router_weight_on_input == on_input).then_some(&*row_weights);
-            RoutedRows { blocks, row_weights }
+        let Fp8Workspace { plans, rows, stages } = work;
+        let layer = LayerInBlocks {
+            runs: &self.runs,
+            activation: &self.activation,
+            dtype: self.dtype,
+            router_weight_on_input: self.router_weight_on_input,
+            hidden: self.w2.shape().size_n,
         };
-        let rows = w13.quantize(device, &self.w13, self.ue8m0)?;
-        moe_fp8_gemm(device, rows, &self.w13, gate_up, plans[0], routed(true))?;
-        let activated = RowSource::GateUp { gate_up, activation: &self.activation };
-        gather_on_device(device, activated, self.dtype, shape2.size_k, blocks, &mut w2.x)?;
-        let rows = w2.quantize(device, &self.w2, self.ue8m0)?;
-        moe_fp8_gemm(device, rows, &self.w2, down, plans[1], routed(false))?;
-        let slots = Slots::InBlocks(blocks);
-        sum_on_device(device, down, self.dtype, *top_k, shape2.size_n, Some(slots), y)
+        let mut products = Fp8Products { layer: self, plans: *plans, rows };
+        let tokens = RoutedTokens { x, topk_ids, topk_weights };
+        stages.forward(device, layer, &mut products, tokens, y)
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     memory::Buffer,
     nvrtc::Parameter,
     operation::{Law, Mutant, Needs, Row},
-    ops::{align::DeviceBlocks, gemm::checks, quantize::fp8_scale_step},
+    ops::{align::RoutedRows, gemm::checks, quantize::fp8_scale_step},
 };
 
 /// Upstream: `cutlass_scaled_mm`, DeepGEMM's `fp8_gemm_nt`.
@@ -36,8 +36,8 @@ pub(crate) static ROW: Row = Row {
     mutants: &[
         Mutant::new(
             "one chain over several stages",
-            "wgmma_fp8<ROWS>(sum[i], w + 2 * step, x + 2 * step, step);",
-            "wgmma_fp8<ROWS>(sum[i], w + 2 * step, x + 2 * step, step + stage);",
+            "wgmma_fp8<ROWS>(sum, w + 2 * step, x + 2 * step, step);",
+            "wgmma_fp8<ROWS>(sum, w + 2 * step, x + 2 * step, 1);",
         ),
         Mutant::new(
             "the scale of the neighbouring row",
@@ -53,6 +53,31 @@ pub(crate) static ROW: Row = Row {
             "the bias added with a rounding of its own",
             "__fmaf_rn(value, x_scale, bias[half])",
             "__fadd_rn(__fmul_rn(value, x_scale), bias[half])",
+        ),
+        Mutant::new(
+            "one chain over several stages, many rows",
+            "wgmma_fp8<TILE_N>(sum, x + 2 * step, w + 2 * step, step);",
+            "wgmma_fp8<TILE_N>(sum, x + 2 * step, w + 2 * step, 1);",
+        ),
+        Mutant::new(
+            "a stage promoted with the next one's scale of W, many rows",
+            "w_scale = scales.at(index, thread.lane);",
+            "w_scale = scales.at(min(index + 1, scales.count - 1), thread.lane);",
+        ),
+        Mutant::new(
+            "the scale of a thread's first row for both, many rows",
+            "reinterpret_cast<const float *>(of_rows)[thread.row + 8]",
+            "reinterpret_cast<const float *>(of_rows)[thread.row]",
+        ),
+        Mutant::new(
+            "the part times its scale, rounded before the sum, many rows",
+            "__fmaf_rn(sum[i], scale[i / 2 % 2], total[i])",
+            "__fadd_rn(__fmul_rn(sum[i], scale[i / 2 % 2]), total[i])",
+        ),
+        Mutant::new(
+            "the bias added with a rounding of its own, many rows",
+            "__fmaf_rn(value, x_scale.of[i / 2], added)",
+            "__fadd_rn(__fmul_rn(value, x_scale.of[i / 2]), added)",
         ),
     ],
 };
@@ -154,15 +179,6 @@ pub fn fp8_gemm_planned(
     launch(device, x, weight, y, plan, size_m, None)
 }
 
-/// Rows of x and y in the order of their experts' blocks.
-#[derive(Debug, Clone, Copy)]
-pub struct RoutedRows<'a> {
-    /// Row `place_of[t]` of x and y is entry t's; of [`Fp8Plan::rows`] entries each.
-    pub blocks: &'a DeviceBlocks,
-    /// One for each row of y, which it multiplies before that is rounded.
-    pub row_weights: Option<&'a Buffer<f32>>,
-}
-
 /// Each row of y `[places, N]` = the row of x `[places, K]` · W of the expert of its block, with the scales of both, plus
 /// bias, times router weight. Rows of padding are undefined afterwards, and those of x are not used.
 ///
@@ -216,8 +232,7 @@ fn launch(
     let shape = weight.shape();
     let x_scale_step = scale_step(row, x, weight, rows)?;
     let sizes = plan.sizes(row, device, weight.scales_of())?;
-    let columns = plan.columns(shape.size_n) * plan.ranks as usize;
-    let tiles = rows.div_ceil(plan.rows as usize).saturating_mul(columns);
+    let tiles = plan.tiles(rows, shape.size_n);
     // Tiles are counted in 32 bits, raster and all.
     if i32::try_from(tiles).is_err() || i32::try_from(rows).is_err() {
         let found = format!("{rows} rows in {tiles} tiles");
@@ -236,8 +251,8 @@ fn launch(
     // The ring's stages fit the shared memory of the launch.
     let arguments = Fp8GemmArguments {
         w_map: map(&weight.codes, all_columns, plan.tile_n)?,
-        x_map: map(x.codes, rows, plan.rows / plan.ranks)?,
-        y_map: TensorMap::new(device, y, rows, size_n, plan.rows)
+        x_map: map(x.codes, rows, plan.rows)?,
+        y_map: TensorMap::new(device, y, rows, size_n, plan.rows.min(64))
             .map_err(failed("cuTensorMapEncodeTiled"))?,
         w_scales: (&weight.scales).into(),
         x_scales: x.scales.into(),
@@ -254,9 +269,8 @@ fn launch(
         num_tokens_post_padded: blocks.map(|blocks| &blocks.num_tokens_post_padded).into(),
         row_weights: routed.and_then(|routed| routed.row_weights).into(),
     };
-    let most = device.multiprocessors() / plan.ranks * plan.ranks;
     let grid = Grid {
-        blocks: (most.min(tiles as u32), 1, 1),
+        blocks: (device.multiprocessors().min(tiles as u32), 1, 1),
         threads: (sizes.threads, 1, 1),
         shared_bytes: sizes.shared_bytes,
     };

@@ -14,25 +14,24 @@ use crate::{
 
 pub(super) const SOURCE: &str = "fp8_gemm";
 
-/// More stages would not raise the memory throughput.
-const MOST_STAGES: u32 = 24;
+/// More stages would not raise the memory throughput, and would delay the first one.
+const MOST_STAGES: u32 = 12;
 /// Rows of x that thread blocks work on concurrently, so that these rows and the columns of W that they need stay in
 /// the L2 cache.
 const RASTER_ROWS: u32 = 1024;
+
+/// Rows and columns of a tile whose rows are the 64-row side of the products.
+const MANY_ROWS: u32 = 128;
 
 /// How the work of a product is divided, as parameters of `fp8_gemm.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fp8Plan {
     /// Rows that a thread block computes at once.
     pub rows: u32,
-    /// Columns that it computes at once: a multiple of 16, at most 16 for each warp.
+    /// Columns that it computes at once: a multiple of 16, at most 16 for each warp; 128 with 128 rows.
     pub tile_n: u32,
     /// Warps that compute.
     pub warps: u32,
-    /// Stages of 128 k whose sums a warpgroup has in flight.
-    pub batch: u32,
-    /// Thread blocks of a cluster, which share the rows of x: 1 or 2.
-    pub ranks: u32,
 }
 
 /// Sizes of a thread block.
@@ -45,44 +44,32 @@ pub(super) struct Sizes {
 
 static SIZES: Memo<(Fp8Plan, Fp8Scales), Sizes> = Memo::new();
 
-/// Rows, warps, batch and ranks that the kernel is compiled with.
-const COMPILED: [[u32; 4]; 10] = [
-    [8, 4, 4, 1],
-    [8, 16, 4, 1],
-    [16, 4, 4, 1],
-    [16, 16, 4, 1],
-    [32, 16, 1, 1],
-    [64, 4, 2, 1],
-    [64, 16, 1, 1],
-    [128, 8, 2, 1],
-    [128, 8, 2, 2],
-    [192, 8, 1, 1],
-];
+/// Rows and warps that the kernel is compiled with.
+const COMPILED: [[u32; 2]; 9] =
+    [[8, 4], [8, 16], [16, 4], [16, 16], [32, 4], [32, 16], [64, 4], [64, 8], [MANY_ROWS, 8]];
 
 impl Fp8Plan {
     /// Plans with the widest tiles, one for each set of parameters that the kernel is compiled with.
     pub fn all() -> impl Iterator<Item = Self> {
-        COMPILED.into_iter().map(|[rows, warps, batch, ranks]| Self {
+        COMPILED.into_iter().map(|[rows, warps]| Self {
             rows,
             tile_n: (warps * 16).min(224),
             warps,
-            batch,
-            ranks,
         })
     }
 
-    pub(super) fn parameters(self) -> [Parameter; 4] {
-        [("WARPS", self.warps), ("ROWS", self.rows), ("BATCH", self.batch), ("RANKS", self.ranks)]
+    pub(super) fn parameters(self) -> [Parameter; 2] {
+        [("WARPS", self.warps), ("ROWS", self.rows)]
     }
 
     /// Blocks of rows whose tiles are computed concurrently.
     pub(super) fn raster(self) -> u32 {
-        (RASTER_ROWS / self.rows).max(1)
+        RASTER_ROWS / self.rows
     }
 
-    /// Tiles side by side, those of a cluster counted as one.
-    pub(super) fn columns(self, size_n: usize) -> usize {
-        size_n.div_ceil((self.tile_n * self.ranks) as usize)
+    /// Tiles of `rows` x `size_n` outputs.
+    pub(super) fn tiles(self, rows: usize, size_n: usize) -> usize {
+        rows.div_ceil(self.rows as usize).saturating_mul(size_n.div_ceil(self.tile_n as usize))
     }
 
     /// Sizes of a thread block of this plan.
@@ -96,9 +83,12 @@ impl Fp8Plan {
         device: &Device,
         scales: Fp8Scales,
     ) -> Result<Sizes, AccelError> {
-        let Self { rows, tile_n, warps, batch, ranks } = self;
-        let fits = tile_n > 0 && tile_n.is_multiple_of(16) && tile_n <= 16 * warps;
-        let is_compiled = COMPILED.contains(&[rows, warps, batch, ranks]);
+        let Self { rows, tile_n, warps } = self;
+        let fits = match rows {
+            MANY_ROWS => tile_n == MANY_ROWS,
+            _ => tile_n > 0 && tile_n.is_multiple_of(16) && tile_n <= 16 * warps,
+        };
+        let is_compiled = COMPILED.contains(&[rows, warps]);
         if !fits || !is_compiled || !device.arch().has_wgmma() {
             let found = format!("{self:?} on {}", device.arch());
             return Err(row.refuse("plan", found, "a plan that the kernel has, sm_90a"));
@@ -121,6 +111,8 @@ impl Fp8Plan {
         })
     }
 
+    const MANY: Self = Self { rows: MANY_ROWS, tile_n: MANY_ROWS, warps: 8 };
+
     /// The plan for one product of `size_m` rows.
     pub(crate) fn choose(size_m: usize, weight: &Fp8Weight, multiprocessors: u32) -> Self {
         Self::of_shape(size_m, weight.shape().size_n, multiprocessors)
@@ -130,39 +122,33 @@ impl Fp8Plan {
     pub(super) fn of_experts(weights: [&Fp8Weight; 2], entries: usize) -> [Self; 2] {
         let rows = entries.div_ceil(weights[0].experts().min(entries).max(1));
         weights.map(|_| match rows {
-            0..=8 => Self { rows: 8, tile_n: 64, warps: 4, batch: 4, ranks: 1 },
-            9..=16 => Self { rows: 16, tile_n: 64, warps: 4, batch: 4, ranks: 1 },
-            17..=96 => Self { rows: 64, tile_n: 64, warps: 4, batch: 2, ranks: 1 },
-            _ => Self { rows: 128, tile_n: 128, warps: 8, batch: 2, ranks: 1 },
+            0..=8 => Self { rows: 8, tile_n: 64, warps: 4 },
+            9..=16 => Self { rows: 16, tile_n: 64, warps: 4 },
+            17..=96 => Self { rows: 64, tile_n: 64, warps: 4 },
+            _ => Self::MANY,
         })
     }
 
     fn of_shape(size_m: usize, size_n: usize, multiprocessors: u32) -> Self {
-        let few = |rows, narrow: u32| {
-            // Each multiprocessor streams an equal part of the columns once.
-            let even = size_n.div_ceil(multiprocessors as usize * 16).min(14) as u32 * 16;
-            match even <= 64 {
-                true => Self { rows, tile_n: even, warps: 4, batch: narrow, ranks: 1 },
-                false => {
-                    let batch = if rows <= 16 { 4 } else { 1 };
-                    Self { rows, tile_n: even, warps: 16, batch, ranks: 1 }
-                }
-            }
+        // Each multiprocessor streams an equal part of the columns once.
+        let even = size_n.div_ceil(multiprocessors as usize * 16).min(14) as u32 * 16;
+        let few = |rows| {
+            let warps = if even <= 64 { 4 } else { 16 };
+            Self { rows, tile_n: even, warps }
         };
         match size_m {
-            0..=8 => few(8, 4),
-            9..=16 => few(16, 4),
-            17..=64 => few(64, 2),
-            _ => {
-                // In rows: a tile of 192 has one sum in flight, and its products wait for promotions.
-                let time = |rows: usize, effective: usize| {
-                    let tiles = size_m.div_ceil(rows) * size_n.div_ceil(128);
-                    tiles.div_ceil(multiprocessors as usize) * effective
-                };
-                let (rows, batch) =
-                    if time(192, 192) < time(128, 136) { (192, 1) } else { (128, 2) };
-                Self { rows, tile_n: 128, warps: 8, batch, ranks: 1 }
+            0..=8 => few(8),
+            9..=16 => few(16),
+            17..=32 => few(32),
+            // As many tiles, of half the rows: each reads fewer rows of x.
+            33..=64 if even <= 32 => Self { rows: 32, tile_n: 2 * even, warps: 4 },
+            33..=64 if even <= 64 => few(64),
+            // Two tiles take turns where one is too wide for the registers of 64 rows.
+            33..=64 => {
+                let tile_n = if even <= 128 { even } else { (even / 2).next_multiple_of(16) };
+                Self { rows: 64, tile_n, warps: 8 }
             }
+            _ => Self::MANY,
         }
     }
 }

@@ -10,7 +10,10 @@ use crate::{
     launch::{Arguments, Cut, Grid, Kernel, Pointer, arguments, tensor_map::TensorMap},
     memory::Buffer,
     operation::{Law, Mutant, Needs, Row},
-    ops::{align::DeviceBlocks, check},
+    ops::{
+        align::{DeviceBlocks, RoutedRows},
+        check,
+    },
     parameters::Product,
 };
 
@@ -116,17 +119,6 @@ pub(super) fn dense(
     launch(device, plan, weight, x, y, size_m, None)
 }
 
-/// Rows of x in the order of their experts' blocks.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Gathered<'a> {
-    /// Made by [`gather_on_device`](crate::ops::gather::gather_on_device) for `blocks`.
-    pub(crate) x: &'a Buffer<u16>,
-    /// Of [`ManyRows::rows`] entries.
-    pub(crate) blocks: &'a DeviceBlocks,
-    /// One for each row of y, which it multiplies before that is rounded.
-    pub(crate) row_weights: Option<&'a Buffer<f32>>,
-}
-
 /// Row `place_of[t]` of y = the row of x gathered there for entry t · W of the expert that t is
 /// routed to, plus bias, times router weight. Rows of padding are undefined afterwards.
 ///
@@ -135,12 +127,13 @@ pub(crate) struct Gathered<'a> {
 /// and where weights are not one for each place.
 pub(crate) fn moe_many_rows(
     device: &Device,
-    gathered: Gathered<'_>,
+    x: &Buffer<u16>,
     weight: &MarlinWeight,
     y: &mut Buffer<u16>,
     plan: ManyRows,
+    routed: RoutedRows<'_>,
 ) -> Result<(), AccelError> {
-    let Gathered { x, blocks, row_weights } = gathered;
+    let RoutedRows { blocks, row_weights } = routed;
     let weights_on_device = row_weights.is_none_or(|weights| weights.is_on(device));
     let parts = [
         ("x", x.is_on(device)),
@@ -166,7 +159,7 @@ pub(crate) fn moe_many_rows(
     if entries == 0 {
         return Ok(());
     }
-    launch(device, plan, weight, x, y, entries, Some((blocks, row_weights)))
+    launch(device, plan, weight, x, y, entries, Some(routed))
 }
 
 /// Launches a checked product of `size_m` rows; with experts, of entries in their blocks.
@@ -177,14 +170,15 @@ fn launch(
     x: &Buffer<u16>,
     y: Output<'_>,
     size_m: usize,
-    experts: Option<(&DeviceBlocks, Option<&Buffer<f32>>)>,
+    experts: Option<RoutedRows<'_>>,
 ) -> Result<(), AccelError> {
     let row = if experts.is_some() { &MOE } else { &ROW };
     let (shape, form) = (weight.shape(), weight.form());
     plan.validate(row, device, form)?;
     let waits = Waits::new(weight.cut());
     let sizes = plan.sizes(form, waits)?;
-    let rows = experts.map_or(size_m, |(blocks, _)| blocks.places());
+    let blocks = experts.map(|experts| experts.blocks);
+    let rows = blocks.map_or(size_m, DeviceBlocks::places);
     let blocks_of_rows = rows.div_ceil(plan.rows as usize);
     let tiles = blocks_of_rows.saturating_mul(shape.size_n.div_ceil(sizes.n_tile as usize));
     // Tiles are counted in 32 bits, raster and all.
@@ -234,9 +228,9 @@ fn launch(
         raster: (RASTER_ROWS / plan.rows as usize) as u32,
         totals,
         totals_ready,
-        expert_ids: experts.map(|(blocks, _)| &blocks.expert_ids).into(),
-        num_tokens_post_padded: experts.map(|(blocks, _)| &blocks.num_tokens_post_padded).into(),
-        row_weights: experts.and_then(|(_, row_weights)| row_weights).into(),
+        expert_ids: blocks.map(|blocks| &blocks.expert_ids).into(),
+        num_tokens_post_padded: blocks.map(|blocks| &blocks.num_tokens_post_padded).into(),
+        row_weights: experts.and_then(|experts| experts.row_weights).into(),
         part,
     };
     let grid = Grid {

@@ -1,35 +1,28 @@
-//! A layer whose experts have many rows each. Tokens are gathered in the order of their blocks, and
-//! stay in that order until the sum; both products use [`ManyRows`].
+//! A layer whose experts have many rows each: both products use [`ManyRows`].
 
-use super::{MarlinLayer, ROW, Stages, Workspace};
+use super::{
+    MarlinLayer, ROW, Stages, Workspace,
+    blocks::{BlockBuffers, LayerInBlocks, Products, RoutedTokens, Which},
+};
 use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
     ops::{
-        align::{DeviceBlocks, align_on_device},
+        align::{DeviceBlocks, RoutedRows},
         check,
-        gather::{RouterWeights, RowSource, gather_on_device},
-        gemm::{
-            ManyRows, MarlinWeight,
-            many::{Gathered, moe_many_rows},
-        },
-        sum::{Slots, sum_on_device},
+        gather::{Gathered, RowSource, gather_on_device},
+        gemm::{ManyRows, MarlinWeight, many::moe_many_rows},
     },
 };
 
-/// Buffers between the stages of such a layer, for a fixed number of tokens: rows in the order of the blocks.
+/// Buffers of such a layer, for a fixed number of tokens.
 #[derive(Debug)]
 pub(super) struct ManyRowsBuffers {
-    top_k: usize,
-    blocks: DeviceBlocks,
     plans: [ManyRows; 2],
     /// x, then what the activation makes of `gate_up`.
     gathered: Buffer<u16>,
-    /// The router weights of the rows.
-    row_weights: Buffer<f32>,
-    gate_up: Buffer<u16>,
-    down: Buffer<u16>,
+    stages: BlockBuffers,
 }
 
 impl MarlinLayer {
@@ -78,44 +71,59 @@ impl MarlinLayer {
         }
         let (shape13, shape2) = (self.w13.shape(), self.w2.shape());
         let blocks = self.runs.room(device, entries, rows)?;
-        let places = blocks.most_blocks() * rows;
-        Ok(Workspace(Stages::ManyRows(ManyRowsBuffers {
-            top_k,
-            blocks,
-            plans,
-            gathered: device.room(places * shape13.size_k.max(shape2.size_k))?,
-            row_weights: device.room(places)?,
-            gate_up: device.room(places * shape13.size_n)?,
-            down: device.room(places * shape2.size_n)?,
-        })))
+        let gathered = device.room(blocks.places() * shape13.size_k.max(shape2.size_k))?;
+        let stages = BlockBuffers::new(device, blocks, top_k, [shape13.size_n, shape2.size_n])?;
+        Ok(Workspace(Stages::ManyRows(ManyRowsBuffers { plans, gathered, stages })))
     }
 
     pub(super) fn forward_many_rows(
         &self,
         device: &Device,
-        x: &Buffer<u16>,
-        topk_ids: &Buffer<i32>,
-        topk_weights: &Buffer<f32>,
+        tokens: RoutedTokens<'_>,
         work: &mut ManyRowsBuffers,
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
-        let ManyRowsBuffers { top_k, blocks, plans, gathered, row_weights, gate_up, down } = work;
-        let (hidden, size_i) = (self.w2.shape().size_n, self.w2.shape().size_k);
-        let on_input = self.router_weight_on_input;
-        align_on_device(device, &self.runs, topk_ids, blocks)?;
-        let (size_h, dtype) = (self.w13.shape().size_k, self.dtype);
-        let weights = RouterWeights { of_entries: topk_weights, of_places: row_weights };
-        let tokens = RowSource::X { x, top_k: *top_k, weights };
-        gather_on_device(device, tokens, dtype, size_h, blocks, gathered)?;
-        let weights = on_input.then_some(&*row_weights);
-        let rows = Gathered { x: gathered, blocks, row_weights: weights };
-        moe_many_rows(device, rows, &self.w13, gate_up, plans[0])?;
-        let activated = RowSource::GateUp { gate_up, activation: &self.activation };
-        gather_on_device(device, activated, dtype, size_i, blocks, gathered)?;
-        let weights = (!on_input).then_some(&*row_weights);
-        let rows = Gathered { x: gathered, blocks, row_weights: weights };
-        moe_many_rows(device, rows, &self.w2, down, plans[1])?;
-        let slots = Slots::InBlocks(blocks);
-        sum_on_device(device, down, self.dtype, *top_k, hidden, Some(slots), y)
+        let ManyRowsBuffers { plans, gathered, stages } = work;
+        let layer = LayerInBlocks {
+            runs: &self.runs,
+            activation: &self.activation,
+            dtype: self.dtype,
+            router_weight_on_input: self.router_weight_on_input,
+            hidden: self.w2.shape().size_n,
+        };
+        let weights = [&self.w13, &self.w2];
+        stages.forward(device, layer, &mut Bits16 { weights, plans: *plans, gathered }, tokens, y)
+    }
+}
+
+/// Products of 16-bit rows.
+struct Bits16<'a> {
+    weights: [&'a MarlinWeight; 2],
+    plans: [ManyRows; 2],
+    gathered: &'a mut Buffer<u16>,
+}
+
+impl Products for Bits16<'_> {
+    fn gather(
+        &mut self,
+        device: &Device,
+        which: Which,
+        rows: RowSource<'_>,
+        blocks: &DeviceBlocks,
+    ) -> Result<(), AccelError> {
+        let weight = self.weights[which as usize];
+        let (dtype, size_k) = (weight.dtype(), weight.shape().size_k);
+        gather_on_device(device, rows, dtype, size_k, blocks, Gathered::Halves(self.gathered))
+    }
+
+    fn multiply(
+        &self,
+        device: &Device,
+        which: Which,
+        routed: RoutedRows<'_>,
+        y: &mut Buffer<u16>,
+    ) -> Result<(), AccelError> {
+        let (weight, plan) = (self.weights[which as usize], self.plans[which as usize]);
+        moe_many_rows(device, self.gathered, weight, y, plan, routed)
     }
 }

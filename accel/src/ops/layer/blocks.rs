@@ -1,0 +1,135 @@
+//! A layer whose rows are gathered in the order of their experts' blocks, and stay in that order until the sum.
+
+use marlinspike::moe::activation::Definition;
+use marlinspike::num::scalar::ScalarType;
+
+use crate::{
+    device::Device,
+    error::AccelError,
+    memory::Buffer,
+    ops::{
+        align::{DeviceBlocks, RoutedRows, Runs, align_on_device},
+        gather::{RouterWeights, RowSource},
+        sum::{Slots, sum_on_device},
+    },
+};
+
+/// One of a layer's products.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Which {
+    W13,
+    W2,
+}
+
+/// The products of a layer, and room for their rows.
+pub(crate) trait Products {
+    /// Makes the rows of that product from `rows`, in the order of the blocks.
+    ///
+    /// # Errors
+    /// Those of the operations behind it.
+    fn gather(
+        &mut self,
+        device: &Device,
+        which: Which,
+        rows: RowSource<'_>,
+        blocks: &DeviceBlocks,
+    ) -> Result<(), AccelError>;
+
+    /// y `[places, N]` = the rows gathered last · the weight of the expert of each row's block.
+    ///
+    /// # Errors
+    /// Those of the product.
+    fn multiply(
+        &self,
+        device: &Device,
+        which: Which,
+        routed: RoutedRows<'_>,
+        y: &mut Buffer<u16>,
+    ) -> Result<(), AccelError>;
+}
+
+/// What is the same for all products.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LayerInBlocks<'a> {
+    pub(crate) runs: &'a Runs,
+    pub(crate) activation: &'a Definition,
+    pub(crate) dtype: ScalarType,
+    pub(crate) router_weight_on_input: bool,
+    /// Columns of y.
+    pub(crate) hidden: usize,
+}
+
+/// The rows of a call, and where they go.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RoutedTokens<'a> {
+    /// `[M, H]`.
+    pub(crate) x: &'a Buffer<u16>,
+    /// `[M, top_k]`.
+    pub(crate) topk_ids: &'a Buffer<i32>,
+    /// `[M, top_k]`.
+    pub(crate) topk_weights: &'a Buffer<f32>,
+}
+
+/// Buffers between the stages, for a fixed number of tokens.
+#[derive(Debug)]
+pub(crate) struct BlockBuffers {
+    top_k: usize,
+    blocks: DeviceBlocks,
+    /// The router weights of the rows.
+    row_weights: Buffer<f32>,
+    gate_up: Buffer<u16>,
+    down: Buffer<u16>,
+}
+
+impl BlockBuffers {
+    /// For products of `columns` columns.
+    ///
+    /// # Errors
+    /// [`AccelError::Driver`].
+    pub(crate) fn new(
+        device: &Device,
+        blocks: DeviceBlocks,
+        top_k: usize,
+        columns: [usize; 2],
+    ) -> Result<Self, AccelError> {
+        let places = blocks.places();
+        Ok(Self {
+            top_k,
+            row_weights: device.room(places)?,
+            gate_up: device.room(places * columns[0])?,
+            down: device.room(places * columns[1])?,
+            blocks,
+        })
+    }
+
+    /// y `[M, H]` of the tokens.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for buffers of other lengths than these were made for, or of another device; those of
+    /// preparing and launching kernels.
+    pub(crate) fn forward(
+        &mut self,
+        device: &Device,
+        layer: LayerInBlocks<'_>,
+        products: &mut impl Products,
+        tokens: RoutedTokens<'_>,
+        y: &mut Buffer<u16>,
+    ) -> Result<(), AccelError> {
+        let Self { top_k, blocks, row_weights, gate_up, down } = self;
+        let LayerInBlocks { runs, activation, dtype, router_weight_on_input, hidden } = layer;
+        align_on_device(device, runs, tokens.topk_ids, blocks)?;
+        let weights = RouterWeights { of_entries: tokens.topk_weights, of_places: row_weights };
+        let rows = RowSource::X { x: tokens.x, top_k: *top_k, weights };
+        products.gather(device, Which::W13, rows, blocks)?;
+        let routed = |on_input: bool| {
+            let row_weights = (router_weight_on_input == on_input).then_some(&*row_weights);
+            RoutedRows { blocks, row_weights }
+        };
+        products.multiply(device, Which::W13, routed(true), gate_up)?;
+        let rows = RowSource::GateUp { gate_up, activation };
+        products.gather(device, Which::W2, rows, blocks)?;
+        products.multiply(device, Which::W2, routed(false), down)?;
+        let slots = Slots::InBlocks(blocks);
+        sum_on_device(device, down, dtype, *top_k, hidden, Some(slots), y)
+    }
+}

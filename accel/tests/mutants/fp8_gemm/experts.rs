@@ -1,0 +1,176 @@
+//! Products of experts, and layers.
+
+use super::{NOT_WRITTEN, codes, moderate_weight, scale, schedule, weight};
+use crate::common::{self, Experts, HALVES, Law, Random, Tokens, some_to_none};
+use crate::many_rows::hopper_or_skip;
+use marlinspike::case::Activation;
+use marlinspike::method::{MethodLayer, Quantizer};
+use marlinspike::moe::activation::Definition;
+use marlinspike::moe::align::{Absent, Align};
+use marlinspike::moe::layer::Routed;
+use marlinspike::num::array::{FloatView2, rows_of};
+use marlinspike::num::dims::Shape;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::{Extras, Schedule, Stack, Step, StepOp};
+use marlinspike::quantize::Fp8GroupRule;
+use marlinspike::weight::Weight;
+use marlinspike_accel::{
+    Device,
+    ops::align::{RoutedRows, Runs, align_on_device},
+    ops::fp8_gemm::{Fp8Layer, Fp8Plan, Fp8Scales, Fp8Weight, RowsFp8, moe_fp8_gemm},
+    ops::fp8_scale_step,
+    registry::{Mutant, mutants},
+};
+
+#[test]
+fn fp8_products_with_experts_equal_the_reference() {
+    let test = "fp8_products_with_experts_equal_the_reference";
+    let Some(device) = hopper_or_skip(test) else { return };
+    let mut law = Law::new("moe_fp8_gemm");
+    let mut random = Random(0xF8F8_0005_89AB_CDEF);
+    let (experts, dtype) = (5, HALVES[1]);
+    // A tile of one expert ends in the columns of the next.
+    let shape = Shape::new(384, 200);
+    let align =
+        Align { block_size: 1, num_experts: experts, expert_map: None, absent: Absent::Ignore };
+    let runs = Runs::new(&device, &align).unwrap();
+    for of in [Fp8Scales::Channels, Fp8Scales::Blocks] {
+        let weights: Vec<Weight<'static>> =
+            (0..experts).map(|_| weight(&mut random, of, dtype, shape, true)).collect();
+        let there = Fp8Weight::new(&device, &weights, dtype).unwrap();
+        let groups = weights[0].scales.rows();
+        for (plan, entries) in Fp8Plan::all().zip([1, 9, 30, 70, 100, 200, 300, 333, 500]) {
+            let ids: Vec<i32> =
+                (0..entries).map(|_| random.below(experts + 1) as i32 - 1).collect();
+            let mut blocks = runs.room(&device, entries, plan.rows as usize).unwrap();
+            align_on_device(&device, &runs, &device.upload(&ids).unwrap(), &mut blocks).unwrap();
+            let place_of = device.download(blocks.place_of()).unwrap();
+            let codes_of: Vec<u8> =
+                (0..entries).flat_map(|m| codes(&mut random, m, shape.size_k)).collect();
+            let of_rows: Vec<f32> = (0..entries * groups).map(|_| scale(&mut random)).collect();
+            let router: Vec<f32> = (0..entries).map(|_| random.normal() as f32).collect();
+
+            let schedule = routed_schedule(of, dtype);
+            let wide: Vec<u32> = codes_of.iter().map(|&code| code.into()).collect();
+            let expert_of: Vec<Option<usize>> =
+                ids.iter().map(|&id| usize::try_from(id).ok()).collect();
+            let stack =
+                Stack { weights: &weights, expert_of: &expert_of, orders: None, places: None };
+            let extras = Extras {
+                activation_scales: Some(&of_rows),
+                router_weights: Some(&router),
+                order: None,
+            };
+            let wide = rows_of("x", &wide, shape.size_k).unwrap();
+            let wanted = schedule.execute_stack(wide, stack, extras).unwrap();
+
+            let places = blocks.places();
+            let step = fp8_scale_step(places);
+            let mut x = vec![0x7f; places * shape.size_k];
+            let per_place = if of == Fp8Scales::Blocks { groups * step } else { places };
+            let (mut scales, mut weights_there) = (vec![f32::NAN; per_place], vec![0.0; places]);
+            for (m, &place) in place_of.iter().enumerate() {
+                let Ok(place) = usize::try_from(place) else { continue };
+                x[place * shape.size_k..][..shape.size_k]
+                    .copy_from_slice(&codes_of[m * shape.size_k..][..shape.size_k]);
+                weights_there[place] = router[m];
+                for group in 0..groups {
+                    scales[group * step + place] = of_rows[m * groups + group];
+                }
+            }
+            let (x, scales) = (device.upload(&x).unwrap(), device.upload(&scales).unwrap());
+            let row_weights = device.upload(&weights_there).unwrap();
+            let mut y = device.upload(&vec![NOT_WRITTEN; places * shape.size_n]).unwrap();
+            let rows = RowsFp8 { codes: &x, scales: &scales };
+            let routed = RoutedRows { blocks: &blocks, row_weights: Some(&row_weights) };
+            moe_fp8_gemm(&device, rows, &there, &mut y, plan, routed).unwrap();
+            let y = device.download(&y).unwrap();
+            let wanted: Vec<u16> = wanted.into_iter().map(|bits| bits as u16).collect();
+            let (mut found, mut expected) = (Vec::new(), Vec::new());
+            for (m, &place) in place_of.iter().enumerate() {
+                if let Ok(place) = usize::try_from(place) {
+                    found.extend_from_slice(&y[place * shape.size_n..][..shape.size_n]);
+                    expected.extend_from_slice(&wanted[m * shape.size_n..][..shape.size_n]);
+                }
+            }
+            law.equal(&format!("{of:?}, {entries} entries, {plan:?}"), &found, &expected);
+        }
+    }
+    law.held();
+}
+
+/// Whether only rows that are quantized as they are gathered show the mutant.
+pub(crate) fn quantizes(mutant: &Mutant) -> bool {
+    mutant.name.ends_with("of a gathered group")
+}
+
+#[test]
+fn fp8_layers_equal_the_reference() {
+    let test = "fp8_layers_equal_the_reference";
+    let Some(device) = hopper_or_skip(test) else { return };
+    let mut law = Law::new("expert layer, e4m3fn weights and activations");
+    let mut random = Random(0xF8F8_0006_89AB_CDEF);
+    let (experts, top_k, h, size_i) = (6, 3, 512, 384);
+    for (i, (of, ue8m0)) in
+        [(Fp8Scales::Channels, false), (Fp8Scales::Blocks, false), (Fp8Scales::Blocks, true)]
+            .into_iter()
+            .enumerate()
+    {
+        let (dtype, activation) = (HALVES[(i + 1) % 2], Definition::new(Activation::Silu));
+        let parts = Experts::new([h, size_i], activation, dtype, |shape| {
+            (0..experts).map(|_| moderate_weight(&mut random, of, dtype, shape, false)).collect()
+        });
+        let layer = parts.layer();
+        let quantizer = match of {
+            Fp8Scales::Channels => Quantizer::Fp8Token,
+            Fp8Scales::Blocks => {
+                Quantizer::Fp8GroupBy { size: 128, rule: Fp8GroupRule::Quotient, ue8m0 }
+            }
+        };
+        let schedule = routed_schedule(of, dtype);
+        for tokens in [1, 20, 150] {
+            let inputs = Tokens::new(&mut random, &layer, (tokens, top_k), some_to_none);
+            let Tokens { x, ids, weights, .. } = &inputs;
+            let method = MethodLayer {
+                layer,
+                quantizers: [quantizer.clone(), quantizer.clone()],
+                w13_multipliers: None,
+            };
+            let rows = FloatView2::from_rows("x", dtype, h, x).unwrap();
+            let routed = Routed::from_rows(top_k, ids, weights).unwrap();
+            let stages = method.forward(rows, routed, |_, product| product.execute(&schedule));
+            let wanted = stages.unwrap().y.into_bits();
+
+            let found = |device: &Device| {
+                let there = Fp8Layer::new(device, &layer, ue8m0).unwrap();
+                let mut work = there.workspace(device, tokens, top_k).unwrap();
+                let mut y = device.upload(&vec![NOT_WRITTEN; x.len()]).unwrap();
+                let (x, ids) = (device.upload(x).unwrap(), device.upload(ids).unwrap());
+                let weights = device.upload(weights).unwrap();
+                there.forward(device, &x, &ids, &weights, &mut work, &mut y).unwrap();
+                device.download(&y).unwrap()
+            };
+            law.equal(&format!("{of:?}, UE8M0 {ue8m0}, {tokens} tokens"), &found(&device), &wanted);
+            if of == Fp8Scales::Blocks && tokens == 20 {
+                let wrong: Vec<_> = mutants().filter(|(_, mutant)| quantizes(mutant)).collect();
+                assert_eq!(wrong.len(), 1);
+                for (row, mutant) in wrong {
+                    let device = Device::open().unwrap().with_mutant(row, mutant).unwrap();
+                    assert_ne!(found(&device), wanted, "{} passed", mutant.name);
+                    common::say(&format!("MUTANT {}: {} rejected", row.source, mutant.name));
+                }
+            }
+        }
+    }
+    law.held();
+}
+
+/// The kernel's schedule, with router weights.
+fn routed_schedule(of: Fp8Scales, dtype: ScalarType) -> Schedule {
+    let mut schedule = schedule(of, dtype);
+    let router_step = Step { op: StepOp::RouterWeight, ty: ScalarType::FLOAT32 };
+    if !schedule.epilogue.contains(&router_step) {
+        schedule.epilogue.insert(schedule.epilogue.len() - 1, router_step);
+    }
+    schedule
+}

@@ -1,0 +1,190 @@
+//! Dense products, under every plan.
+
+use super::{Case, NOT_WRITTEN, moderate_weight, schedule, weight};
+use crate::common::{self, HALVES, Law, Random};
+use crate::many_rows::hopper_or_skip;
+use marlinspike::num::dims::Shape;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::{GroupSum, MultiplyAdd};
+use marlinspike::weight::{Table, TableData, Weight};
+use marlinspike_accel::{
+    AccelError, Device,
+    ops::fp8_gemm::{Fp8Plan, Fp8Scales, Fp8Weight, RowsFp8, fp8_gemm, fp8_gemm_planned},
+    ops::fp8_scale_step,
+    registry::mutants,
+};
+
+const SOURCE: &str = "fp8_gemm";
+
+#[test]
+fn fp8_products_equal_the_reference_under_every_plan() {
+    let test = "fp8_products_equal_the_reference_under_every_plan";
+    let Some(device) = hopper_or_skip(test) else { return };
+    let mut law = Law::new("fp8_gemm");
+    let mut random = Random(0xF8F8_0001_89AB_CDEF);
+    // N of parts of a tile and of a block; more stages than the ring has; several rounds of tiles.
+    let blocks = [(128, 8, 1), (384, 328, 70), (4480, 72, 13), (256, 8456, 200), (1152, 1024, 333)];
+    let channels =
+        [(32, 8, 1), (416, 328, 70), (4448, 72, 13), (256, 8456, 200), (1056, 1024, 333)];
+    for (of, shapes) in [(Fp8Scales::Channels, channels), (Fp8Scales::Blocks, blocks)] {
+        for (i, (size_k, size_n, size_m)) in shapes.into_iter().enumerate() {
+            let (dtype, shape) = (HALVES[i % 2], Shape::new(size_k, size_n));
+            let case = Case::new(&mut random, of, dtype, shape, size_m, i % 2 == 1);
+            let context = format!("{of:?}, {dtype}, {shape}, M {size_m}");
+            law.equal(&context, &case.found(&device, None), &case.wanted);
+            for plan in Fp8Plan::all() {
+                for tile_n in [plan.tile_n, plan.tile_n - 16, 16, 80] {
+                    let is_fixed = plan.rows == 128 && tile_n != plan.tile_n;
+                    if tile_n == 0 || tile_n > 16 * plan.warps || is_fixed {
+                        continue;
+                    }
+                    let plan = Fp8Plan { tile_n, ..plan };
+                    let found = case.found(&device, Some(plan));
+                    law.equal(&format!("{context}, {plan:?}"), &found, &case.wanted);
+                }
+            }
+        }
+    }
+    law.held();
+}
+
+/// The bits of a row do not depend on the rows next to it.
+#[test]
+fn fp8_rows_have_the_same_bits_for_every_m() {
+    let test = "fp8_rows_have_the_same_bits_for_every_m";
+    let Some(device) = hopper_or_skip(test) else { return };
+    let mut law = Law::new("fp8_gemm, batches");
+    let mut random = Random(0xF8F8_0002_89AB_CDEF);
+    let shape = Shape::new(1024, 512);
+    for of in [Fp8Scales::Channels, Fp8Scales::Blocks] {
+        let case = Case::new(&mut random, of, HALVES[1], shape, 260, true);
+        let weight =
+            Fp8Weight::new(&device, std::slice::from_ref(&case.weight), HALVES[1]).unwrap();
+        let groups = case.weight.scales.rows();
+        for size_m in [1, 7, 8, 9, 16, 17, 40, 64, 65, 129, 260] {
+            let codes = device.upload(&case.codes[..size_m * shape.size_k]).unwrap();
+            let scales: Vec<f32> = match of {
+                Fp8Scales::Channels => case.scales[..size_m].to_vec(),
+                Fp8Scales::Blocks => (0..groups)
+                    .flat_map(|g| &case.scales[g * 260..][..fp8_scale_step(size_m)])
+                    .copied()
+                    .collect(),
+            };
+            let scales = device.upload(&scales).unwrap();
+            let mut y = device.upload(&vec![NOT_WRITTEN; size_m * shape.size_n]).unwrap();
+            let x = RowsFp8 { codes: &codes, scales: &scales };
+            fp8_gemm(&device, x, &weight, &mut y).unwrap();
+            let found = device.download(&y).unwrap();
+            law.equal(&format!("{of:?}, M {size_m}"), &found, &case.wanted[..found.len()]);
+        }
+    }
+    law.held();
+}
+
+/// A product whose bias cancels the f16 outputs of one row: what is left shows the f32 total's last bits, which 16 bits
+/// of a larger number hide.
+fn cancelled(of: Fp8Scales, size_m: usize) -> Case {
+    let (shape, dtype) = (Shape::new(1280, 512), HALVES[0]);
+    let draw =
+        |weight| Case::with_weight(&mut Random(0xF8F8_0003_89AB_CDEF), of, dtype, weight, size_m);
+    let weight = moderate_weight(&mut Random(0xF8F8_0004_89AB_CDEF), of, dtype, shape, false);
+    let plain = draw(weight.clone());
+    let is_normal = |bits: &u16| (0x0400..0x7c00).contains(&(bits & 0x7fff));
+    let mut rows = plain.wanted.chunks_exact(shape.size_n);
+    let row = rows.find(|row| row.iter().filter(|bits| is_normal(bits)).count() > 400);
+    let bias = row.expect("a row of normal numbers").iter().map(|bits| bits ^ 0x8000).collect();
+    let bias = Table::new(dtype, 1, shape.size_n, TableData::B16(bias)).unwrap();
+    draw(Weight { bias: Some(bias), ..weight })
+}
+
+/// Needs no GPU: the case tells a fused multiply-add from a product that is rounded before the sum.
+#[test]
+fn cancelled_fp8_outputs_show_one_rounding() {
+    let case = cancelled(Fp8Scales::Blocks, 60);
+    let mut schedule = schedule(Fp8Scales::Blocks, HALVES[0]);
+    let sum = schedule.group_sum.unwrap();
+    schedule.group_sum = Some(GroupSum { multiply_add: MultiplyAdd::Separate, ..sum });
+    let differ = case.by(&schedule).iter().zip(&case.wanted).filter(|(a, b)| a != b).count();
+    assert!(differ > 20, "{differ}");
+}
+
+#[test]
+fn wrong_fp8_kernels_are_rejected() {
+    let Some(device) = hopper_or_skip("wrong_fp8_kernels_are_rejected") else { return };
+    // Few rows and many.
+    let both = [Fp8Scales::Channels, Fp8Scales::Blocks];
+    let cases: Vec<Case> =
+        both.into_iter().flat_map(|of| [60, 140].map(|size_m| cancelled(of, size_m))).collect();
+    for case in &cases {
+        assert_eq!(case.found(&device, None), case.wanted);
+    }
+    let wrong: Vec<_> = mutants().filter(|(row, _)| row.source == SOURCE).collect();
+    for (row, mutant) in &wrong {
+        let device = Device::open().unwrap().with_mutant(row, mutant).unwrap();
+        let passes = |case: &Case| case.found(&device, None) == case.wanted;
+        assert!(!cases.iter().all(passes), "{} passed", mutant.name);
+        common::say(&format!("MUTANT {SOURCE}: {} rejected", mutant.name));
+    }
+    assert!(wrong.len() > 8);
+}
+
+#[test]
+fn fp8_arguments_that_do_not_fit_are_refused() {
+    let Some(device) = hopper_or_skip("fp8_arguments_that_do_not_fit_are_refused") else { return };
+    let mut random = Random(3);
+    let dtype = ScalarType::BFLOAT16;
+    let mut matrix = |of, k, n| weight(&mut random, of, dtype, Shape::new(k, n), false);
+    let (channels, blocks) =
+        (matrix(Fp8Scales::Channels, 256, 64), matrix(Fp8Scales::Blocks, 256, 200));
+    let refused = |weights: &[Weight<'_>], dtype| match Fp8Weight::new(&device, weights, dtype) {
+        Err(AccelError::Argument { what, .. }) => Some(what),
+        Ok(_) => None,
+        Err(error) => panic!("{error}"),
+    };
+    assert_eq!(refused(std::slice::from_ref(&channels), dtype), None);
+    assert_eq!(refused(std::slice::from_ref(&blocks), dtype), None);
+    assert_eq!(refused(&[], dtype), Some("weight"));
+    assert_eq!(refused(std::slice::from_ref(&channels), ScalarType::FLOAT32), Some("dtype"));
+    assert_eq!(refused(&[channels.clone(), blocks.clone()], dtype), Some("weight"));
+    assert_eq!(refused(&[matrix(Fp8Scales::Channels, 272, 64)], dtype), Some("shape"));
+    assert_eq!(refused(&[matrix(Fp8Scales::Channels, 256, 60)], dtype), Some("shape"));
+    let int8 = Weight { ty: ScalarType::UINT8B128, ..channels.clone() };
+    assert_eq!(refused(&[int8], dtype), Some("weight"));
+    // A scale that differs within 128 columns.
+    let mut torn = blocks.clone();
+    let mut bits: Vec<u32> = torn.scales.iter_bits().collect();
+    bits[130] = 1.5f32.to_bits();
+    torn.scales = Table::new(ScalarType::FLOAT32, 2, 200, TableData::B32(bits)).unwrap();
+    assert_eq!(refused(&[torn], dtype), Some("scales"));
+
+    let good = Fp8Plan { rows: 8, tile_n: 16, warps: 4 };
+    let complaint = |w: &Weight<'_>, [codes, scales, y]: [usize; 3], plan| {
+        let there = Fp8Weight::new(&device, std::slice::from_ref(w), dtype).unwrap();
+        let (codes, scales) = (device.zeroed(codes).unwrap(), device.zeroed(scales).unwrap());
+        let x = RowsFp8 { codes: &codes, scales: &scales };
+        let mut y = device.zeroed(y).unwrap();
+        match fp8_gemm_planned(&device, x, &there, &mut y, plan) {
+            Err(AccelError::Argument { what, .. }) => Some(what),
+            Ok(()) => None,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert_eq!(complaint(&channels, [512, 2, 128], good), None);
+    // One scale of all rows.
+    assert_eq!(complaint(&channels, [768, 1, 192], good), None);
+    assert_eq!(complaint(&channels, [0, 0, 0], good), None);
+    assert_eq!(complaint(&channels, [511, 2, 128], good), Some("x"));
+    assert_eq!(complaint(&channels, [768, 2, 192], good), Some("x_scales"));
+    assert_eq!(complaint(&channels, [512, 2, 127], good), Some("y"));
+    assert_eq!(complaint(&blocks, [512, 8, 400], good), None);
+    assert_eq!(complaint(&blocks, [512, 4, 400], good), Some("x_scales"));
+    for bad in [
+        Fp8Plan { rows: 24, ..good },
+        Fp8Plan { tile_n: 24, ..good },
+        Fp8Plan { tile_n: 80, ..good },
+        Fp8Plan { tile_n: 0, ..good },
+        Fp8Plan { rows: 128, warps: 8, tile_n: 112 },
+    ] {
+        assert_eq!(complaint(&channels, [512, 2, 128], bad), Some("plan"), "{bad:?}");
+    }
+}

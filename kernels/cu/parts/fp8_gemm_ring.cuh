@@ -1,0 +1,192 @@
+#pragma once
+// Shared by the consumers of fp8_gemm.cu: the tiles of a product, the ring of pipeline stages in shared memory, and the
+// producer that fills it.
+
+#include "barrier.cuh"
+#include "depend.cuh"
+#include "fp8_gemm_sizes.cuh"
+#include "wgmma_fp8.cuh"
+
+// Stages whose weights are copied before the last kernel is over: more would delay the first rows of x.
+constexpr unsigned EARLY_STAGES = 4;
+
+// The operands, as the kernel takes them.
+struct Product {
+    const float *w_scales, *x_scales;
+    const unsigned short *bias;
+    unsigned short *y;
+    unsigned size_m, size_n, size_k, x_scale_step, tile_n, stages, raster;
+    // With experts:
+    const int *expert_ids;
+    const int *num_tokens_post_padded;
+    const float *row_weights;
+
+    __device__ unsigned k_stages() const { return (size_k + STAGE_K - 1) / STAGE_K; }
+
+    __device__ unsigned blocks() const {
+        if constexpr (IS_MOE) {
+            return static_cast<unsigned>(__ldcg(num_tokens_post_padded)) / ROWS;
+        } else {
+            return (size_m + ROWS - 1) / ROWS;
+        }
+    }
+
+    // Tiles side by side.
+    __device__ unsigned columns() const { return (size_n + tile_n - 1) / tile_n; }
+
+    // Bytes of the scales of a tile's rows of x in a stage: their columns may end before the tile.
+    __device__ unsigned x_scale_bytes(unsigned row) const {
+        return HAS_BLOCKS && row < x_scale_step ? min(ROWS, x_scale_step - row) * 4 : 0;
+    }
+};
+
+struct Tile {
+    unsigned row, n0;
+    int expert;  // negative: no product
+};
+
+// Tile `index`. Tiles are numbered by groups of `raster` blocks of rows, through all columns of a group.
+__device__ __forceinline__ Tile tile_at(const Product &p, unsigned index, unsigned blocks) {
+    const unsigned columns = p.columns();
+    const unsigned first = index / (p.raster * columns) * p.raster;
+    const unsigned side = min(p.raster, blocks - first), in = index % (p.raster * columns);
+    const unsigned block = first + in % side;
+    const int expert = IS_MOE ? __ldcg(p.expert_ids + block) : 0;
+    return {block * ROWS, in / side * p.tile_n, expert};
+}
+
+// Places in shared memory: the ring, a finished tile, scales of x, barriers.
+struct Memory {
+    unsigned start, stage_bytes, y_at, x_scales_at, full_at, empty_at;
+
+    __device__ Memory(const Product &p, unsigned start)
+        : start(start), stage_bytes(p.tile_n * STAGE_K + X_BYTES) {
+        y_at = p.stages * stage_bytes;
+        x_scales_at = y_at + END_BYTES;
+        full_at = x_scales_at + p.stages * X_SCALE_BYTES;
+        empty_at = full_at + p.stages * 8;
+    }
+};
+
+// A slot of the ring, and the parity of the passes over it.
+struct Place {
+    unsigned slot = 0, phase = 0;
+    __device__ __forceinline__ void next(unsigned stages) {
+        if (++slot == stages) {
+            slot = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+// Fills the ring with the stages of all tiles of this thread block.
+__device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map, const TensorMap &x_map,
+                                        const Memory &memory) {
+    const unsigned k_stages = p.k_stages();
+    // No kernel writes weights: those of the first stages are copied before the last kernel is over. Which expert's they
+    // are, that kernel may say.
+    unsigned early = 0;
+    if constexpr (!IS_MOE) {
+        early = min(min(p.stages, k_stages), EARLY_STAGES);
+        const Tile tile = tile_at(p, blockIdx.x, p.blocks());
+        for (unsigned stage = 0; stage < early; ++stage) {
+            const unsigned full = memory.start + memory.full_at + stage * 8;
+            barrier_expect(full, memory.stage_bytes + p.x_scale_bytes(tile.row));
+            copy_box(memory.start + stage * memory.stage_bytes, w_map, stage * STAGE_K, tile.n0, full);
+        }
+    }
+    wait_for_last_kernel();
+    const unsigned blocks = p.blocks(), tiles = blocks * p.columns();
+    Place place;
+    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
+        const Tile tile = tile_at(p, index, blocks);
+        if (tile.expert < 0) {
+            continue;
+        }
+        const unsigned w_row = tile.expert * p.size_n + tile.n0, scale_bytes = p.x_scale_bytes(tile.row);
+        for (unsigned stage = 0; stage < k_stages; ++stage) {
+            const unsigned full = memory.start + memory.full_at + place.slot * 8;
+            const unsigned to = memory.start + place.slot * memory.stage_bytes;
+            if (early > 0) {
+                --early;
+            } else {
+                barrier_wait(memory.start + memory.empty_at + place.slot * 8, place.phase ^ 1);
+                barrier_expect(full, memory.stage_bytes + scale_bytes);
+                copy_box(to, w_map, stage * STAGE_K, w_row, full);
+            }
+            copy_box(to + p.tile_n * STAGE_K, x_map, stage * STAGE_K, tile.row, full);
+            if (scale_bytes > 0) {
+                copy_bulk(memory.start + memory.x_scales_at + place.slot * X_SCALE_BYTES,
+                          p.x_scales + static_cast<size_t>(stage) * p.x_scale_step + tile.row, scale_bytes, full);
+            }
+            place.next(p.stages);
+        }
+    }
+}
+
+// Releases a slot to the producer.
+__device__ __forceinline__ void release(unsigned empty, unsigned lane) {
+    if (lane == 0) {
+        barrier_arrive(empty);
+    }
+}
+
+// The scales of W of columns that share them: a lane has that of one of 32 stages.
+struct BlockScales {
+    const float *from;
+    unsigned count;
+    float now, next;
+
+    // Of the tile's column n, or the last one.
+    __device__ __forceinline__ BlockScales(const Product &p, const Tile &tile, unsigned n, unsigned lane) {
+        if constexpr (HAS_BLOCKS) {
+            count = p.k_stages();
+            const unsigned rows = (p.size_n + STAGE_K - 1) / STAGE_K;
+            const unsigned row = min((tile.n0 + n) / STAGE_K, rows - 1);
+            from = p.w_scales + (static_cast<size_t>(tile.expert) * rows + row) * count;
+            now = from[min(lane, count - 1)];
+            next = from[min(32 + lane, count - 1)];
+        }
+    }
+
+    // The scale of that stage; stages ascend.
+    __device__ __forceinline__ float at(unsigned stage, unsigned lane) {
+        if constexpr (HAS_BLOCKS) {
+            if (stage % 32 == 0 && stage > 0) {
+                now = next;
+                next = from[min(stage + 32 + lane, count - 1)];
+            }
+            return __shfl_sync(~0u, now, stage % 32);
+        } else {
+            return 1.0f;
+        }
+    }
+};
+
+// Begins the products of `count` stages, and promotes each stage's sum when it is complete, both in ascending order: a
+// stage's products run while the last one's sum is promoted.
+template <class Stage, class Begin, class Promote>
+__device__ __forceinline__ void run_stages(unsigned count, Begin begin, Promote promote) {
+    // In another form, such as one end for even and odd numbers of stages, the compiler waits after each product.
+    Stage even, odd;
+    begin(even, 0);
+    unsigned index = 1;
+    for (; index + 1 < count; index += 2) {
+        begin(odd, index);
+        wgmma_wait<1>();
+        promote(even);
+        begin(even, index + 1);
+        wgmma_wait<1>();
+        promote(odd);
+    }
+    if (index < count) {
+        begin(odd, index);
+        wgmma_wait<1>();
+        promote(even);
+        wgmma_wait<0>();
+        promote(odd);
+    } else {
+        wgmma_wait<0>();
+        promote(even);
+    }
+}
