@@ -369,13 +369,13 @@ impl Rank {
 
     /// Returns an error unless the weight is this rank's part.
     fn check_weight(&self, weight: &MarlinWeight) -> Result<(), AccelError> {
-        let size_k = weight.shape().size_k;
-        let own = (self.shared.ranks.len(), self.rank * size_k..(self.rank + 1) * size_k);
-        let split = weight.split().map(|split| (split.ranks(), split.rows()));
-        if split.as_ref() == Some(&own) {
+        let split = weight.split();
+        if split.is_some_and(|split| {
+            split.rank() == self.rank && split.ranks() == self.shared.ranks.len()
+        }) {
             return Ok(());
         }
-        let expected = format!("the part of {self:?}: MarlinWeight::with_split");
+        let expected = format!("the part of {self:?}: MarlinWeight::of_part");
         Err(ROW.refuse("weight", format!("{split:?}"), expected))
     }
 

@@ -45,8 +45,7 @@ impl Layer {
         for (rank, device) in devices.iter().enumerate() {
             let split = Split::new(size_k, rank, ranks).unwrap();
             let own = split.part_of(w).unwrap();
-            let own = MarlinWeight::new(device, &[own], BF16).unwrap();
-            weights.push(own.with_split(split).unwrap());
+            weights.push(MarlinWeight::of_part(device, &own, BF16).unwrap());
             let rows = x.chunks_exact(size_k);
             let x: Vec<u16> = rows.flat_map(|row| &row[split.rows()]).copied().collect();
             inputs.push(device.upload(&x).unwrap());
@@ -276,7 +275,7 @@ fn wrong_reductions_are_noticed() {
     // Ranks that take their own K for the model's cut other leaves.
     let one = Device::open().unwrap();
     let weight = MarlinWeight::new(&one, std::slice::from_ref(&w), BF16).unwrap();
-    let weight = weight.with_split(Split::whole(shape.size_k)).unwrap();
+    let weight = weight.by_version_2().unwrap();
     let mut y = one.zeroed::<u16>(right.len()).unwrap();
     marlin_gemm(&one, &one.upload(&x).unwrap(), &weight, &mut y).unwrap();
     assert_eq!(one.download(&y).unwrap(), right, "4 ranks and one device");
@@ -302,8 +301,9 @@ fn calls_that_do_not_fit_are_refused() {
     };
     assert_eq!(what(Rank::of_process(&[&device; 3], 64).map(|_| ())), Some("devices"));
     let mut rank = Rank::of_process(&[&device], 64).unwrap().remove(0);
-    let whole = new().with_split(Split::whole(shape.size_k)).unwrap();
-    let half = new().with_split(Split::new(2 * shape.size_k, 0, 2).unwrap()).unwrap();
+    let whole = new().by_version_2().unwrap();
+    let half = Split::new(shape.size_k, 0, 2).unwrap().part_of(&w).unwrap();
+    let half = MarlinWeight::of_part(&device, &half, BF16).unwrap();
     let mut y = device.zeroed::<u16>(64).unwrap();
     assert_eq!(what(rank.add(&device, &whole, &mut y)), Some("y"));
     assert_eq!(what(rank.multiply(&device, &x, &half)), Some("weight"));
@@ -316,7 +316,7 @@ fn calls_that_do_not_fit_are_refused() {
     let wide = Shape::new(1024, 128);
     let other = weight(&mut random, ScalarType::UINT4B8, BF16, wide, GroupSize::Of(128), false);
     let other = MarlinWeight::new(&device, &[other], BF16).unwrap();
-    let other = other.with_split(Split::whole(1024)).unwrap();
+    let other = other.by_version_2().unwrap();
     assert_eq!(what(rank.add(&device, &other, &mut y)), Some("weight"));
     assert_eq!(what(rank.add(&device, &half, &mut y)), Some("weight"));
     let mut long = device.zeroed::<u16>(128).unwrap();

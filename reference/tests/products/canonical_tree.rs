@@ -5,7 +5,7 @@ use marlinspike::ndarray::{Array2, ArrayView2};
 use marlinspike::num::array::{into_vec, rows_of};
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
-use marlinspike::products::schedule::{Extras, Order, Schedule, Split, Step, StepOp, Sum};
+use marlinspike::products::schedule::{Extras, Order, Part, Schedule, Split, Step, StepOp, Sum};
 use marlinspike::products::tensor_core::Decoded;
 use marlinspike::weight::{Groups, Weight};
 
@@ -50,6 +50,10 @@ fn cut(x: &[u32], size_k: usize, range: std::ops::Range<usize>) -> Vec<u32> {
     x.chunks_exact(size_k).flat_map(|row| &row[range.clone()]).copied().collect()
 }
 
+fn part_of(w: &Weight<'_>, rank: usize, ranks: usize) -> Part {
+    Split::new(w.shape().size_k, rank, ranks).unwrap().part_of(w).unwrap()
+}
+
 /// The f32 sums of the ranks.
 fn parts(
     x: &[u32],
@@ -60,12 +64,11 @@ fn parts(
 ) -> Vec<Array2<f32>> {
     let size_k = w.shape().size_k;
     let part = |rank| {
-        let split = Split::new(size_k, rank, ranks).unwrap();
-        let own = w.slice_rows(split.rows()).unwrap();
-        let schedule = Schedule::canonical_v2_part(&own, split, F16, input).unwrap();
-        let x = cut(x, size_k, split.rows());
-        let rows = rows_of("x", &x, own.shape().size_k).unwrap();
-        schedule.execute(rows, &own, extras).unwrap().mapv(f32::from_bits)
+        let own = part_of(w, rank, ranks);
+        let schedule = Schedule::canonical_v2_part(&own, F16, input).unwrap();
+        let x = cut(x, size_k, own.split().rows());
+        let rows = rows_of("x", &x, own.weight().shape().size_k).unwrap();
+        schedule.execute(rows, own.weight(), extras).unwrap().mapv(f32::from_bits)
     };
     (0..ranks).map(part).collect()
 }
@@ -130,10 +133,12 @@ fn every_number_of_ranks_has_the_bits_of_one_gpu() {
         let schedule = v2(&w);
         let whole = execute(&schedule, &x, &w).unwrap();
         for ranks in ranks_of(leaves) {
-            let own = w.slice_rows(0..size_k / ranks).unwrap();
             let parts = parts(&x, &w, ranks, F16, Extras::default());
-            let y = into_vec(schedule.add_ranks(&views(&parts), &own, Extras::default()).unwrap());
-            assert!(y == whole, "size_k {size_k}, {ranks} ranks");
+            for rank in [0, ranks - 1] {
+                let own = part_of(&w, rank, ranks);
+                let y = schedule.add_ranks(&views(&parts), &own, Extras::default()).unwrap();
+                assert!(into_vec(y) == whole, "size_k {size_k}, rank {rank} of {ranks}");
+            }
         }
     }
 }
@@ -159,7 +164,7 @@ fn eight_bit_activations_and_router_weights() {
         let whole = schedule.execute(view, &w, extras).unwrap();
         for ranks in [1, 2, 4, 8] {
             let parts = parts(&x, &w, ranks, input, extras);
-            let own = w.slice_rows(0..size_k / ranks).unwrap();
+            let own = part_of(&w, 0, ranks);
             let y = schedule.add_ranks(&views(&parts), &own, extras).unwrap();
             assert!(y == whole, "{input}, {ranks} ranks");
         }
@@ -173,7 +178,7 @@ fn wrong_reductions_differ() {
     let (w, x) = (weight(size_k, COLUMNS, 3), x(40, size_k));
     let schedule = v2(&w);
     let whole = execute(&schedule, &x, &w).unwrap();
-    let own = w.slice_rows(0..size_k / ranks).unwrap();
+    let own = part_of(&w, 1, ranks);
     let add = |schedule: &Schedule, parts: &[Array2<f32>]| {
         into_vec(schedule.add_ranks(&views(parts), &own, Extras::default()).unwrap())
     };
@@ -229,6 +234,8 @@ fn the_other_version_is_related() {
 fn every_ranks_part_has_the_bias() {
     let (w, split) = (weight(1536, COLUMNS, 3), Split::new(1536, 1, 2).unwrap());
     let (slice, part) = (w.slice_rows(split.rows()).unwrap(), split.part_of(&w).unwrap());
+    assert_eq!(part.split(), split);
+    let part = part.weight();
     assert!(slice.bias.is_none() && part.bias == w.bias && w.bias.is_some());
     assert_eq!((&part.scales, part.shape()), (&slice.scales, slice.shape()));
     let error = split.part_of(&weight(768, COLUMNS, 3)).unwrap_err().to_string();
@@ -244,29 +251,26 @@ fn what_ranks_cannot_share_is_refused_by_name() {
     assert!(refused(4096, 0, 3).contains("1 or 2 or 4 or 8"));
     assert!(refused(4096, 4, 4).contains("below 4"));
 
-    let w = weight(768, COLUMNS, 0);
-    let split = Split::new(1536, 0, 4).unwrap();
-    let part = |w: &Weight<'_>, split, input| Schedule::canonical_v2_part(w, split, F16, input);
-    let found = part(&w, split, F16);
-    assert!(matches!(found, Err(Error::Shape { tensor, .. }) if tensor == "weight"));
-    let split = Split::new(1536, 1, 2).unwrap();
-    assert!(part(&w, split, F16).is_ok());
-    assert!(matches!(part(&w, split, INT8), Err(Error::Unsupported { .. })));
+    let w = weight(1536, COLUMNS, 0);
+    let part =
+        |ranks, input| Schedule::canonical_v2_part(&part_of(&w, ranks - 1, ranks), F16, input);
+    assert!(part(2, F16).is_ok() && part(1, INT8).is_ok());
+    assert!(matches!(part(2, INT8), Err(Error::Unsupported { .. })));
     let mut sorted = w.clone();
-    let g_idx = (0..768).map(|k| (k as u32 * 5) % 12).collect();
+    let g_idx = (0..1536).map(|k| (k as u32 * 5) % 24).collect();
     sorted.groups = Groups::Indexed { g_idx, group_size: GroupSize::Of(64) };
-    assert!(matches!(part(&sorted, split, F16), Err(Error::Unsupported { .. })));
-    assert!(part(&sorted, Split::whole(768), F16).is_ok());
+    let split = Split::new(1536, 1, 2).unwrap();
+    assert!(matches!(split.part_of(&sorted), Err(Error::Unsupported { .. })));
+    assert!(Split::whole(1536).part_of(&sorted).is_ok());
 
     let schedule = v2(&weight(1536, COLUMNS, 0));
     let add = |parts: &[Array2<f32>]| {
-        schedule.add_ranks(&views(parts), &w, Extras::default()).unwrap_err().to_string()
+        let own = part_of(&w, 0, 2);
+        schedule.add_ranks(&views(parts), &own, Extras::default()).unwrap_err().to_string()
     };
     let zeros = |m, n| Array2::<f32>::zeros((m, n));
-    assert!(add(&[]).contains("power of two"));
-    assert!(
-        add(&[zeros(2, COLUMNS), zeros(2, COLUMNS), zeros(2, COLUMNS)]).contains("power of two")
-    );
+    assert!(add(&[]).contains("parts: found 0, expected 2"), "{}", add(&[]));
+    assert!(add(&[0; 4].map(|_| zeros(2, COLUMNS))).contains("found 4, expected 2"));
     assert!(add(&[zeros(2, COLUMNS), zeros(3, COLUMNS)]).contains("[3, 24]"));
     assert!(add(&[zeros(2, 8), zeros(2, 8)]).contains("[2, 8]"));
 }
