@@ -19,6 +19,7 @@ use super::{
     gemm_a8::{RowsA8, moe_marlin_gemm_a8},
     permute::permute_on_device,
     quantize::quantize_on_device,
+    ranks::ExpertRanks,
     sum::{Slots, sum_on_device},
 };
 use crate::{device::Device, error::AccelError, memory::Buffer};
@@ -36,6 +37,7 @@ pub struct MarlinLayer {
     router_weight_on_input: bool,
     /// Whether the activation is part of the first product.
     is_fused: bool,
+    ranks: Option<ExpertRanks>,
 }
 
 /// Buffers between the stages of a layer, for a fixed number of tokens.
@@ -134,6 +136,21 @@ impl Workspace {
     pub fn splits(&self) -> bool {
         matches!(self.0, Stages::ManyRows(_))
     }
+
+    pub(crate) fn top_k(&self) -> usize {
+        match &self.0 {
+            Stages::InEntryOrder(work) => work.top_k,
+            Stages::ManyRows(work) => work.top_k(),
+        }
+    }
+
+    /// The rows of slots, and the place of each, if they are not in the slots' order.
+    pub(crate) fn slots(&self) -> (&Buffer<u16>, Option<&Buffer<i32>>) {
+        match &self.0 {
+            Stages::InEntryOrder(work) => (&work.down, None),
+            Stages::ManyRows(work) => work.slots(),
+        }
+    }
 }
 
 /// Average number of experts that receive a token, if each token selects `top_k` experts at random.
@@ -165,6 +182,7 @@ impl MarlinLayer {
             input_dtype,
             router_weight_on_input: layer.router_weight_on_input,
             is_fused: input_dtype.is_none() && is_fusible(device.arch(), &layer.activation),
+            ranks: None,
         })
     }
 
@@ -196,7 +214,44 @@ impl MarlinLayer {
         }
         let (dtype, input_dtype) = (w13.dtype(), w13.input_dtype());
         let is_fused = input_dtype.is_none() && is_fusible(device.arch(), &activation);
-        Ok(Self { w13, w2, runs, activation, dtype, input_dtype, router_weight_on_input, is_fused })
+        Ok(Self {
+            w13,
+            w2,
+            runs,
+            activation,
+            dtype,
+            input_dtype,
+            router_weight_on_input,
+            is_fused,
+            ranks: None,
+        })
+    }
+
+    /// The same layer as that of `rank`, for [`Rank::compute_experts`](super::Rank::compute_experts): expert e
+    /// is on rank `rank_of[e]`. Waits for the device.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] unless just this layer's experts are on `rank`.
+    pub fn with_ranks(
+        self,
+        device: &Device,
+        rank: usize,
+        rank_of: &[usize],
+    ) -> Result<Self, AccelError> {
+        let run_of = device.download(&self.runs.run_of)?;
+        // -1: left out.
+        let here: Vec<bool> = run_of.iter().map(|&run| run != -1).collect();
+        let ranks = Some(ExpertRanks::new(device, &here, rank, rank_of)?);
+        Ok(Self { ranks, ..self })
+    }
+
+    pub(crate) fn ranks(&self) -> Option<&ExpertRanks> {
+        self.ranks.as_ref()
+    }
+
+    /// H.
+    pub(crate) fn hidden_size(&self) -> usize {
+        self.w2.shape().size_n
     }
 
     /// Bytes of the codes, scales and zero points of one expert.
@@ -317,27 +372,46 @@ impl MarlinLayer {
         work: &mut Workspace,
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
+        self.compute_slots(device, x, topk_ids, topk_weights, work)?;
+        let (top_k, hidden) = (work.top_k(), self.hidden_size());
+        let (down, slots) = match &work.0 {
+            Stages::InEntryOrder(work) => {
+                (&work.down, Slots::OfExperts { topk_ids, runs: &self.runs })
+            }
+            Stages::ManyRows(work) => (work.slots().0, Slots::InBlocks(work.blocks())),
+        };
+        sum_on_device(device, down, self.dtype, top_k, hidden, Some(slots), y)
+    }
+
+    /// The stages up to the rows of slots, in `work`.
+    pub(crate) fn compute_slots(
+        &self,
+        device: &Device,
+        x: &Buffer<u16>,
+        topk_ids: &Buffer<i32>,
+        topk_weights: &Buffer<f32>,
+        work: &mut Workspace,
+    ) -> Result<(), AccelError> {
         match &mut work.0 {
             Stages::InEntryOrder(work) => {
-                self.forward_in_entry_order(device, x, topk_ids, topk_weights, work, y)
+                self.slots_in_entry_order(device, x, topk_ids, topk_weights, work)
             }
             Stages::ManyRows(work) => {
-                self.forward_many_rows(device, x, topk_ids, topk_weights, work, y)
+                self.slots_of_many_rows(device, x, topk_ids, topk_weights, work)
             }
         }
     }
 
-    fn forward_in_entry_order(
+    fn slots_in_entry_order(
         &self,
         device: &Device,
         x: &Buffer<u16>,
         topk_ids: &Buffer<i32>,
         topk_weights: &Buffer<f32>,
         work: &mut EntryBuffers,
-        y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
         let EntryBuffers { top_k, blocks, w13, w2, gate_up, activated, down } = work;
-        let (hidden, size_i) = (self.w2.shape().size_n, self.w2.shape().size_k);
+        let size_i = self.w2.shape().size_k;
         let entries = match blocks {
             Some(blocks) => {
                 align_on_device(device, &self.runs, topk_ids, blocks)?;
@@ -370,9 +444,7 @@ impl MarlinLayer {
             activation: None,
             is_early: true,
         };
-        w2.run(device, activated, &self.w2, routing, second, down)?;
-        let slots = Slots::OfExperts { topk_ids, runs: &self.runs };
-        sum_on_device(device, down, self.dtype, *top_k, hidden, Some(slots), y)
+        w2.run(device, activated, &self.w2, routing, second, down)
     }
 }
 

@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use cudarc::driver::{CudaContext, CudaSlice, DevicePtr};
+
 use crate::common::{Float, Law, Random, float_weight, weight};
 use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
@@ -18,14 +20,14 @@ use marlinspike_accel::{
     AccelError, Device,
     memory::Buffer,
     operation::{Mutant, Row},
-    ops::{MarlinWeight, Rank, marlin_gemm},
+    ops::{MarlinWeight, Rank, gemm::marlin_gemm_part, marlin_gemm},
     registry,
 };
 
 const BF16: ScalarType = ScalarType::BFLOAT16;
 
 /// One test at a time: ranks that wait for each other need room on the GPU at once.
-fn alone() -> MutexGuard<'static, ()> {
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -80,11 +82,11 @@ impl Layer {
     }
 }
 
-fn open(ranks: usize) -> Vec<Device> {
+pub(crate) fn open(ranks: usize) -> Vec<Device> {
     (0..ranks).map(|_| Device::open().unwrap()).collect()
 }
 
-fn whole(x: &[u16], w: &Weight<'_>) -> Vec<u16> {
+pub(crate) fn whole(x: &[u16], w: &Weight<'_>) -> Vec<u16> {
     let schedule = Schedule::canonical_v2(w, BF16, BF16).unwrap();
     let codes: Vec<u32> = x.iter().map(|&bits| bits.into()).collect();
     let codes = rows_of("x", &codes, w.shape().size_k).unwrap();
@@ -192,6 +194,62 @@ fn graphs_of_two_calls_replay_a_thousand_times() {
     law.held();
 }
 
+/// Memory of an engine, which this crate did not allocate.
+#[test]
+#[allow(unsafe_code)]
+fn ranks_at_an_engines_addresses_have_the_bits_of_the_reference() {
+    let test = "ranks_at_an_engines_addresses_have_the_bits_of_the_reference";
+    if common::device_or_skip(test).is_none() {
+        return;
+    }
+    let _alone = alone();
+    let mut law = Law::new("row-parallel product at given addresses, 1, 2, 4 and 8 ranks");
+    let mut random = Random(0x5EED_000D_89AB_CDEF);
+    let (shape, size_m) = (Shape::new(1536, 64), 5);
+    let w = weight(&mut random, ScalarType::UINT4B8, BF16, shape, GroupSize::Of(64), true);
+    let x = random.halves(BF16, size_m * shape.size_k, 1.0);
+    let wanted = whole(&x, &w);
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.new_stream().unwrap();
+    for count in [1, 2, 4, 8] {
+        let capacity = size_m * shape.size_n;
+        let bytes = Rank::bytes(capacity).unwrap();
+        let memory: Vec<CudaSlice<u8>> =
+            (0..count).map(|_| stream.alloc_zeros(bytes).unwrap()).collect();
+        stream.synchronize().unwrap();
+        let addresses: Vec<u64> =
+            memory.iter().map(|memory| memory.device_ptr(&stream).0).collect();
+        let layer = Layer::new(open(count), &w, &x);
+        let rank = |(rank, device)| {
+            // SAFETY: zeros of that many bytes, in order of rank, which outlive the ranks and which nothing else uses.
+            unsafe { Rank::of_addresses(device, rank, &addresses, capacity) }.unwrap()
+        };
+        let mut ranks: Vec<Rank> = layer.devices.iter().enumerate().map(rank).collect();
+        for call in 0..3 {
+            let mut y = layer.outputs(size_m);
+            layer.call(&mut ranks, &mut y);
+            layer.check(&ranks);
+            for (r, y) in y.iter().enumerate() {
+                let found = layer.devices[r].download(y).unwrap();
+                law.equal(&format!("rank {r} of {count}, call {call}"), &found, &wanted);
+            }
+        }
+        let refused = |rank, addresses: &[u64]| {
+            // SAFETY: refused before any use.
+            match unsafe { Rank::of_addresses(&layer.devices[0], rank, addresses, capacity) } {
+                Err(AccelError::Argument { what, .. }) => what,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(refused(0, &[addresses[0]; 3]), "addresses");
+        assert_eq!(refused(count, &addresses), "rank");
+        assert_eq!(refused(0, &[addresses[0] + 128]), "address");
+        assert_eq!(refused(0, &[0]), "address");
+        drop(ranks);
+    }
+    law.held();
+}
+
 #[test]
 fn a_missing_rank_is_an_error_and_no_hang() {
     if common::device_or_skip("a_missing_rank_is_an_error_and_no_hang").is_none() {
@@ -272,17 +330,34 @@ fn wrong_reductions_are_noticed() {
         layer.devices[1].download(&y[1]).unwrap()
     };
     let right = found(None);
-    // Ranks that take their own K for the model's cut other leaves.
     let one = Device::open().unwrap();
     let weight = MarlinWeight::new(&one, std::slice::from_ref(&w), BF16).unwrap();
     let weight = weight.by_version_2().unwrap();
     let mut y = one.zeroed::<u16>(right.len()).unwrap();
     marlin_gemm(&one, &one.upload(&x).unwrap(), &weight, &mut y).unwrap();
     assert_eq!(one.download(&y).unwrap(), right, "4 ranks and one device");
+    // Ranks that take their own K for the model's cut other leaves. No rank takes such a weight.
+    let own = Split::new(shape.size_k, 1, 4).unwrap();
+    let rows = x.chunks_exact(shape.size_k).flat_map(|row| &row[own.rows()]);
+    let x_there = one.upload(&rows.copied().collect::<Vec<u16>>()).unwrap();
+    let sums = |weight: &MarlinWeight| {
+        let mut sums = one.zeroed::<f32>(right.len()).unwrap();
+        marlin_gemm_part(&one, &x_there, weight, &mut sums).unwrap();
+        one.download(&sums).unwrap()
+    };
+    let part = MarlinWeight::of_part(&one, &own.part_of(&w).unwrap(), BF16).unwrap();
+    let slice = w.slice_rows(own.rows()).unwrap();
+    let slice = MarlinWeight::new(&one, &[slice], BF16).unwrap().by_version_2().unwrap();
+    assert_ne!(sums(&slice), sums(&part), "a rank's K for the model's passed");
+    let mut alone = Rank::of_process(&[&one], right.len()).unwrap().remove(0);
+    alone.multiply(&one, &x_there, &slice).unwrap();
+    let mut four = Rank::of_process(&[&one; 4], right.len()).unwrap();
+    let error = four[1].multiply(&one, &x_there, &slice).unwrap_err();
+    assert!(matches!(error, AccelError::Argument { what: "weight", .. }), "{error}");
     for mutant in row.mutants {
         assert_ne!(found(Some(mutant)), right, "{} passed", mutant.name);
     }
-    let count = row.mutants.len();
+    let count = row.mutants.len() + 1;
     common::say(&format!("LAW wrong reductions over ranks rejected: {count} of {count}"));
 }
 

@@ -14,7 +14,6 @@ use crate::{
             ManyRows, MarlinWeight,
             many::{Gathered, moe_many_rows},
         },
-        sum::{Slots, sum_on_device},
     },
 };
 
@@ -30,6 +29,21 @@ pub(super) struct ManyRowsBuffers {
     row_weights: Buffer<f32>,
     gate_up: Buffer<u16>,
     down: Buffer<u16>,
+}
+
+impl ManyRowsBuffers {
+    pub(super) fn top_k(&self) -> usize {
+        self.top_k
+    }
+
+    pub(super) fn blocks(&self) -> &DeviceBlocks {
+        &self.blocks
+    }
+
+    /// The rows of slots, and the place of each.
+    pub(super) fn slots(&self) -> (&Buffer<u16>, Option<&Buffer<i32>>) {
+        (&self.down, Some(self.blocks.place_of()))
+    }
 }
 
 impl MarlinLayer {
@@ -90,17 +104,16 @@ impl MarlinLayer {
         })))
     }
 
-    pub(super) fn forward_many_rows(
+    pub(super) fn slots_of_many_rows(
         &self,
         device: &Device,
         x: &Buffer<u16>,
         topk_ids: &Buffer<i32>,
         topk_weights: &Buffer<f32>,
         work: &mut ManyRowsBuffers,
-        y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
         let ManyRowsBuffers { top_k, blocks, plans, gathered, row_weights, gate_up, down } = work;
-        let (hidden, size_i) = (self.w2.shape().size_n, self.w2.shape().size_k);
+        let size_i = self.w2.shape().size_k;
         let on_input = self.router_weight_on_input;
         align_on_device(device, &self.runs, topk_ids, blocks)?;
         let (size_h, dtype) = (self.w13.shape().size_k, self.dtype);
@@ -114,8 +127,6 @@ impl MarlinLayer {
         gather_on_device(device, activated, dtype, size_i, blocks, gathered)?;
         let weights = (!on_input).then_some(&*row_weights);
         let rows = Gathered { x: gathered, blocks, row_weights: weights };
-        moe_many_rows(device, rows, &self.w2, down, plans[1])?;
-        let slots = Slots::InBlocks(blocks);
-        sum_on_device(device, down, self.dtype, *top_k, hidden, Some(slots), y)
+        moe_many_rows(device, rows, &self.w2, down, plans[1])
     }
 }

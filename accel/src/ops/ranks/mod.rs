@@ -19,6 +19,20 @@
 //! ranks.iter().enumerate().try_for_each(|(r, rank)| rank.check(devices[r]))
 //! # }
 //! ```
+//!
+//! The ranks' memory is made in three ways:
+//!
+//! | ranks | memory |
+//! | --- | --- |
+//! | of one process | [`Rank::of_process`] allocates it |
+//! | of several processes | [`RankMemory`] allocates it, a [`Handle`] names it in the others: [`Rank::of_processes`] |
+//! | of an engine that has memory of all ranks | its addresses: [`Rank::of_addresses`] |
+//!
+//! Experts over ranks give their slots' rows to the token's owner, which adds them in slot order:
+//! [`Rank::compute_experts`], [`Rank::add_experts`].
+
+mod experts;
+mod memory;
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,14 +43,16 @@ use super::{
     gemm::{MarlinWeight, Output, PeerSums, part},
 };
 use crate::{
-    device::{Device, failed},
+    device::Device,
     error::AccelError,
     launch::{Arguments, Grid, Kernel, Pointer, Ranks, arguments},
     memory::Buffer,
     nvrtc::Parameter,
     operation::{Law, Mutant, Needs, Row, lattice},
-    raw::peers::{PeerMemory, enable_access},
 };
+pub(crate) use experts::{ExpertRanks, ROW as MOE};
+pub use memory::{Handle, RankMemory};
+use memory::{Region, Shared};
 
 /// Upstream: the all-reduce behind a `RowParallelLinear`, whose bits depend on the number of ranks.
 pub(crate) static ROW: Row = Row {
@@ -45,7 +61,7 @@ pub(crate) static ROW: Row = Row {
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
     variants: |_| {
-        Ok(lattice(&[("IS_BF16", &[0, 1]), ("RANKS", &[1, 2, 4, 8]), ("IS_TWO_SHOT", &[0, 1])]))
+        Ok(lattice(&[("IS_BF16", &[0, 1]), ("RANKS", &[1, 2, 4, 8]), ("SHOTS", &[1, 2])]))
     },
     arguments: AddArguments::SIZES,
     mutants: &[
@@ -58,6 +74,11 @@ pub(crate) static ROW: Row = Row {
             "the parts of the call before",
             "ranks.turn * capacity",
             "(1 - ranks.turn) * capacity",
+        ),
+        Mutant::new(
+            "16-bit parts",
+            "first) + piece);\n        }",
+            "first) + piece);\n            sum[r].x = widen(narrow(sum[r].x));\n            sum[r].y = widen(narrow(sum[r].y));\n        }",
         ),
         Mutant::new(
             "a bias for each rank",
@@ -95,53 +116,35 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// wire at 373 GB/s and 3 µs for a barrier; on one device it makes no difference.
 const ONE_SHOT_ELEMENTS: [usize; 4] = [usize::MAX, 900_000, 200_000, 40_000];
 
-/// One rank's memory that others access.
-struct Memory {
-    /// `[2, capacity]` f32.
-    parts: PeerMemory,
-    /// `[capacity]` of 16 bits.
-    outputs: PeerMemory,
-    flags: PeerMemory,
-    calls: PeerMemory,
-    status: PeerMemory,
-    stream: Arc<CudaStream>,
-}
-
-/// The memory of all ranks, freed when none of them uses it.
-struct Shared {
-    capacity: usize,
-    ranks: Vec<Memory>,
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // Any rank's kernels may use any rank's memory. A stream that fails has no kernels left.
-        for memory in &self.ranks {
-            let _ = memory.stream.synchronize();
-        }
-    }
-}
-
 /// One of the ranks that share row-parallel products.
 ///
-/// Each call of [`multiply`](Self::multiply) and [`add`](Self::add) is one on every rank, in the same order and
-/// of the same sizes. Recorded launches hold an even number of calls: two buffers take turns, so that one
+/// Each call of [`multiply`](Self::multiply) and [`add`](Self::add), and of those for experts, is one on every
+/// rank, in the same order and of the same sizes. Recorded launches hold an even number of calls: two buffers take turns, so that one
 /// barrier a call is enough.
 pub struct Rank {
     shared: Arc<Shared>,
+    stream: Arc<CudaStream>,
     rank: usize,
     /// Calls so far, modulo 2.
     turn: usize,
-    /// M and N of the part that waits to be added.
-    multiplied: Option<[usize; 2]>,
+    started: Option<Started>,
     limit: Duration,
     /// Whether shares are exchanged; `None`: by size.
     two_shot: Option<bool>,
 }
 
+/// What waits to be added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Started {
+    /// The sums `[M, N]` of a product.
+    Product([usize; 2]),
+    /// The slots of so many tokens.
+    Experts(usize),
+}
+
 impl std::fmt::Debug for Rank {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "rank {} of {}", self.rank, self.shared.ranks.len())
+        write!(f, "rank {} of {}", self.rank, self.shared.ranks())
     }
 }
 
@@ -168,49 +171,80 @@ impl Rank {
     /// [`AccelError::Argument`] for another number of devices; [`AccelError::Driver`] where devices have
     /// too little memory, or no access to each other's.
     pub fn of_process(devices: &[&Device], capacity: usize) -> Result<Vec<Self>, AccelError> {
-        if !matches!(devices.len(), 1 | 2 | 4 | 8) {
-            return Err(ROW.refuse("devices", devices.len(), "1, 2, 4 or 8"));
+        let shared = Arc::new(Shared::of_process(devices, Region::new(capacity)?)?);
+        let new = |(rank, &device)| Self::new(device, shared.clone(), rank);
+        devices.iter().enumerate().map(new).collect()
+    }
+
+    /// This process's rank of several, each in a process of its own on this machine; `handles` are of all
+    /// ranks, in order of rank. Any channel may have brought them.
+    ///
+    /// Dropping it waits for the other processes, up to 10 seconds, until none of them uses this one's memory
+    /// any more; else that stays allocated.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for handles of other numbers of ranks or outputs, in another order, or of less
+    /// memory than they say; [`AccelError::Driver`] for one that the driver does not open: of memory that is no
+    /// longer there, of this process, or of a device that this one cannot access.
+    pub fn of_processes(
+        device: &Device,
+        memory: RankMemory,
+        handles: &[Handle],
+    ) -> Result<Self, AccelError> {
+        let (shared, rank) = Shared::of_processes(device, memory, handles)?;
+        Self::new(device, Arc::new(shared), rank)
+    }
+
+    /// Bytes of the memory of one rank that [`Rank::of_addresses`] takes.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for more outputs than there are addresses.
+    pub fn bytes(capacity: usize) -> Result<usize, AccelError> {
+        Ok(Region::new(capacity)?.bytes)
+    }
+
+    /// A rank in memory that an engine has mapped: `addresses` are where this device sees the memory of each
+    /// rank, [`Rank::bytes`] of that capacity, in order of rank.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for another number of addresses, and for one that is not a multiple of 256.
+    ///
+    /// # Safety
+    /// - At each address are so many bytes of device memory that kernels of this device read and write, with
+    ///   atomic access where it is another device's. They are zeros, on all ranks, before the first call on
+    ///   any rank.
+    /// - Nothing else uses the memory until the last call on every rank is done and every rank is dropped.
+    /// - Every rank has the same capacity, and the memory of the same ranks in the same order.
+    #[allow(unsafe_code)]
+    pub unsafe fn of_addresses(
+        device: &Device,
+        rank: usize,
+        addresses: &[u64],
+        capacity: usize,
+    ) -> Result<Self, AccelError> {
+        memory::check_ranks("addresses", addresses.len())?;
+        if rank >= addresses.len() {
+            return Err(ROW.refuse("rank", rank, format!("below {}", addresses.len())));
         }
-        for from in devices {
-            for to in devices {
-                enable_access(from.context(), to.context())
-                    .map_err(failed("cuCtxEnablePeerAccess"))?;
-            }
+        if let Some(address) = addresses.iter().find(|&&a| a == 0 || !a.is_multiple_of(256)) {
+            return Err(ROW.refuse("address", format!("{address:#x}"), "a multiple of 256"));
         }
-        let memory = |device: &&Device| -> Result<Memory, AccelError> {
-            let zeroed = |bytes: Option<usize>| match bytes {
-                Some(bytes) => {
-                    PeerMemory::zeroed(device.context(), bytes).map_err(failed("cuMemAlloc"))
-                }
-                None => Err(ROW.refuse("capacity", capacity, "fewer than 2^61 outputs")),
-            };
-            Ok(Memory {
-                parts: zeroed(capacity.checked_mul(8))?,
-                outputs: zeroed(capacity.checked_mul(2))?,
-                flags: zeroed(Some(2 * RANK_BLOCKS * MOST_RANKS * 4))?,
-                calls: zeroed(Some(RANK_BLOCKS * 4))?,
-                status: zeroed(Some(4))?,
-                stream: device.stream().clone(),
-            })
-        };
-        let all = devices.iter().map(memory).collect::<Result<_, _>>()?;
-        let shared = Arc::new(Shared { capacity, ranks: all });
-        let of = |rank| Self {
-            shared: shared.clone(),
-            rank,
-            turn: 0,
-            multiplied: None,
-            limit: LIMIT,
-            two_shot: None,
-        };
-        let ranks: Vec<Self> = (0..devices.len()).map(of).collect();
+        // SAFETY: the conditions of this function.
+        let shared = unsafe { Shared::of_addresses(device, Region::new(capacity)?, addresses) };
+        Self::new(device, Arc::new(shared), rank)
+    }
+
+    fn new(device: &Device, shared: Arc<Shared>, rank: usize) -> Result<Self, AccelError> {
+        let stream = device.stream().clone();
+        let (turn, started, limit, two_shot) = (0, None, LIMIT, None);
+        let this = Self { shared, stream, rank, turn, started, limit, two_shot };
         // Loading a module may wait for the device, which may wait for a rank whose launch comes later.
-        for (rank, device) in ranks.iter().zip(devices) {
-            for (is_bf16, two_shot) in [(0, false), (0, true), (1, false), (1, true)] {
-                rank.launch(device, ("IS_BF16", is_bf16), two_shot, Addition::NONE)?;
-            }
+        for is_bf16 in [0, 1].map(|is_bf16| ("IS_BF16", is_bf16)) {
+            this.launch(device, is_bf16, false, Addition::NONE)?;
+            this.launch(device, is_bf16, true, Addition::NONE)?;
+            this.load_sum(device, is_bf16)?;
         }
-        Ok(ranks)
+        Ok(this)
     }
 
     /// The same rank, waiting so long for others instead of 10 seconds.
@@ -238,26 +272,18 @@ impl Rank {
     ) -> Result<(), AccelError> {
         self.check_device(device)?;
         self.check_weight(weight)?;
+        self.check_idle()?;
         let shape = weight.shape();
-        if self.multiplied.is_some() {
-            return Err(ROW.refuse(
-                "call",
-                "a part that waits to be added",
-                "a call of `add` first",
-            ));
-        }
         let size = [x.len() / shape.size_k, shape.size_n];
         let elements = size[0] * size[1];
-        if elements > self.shared.capacity {
-            let expected = format!("at most {}", self.shared.capacity);
-            return Err(ROW.refuse("outputs", elements, expected));
+        let capacity = self.shared.region.capacity;
+        if elements > capacity {
+            return Err(ROW.refuse("outputs", elements, format!("at most {capacity}")));
         }
-        let turn = (self.turn + 1) % 2;
-        let parts = &self.shared.ranks[self.rank].parts;
-        let address = parts.address() + (turn * self.shared.capacity * 4) as u64;
-        let sums = PeerSums { address: Pointer::new(address), len: elements };
+        let address = self.shared.parts(self.rank, (self.turn + 1) % 2);
+        let sums = PeerSums { address, len: elements };
         part(device, x, weight, Output::Peer(sums))?;
-        self.multiplied = Some(size);
+        self.started = Some(Started::Product(size));
         Ok(())
     }
 
@@ -278,7 +304,7 @@ impl Rank {
         let parts = [("weight", weight.is_on(device)), ("y", y.is_on(device))];
         check::same_device(&ROW, device, &parts)?;
         self.check_weight(weight)?;
-        let Some(size) = self.multiplied else {
+        let Some(Started::Product(size)) = self.started else {
             let found = format!("{} elements", y.len());
             return Err(ROW.refuse("y", found, "a call of `multiply` before"));
         };
@@ -290,13 +316,13 @@ impl Rank {
             return Err(ROW.refuse("y", format!("{} elements", y.len()), format!("{size:?}")));
         }
         let is_bf16 = check::is_bf16(&ROW, "dtype", weight.dtype())?;
-        let (elements, all) = (y.len(), &self.shared.ranks);
-        self.multiplied = None;
+        let elements = y.len();
+        self.started = None;
         if elements == 0 {
             return Ok(());
         }
         self.turn = (self.turn + 1) % 2;
-        let bound = ONE_SHOT_ELEMENTS[all.len().ilog2() as usize];
+        let bound = ONE_SHOT_ELEMENTS[self.shared.ranks().ilog2() as usize];
         let two_shot = self.two_shot.unwrap_or(elements > bound);
         let addition = Addition {
             bias: weight.bias.as_ref().into(),
@@ -315,39 +341,27 @@ impl Rank {
         two_shot: bool,
         addition: Addition,
     ) -> Result<(), AccelError> {
-        let all = &self.shared.ranks;
-        let addresses = |of: fn(&Memory) -> &PeerMemory| {
-            let mut pointers = [Pointer::NULL; MOST_RANKS];
-            for (pointer, memory) in pointers.iter_mut().zip(all) {
-                *pointer = Pointer::new(of(memory).address());
-            }
-            pointers
-        };
-        let (own, Addition { bias, global_scale, y, size }) = (&all[self.rank], addition);
+        let Addition { bias, global_scale, y, size } = addition;
         let [size_m, size_n] = size.map(|size| size as u32);
         // y has the elements of this turn's parts, at most the capacity, in rows of N, a multiple of 64, or there are
         // none; every rank's memory is alive as long as a rank is.
         let arguments = AddArguments {
-            ranks: Ranks {
-                parts: addresses(|memory| &memory.parts),
-                outputs: addresses(|memory| &memory.outputs),
-                flags: addresses(|memory| &memory.flags),
-                calls: Pointer::new(own.calls.address()),
-                status: Pointer::new(own.status.address()),
-                rank: self.rank as u32,
-                turn: self.turn as u32,
-            },
+            ranks: self.shared.arguments(self.rank, self.turn),
             bias,
             global_scale,
             y,
             size_m,
             size_n,
-            capacity: self.shared.capacity as u64,
-            limit_ms: u32::try_from(self.limit.as_millis()).unwrap_or(u32::MAX),
+            capacity: self.shared.region.capacity as u64,
+            limit_ms: self.limit_ms(),
         };
-        let parameters = [is_bf16, ("RANKS", all.len() as u32), ("IS_TWO_SHOT", two_shot.into())];
-        let grid = Grid::new((RANK_BLOCKS as u32, 1, 1), (THREADS, 1, 1));
-        KERNEL.launch(device, &parameters, grid, arguments)
+        let shots = 1 + u32::from(two_shot);
+        let parameters = [is_bf16, ("RANKS", self.shared.ranks() as u32), ("SHOTS", shots)];
+        KERNEL.launch(device, &parameters, grid(), arguments)
+    }
+
+    fn limit_ms(&self) -> u32 {
+        u32::try_from(self.limit.as_millis()).unwrap_or(u32::MAX)
     }
 
     /// Waits for the device, and returns an error if a call failed there.
@@ -358,8 +372,7 @@ impl Rank {
     pub fn check(&self, device: &Device) -> Result<(), AccelError> {
         self.check_device(device)?;
         device.synchronize()?;
-        let status = self.shared.ranks[self.rank].status.first_word();
-        let status = status.map_err(failed("cuMemcpyDtoH"))?;
+        let status = self.shared.status(self.rank)?;
         if status == 0 {
             return Ok(());
         }
@@ -370,18 +383,34 @@ impl Rank {
     /// Returns an error unless the weight is this rank's part.
     fn check_weight(&self, weight: &MarlinWeight) -> Result<(), AccelError> {
         let split = weight.split();
-        if split.is_some_and(|split| {
-            split.rank() == self.rank && split.ranks() == self.shared.ranks.len()
-        }) {
+        if split
+            .is_some_and(|split| split.rank() == self.rank && split.ranks() == self.shared.ranks())
+        {
             return Ok(());
         }
         let expected = format!("the part of {self:?}: MarlinWeight::of_part");
         Err(ROW.refuse("weight", format!("{split:?}"), expected))
     }
 
+    /// Returns an error if a call was started and not added.
+    fn check_idle(&self) -> Result<(), AccelError> {
+        match self.started {
+            None => Ok(()),
+            Some(started) => {
+                let found = format!("{started:?}, not added");
+                Err(ROW.refuse("call", found, "a call of `add` or `add_experts` first"))
+            }
+        }
+    }
+
     /// Returns an error unless `device` is this rank's.
     fn check_device(&self, device: &Device) -> Result<(), AccelError> {
-        let is_own = Arc::ptr_eq(&self.shared.ranks[self.rank].stream, device.stream());
+        let is_own = Arc::ptr_eq(&self.stream, device.stream());
         check::same_device(&ROW, device, &[("rank", is_own)])
     }
+}
+
+/// The thread blocks of a kernel that waits for other ranks.
+fn grid() -> Grid {
+    Grid::new((RANK_BLOCKS as u32, 1, 1), (THREADS, 1, 1))
 }
