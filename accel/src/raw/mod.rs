@@ -4,6 +4,7 @@
 use std::error::Error as _;
 
 pub(crate) mod driver;
+pub(crate) mod nccl;
 pub(crate) mod nvrtc;
 pub(crate) mod peers;
 pub(crate) mod scratch;

@@ -8,6 +8,7 @@ use cudarc::driver::{CudaContext, DriverError, result, sys};
 pub(crate) struct PeerMemory {
     context: Arc<CudaContext>,
     address: u64,
+    bytes: usize,
     owner: Owner,
 }
 
@@ -34,7 +35,7 @@ impl PeerMemory {
         let bytes = bytes.checked_next_multiple_of(SHARED_PIECE).unwrap_or(usize::MAX);
         // SAFETY: a context is current, and the size is not zero.
         let address = unsafe { result::malloc_sync(bytes) }?;
-        let memory = Self { context: context.clone(), address, owner: Owner::This };
+        let memory = Self { context: context.clone(), address, bytes, owner: Owner::This };
         // SAFETY: the memory was allocated above with this size.
         unsafe { result::memset_d8_sync(address, 0, bytes) }?;
         // Streams of this crate do not wait for the default stream, on which the memory is set.
@@ -43,19 +44,16 @@ impl PeerMemory {
         Ok(memory)
     }
 
-    /// Memory that something else keeps, at that address.
+    /// Memory that something else keeps: `bytes` at that address.
     ///
     /// # Safety
-    /// The memory is there as long as the result and the work launched with it.
-    pub(crate) unsafe fn borrowed(context: &Arc<CudaContext>, address: u64) -> Self {
-        Self { context: context.clone(), address, owner: Owner::Other }
+    /// They are there, for kernels of this device, as long as the result and the work launched with it.
+    pub(crate) unsafe fn borrowed(context: &Arc<CudaContext>, address: u64, bytes: usize) -> Self {
+        Self { context: context.clone(), address, bytes, owner: Owner::Other }
     }
 
-    /// Memory of another process, and the bytes that it has.
-    pub(crate) fn open(
-        context: &Arc<CudaContext>,
-        handle: IpcHandle,
-    ) -> Result<(Self, usize), DriverError> {
+    /// Memory of another process.
+    pub(crate) fn open(context: &Arc<CudaContext>, handle: IpcHandle) -> Result<Self, DriverError> {
         context.bind_to_thread()?;
         let handle = sys::CUipcMemHandle {
             reserved: handle.map(|byte| std::ffi::c_char::from_ne_bytes([byte])),
@@ -65,11 +63,13 @@ impl PeerMemory {
         // SAFETY: a context is current, and the pointer is to a live address. The driver refuses handles that it did not
         // make.
         unsafe { sys::cuIpcOpenMemHandle_v2(&mut address, handle, flags) }.result()?;
-        let memory = Self { context: context.clone(), address, owner: Owner::Process };
+        let mut memory =
+            Self { context: context.clone(), address, bytes: 0, owner: Owner::Process };
         let (mut base, mut bytes) = (0, 0);
         // SAFETY: the pointers are to live numbers; the address is of memory that was mapped above.
         unsafe { sys::cuMemGetAddressRange_v2(&mut base, &mut bytes, address) }.result()?;
-        Ok((memory, (base + bytes as u64).saturating_sub(address) as usize))
+        memory.bytes = (base + bytes as u64).saturating_sub(address) as usize;
+        Ok(memory)
     }
 
     /// The handle by which other processes open it: of memory of [`PeerMemory::zeroed`].
@@ -85,33 +85,30 @@ impl PeerMemory {
         self.address
     }
 
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Leaves the memory as it is for the rest of the process.
     pub(crate) fn keep(&mut self) {
         self.owner = Owner::Other;
     }
 
     /// Words from a byte on. Waits for the device.
-    ///
-    /// # Safety
-    /// The memory has them.
-    pub(crate) unsafe fn words<const N: usize>(
-        &self,
-        from: usize,
-    ) -> Result<[u32; N], DriverError> {
+    pub(crate) fn words<const N: usize>(&self, from: usize) -> Result<[u32; N], DriverError> {
+        assert!(from + 4 * N <= self.bytes, "{N} words from {from} of {} bytes", self.bytes);
         self.context.bind_to_thread()?;
         let mut words = [0; N];
-        // SAFETY: the memory is alive, and has the words by the condition of this function.
+        // SAFETY: the memory is alive, and has the words.
         unsafe { result::memcpy_dtoh_sync(&mut words, self.address + from as u64) }?;
         Ok(words)
     }
 
     /// Writes a word at a byte.
-    ///
-    /// # Safety
-    /// The memory has it.
-    pub(crate) unsafe fn set_word(&self, at: usize, word: u32) -> Result<(), DriverError> {
+    pub(crate) fn set_word(&self, at: usize, word: u32) -> Result<(), DriverError> {
+        assert!(at + 4 <= self.bytes, "a word at {at} of {} bytes", self.bytes);
         self.context.bind_to_thread()?;
-        // SAFETY: the memory is alive, and has the word by the condition of this function.
+        // SAFETY: the memory is alive, and has the word.
         unsafe { result::memcpy_htod_sync(self.address + at as u64, &[word]) }
     }
 }

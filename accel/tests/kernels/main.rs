@@ -19,6 +19,7 @@ mod processes;
 mod quantize;
 mod ranks;
 mod repack;
+mod wires;
 
 #[path = "../common/mod.rs"]
 mod common;

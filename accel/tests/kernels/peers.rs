@@ -8,8 +8,6 @@ use std::{
     time::Duration,
 };
 
-use cudarc::driver::{CudaContext, CudaSlice, DevicePtr};
-
 use crate::common::{Float, Law, Random, float_weight, weight};
 use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
@@ -33,15 +31,15 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
 }
 
 /// The ranks of a layer, with their weights and inputs.
-struct Layer {
-    devices: Vec<Device>,
-    weights: Vec<MarlinWeight>,
+pub(crate) struct Layer {
+    pub(crate) devices: Vec<Device>,
+    pub(crate) weights: Vec<MarlinWeight>,
     x: Vec<Buffer<u16>>,
     size_n: usize,
 }
 
 impl Layer {
-    fn new(devices: Vec<Device>, w: &Weight<'_>, x: &[u16]) -> Self {
+    pub(crate) fn new(devices: Vec<Device>, w: &Weight<'_>, x: &[u16]) -> Self {
         let (size_k, ranks) = (w.shape().size_k, devices.len());
         let (mut weights, mut inputs) = (Vec::new(), Vec::new());
         for (rank, device) in devices.iter().enumerate() {
@@ -60,13 +58,13 @@ impl Layer {
         Rank::of_process(&devices, size_m * self.size_n).unwrap()
     }
 
-    fn outputs(&self, size_m: usize) -> Vec<Buffer<u16>> {
+    pub(crate) fn outputs(&self, size_m: usize) -> Vec<Buffer<u16>> {
         let fill = vec![0xabcd; size_m * self.size_n];
         self.devices.iter().map(|device| device.upload(&fill).unwrap()).collect()
     }
 
     /// One call on every rank.
-    fn call(&self, ranks: &mut [Rank], y: &mut [Buffer<u16>]) {
+    pub(crate) fn call(&self, ranks: &mut [Rank], y: &mut [Buffer<u16>]) {
         for (r, rank) in ranks.iter_mut().enumerate() {
             rank.multiply(&self.devices[r], &self.x[r], &self.weights[r]).unwrap();
         }
@@ -75,7 +73,7 @@ impl Layer {
         }
     }
 
-    fn check(&self, ranks: &[Rank]) {
+    pub(crate) fn check(&self, ranks: &[Rank]) {
         for (r, rank) in ranks.iter().enumerate() {
             rank.check(&self.devices[r]).unwrap();
         }
@@ -190,62 +188,6 @@ fn graphs_of_two_calls_replay_a_thousand_times() {
             let found = layer.devices[r].download(y).unwrap();
             law.equal(&format!("rank {r}, two-shot {two_shot}"), &found, &wanted);
         }
-    }
-    law.held();
-}
-
-/// Memory of an engine, which this crate did not allocate.
-#[test]
-#[allow(unsafe_code)]
-fn ranks_at_an_engines_addresses_have_the_bits_of_the_reference() {
-    let test = "ranks_at_an_engines_addresses_have_the_bits_of_the_reference";
-    if common::device_or_skip(test).is_none() {
-        return;
-    }
-    let _alone = alone();
-    let mut law = Law::new("row-parallel product at given addresses, 1, 2, 4 and 8 ranks");
-    let mut random = Random(0x5EED_000D_89AB_CDEF);
-    let (shape, size_m) = (Shape::new(1536, 64), 5);
-    let w = weight(&mut random, ScalarType::UINT4B8, BF16, shape, GroupSize::Of(64), true);
-    let x = random.halves(BF16, size_m * shape.size_k, 1.0);
-    let wanted = whole(&x, &w);
-    let context = CudaContext::new(0).unwrap();
-    let stream = context.new_stream().unwrap();
-    for count in [1, 2, 4, 8] {
-        let capacity = size_m * shape.size_n;
-        let bytes = Rank::bytes(capacity).unwrap();
-        let memory: Vec<CudaSlice<u8>> =
-            (0..count).map(|_| stream.alloc_zeros(bytes).unwrap()).collect();
-        stream.synchronize().unwrap();
-        let addresses: Vec<u64> =
-            memory.iter().map(|memory| memory.device_ptr(&stream).0).collect();
-        let layer = Layer::new(open(count), &w, &x);
-        let rank = |(rank, device)| {
-            // SAFETY: zeros of that many bytes, in order of rank, which outlive the ranks and which nothing else uses.
-            unsafe { Rank::of_addresses(device, rank, &addresses, capacity) }.unwrap()
-        };
-        let mut ranks: Vec<Rank> = layer.devices.iter().enumerate().map(rank).collect();
-        for call in 0..3 {
-            let mut y = layer.outputs(size_m);
-            layer.call(&mut ranks, &mut y);
-            layer.check(&ranks);
-            for (r, y) in y.iter().enumerate() {
-                let found = layer.devices[r].download(y).unwrap();
-                law.equal(&format!("rank {r} of {count}, call {call}"), &found, &wanted);
-            }
-        }
-        let refused = |rank, addresses: &[u64]| {
-            // SAFETY: refused before any use.
-            match unsafe { Rank::of_addresses(&layer.devices[0], rank, addresses, capacity) } {
-                Err(AccelError::Argument { what, .. }) => what,
-                other => panic!("{other:?}"),
-            }
-        };
-        assert_eq!(refused(0, &[addresses[0]; 3]), "addresses");
-        assert_eq!(refused(count, &addresses), "rank");
-        assert_eq!(refused(0, &[addresses[0] + 128]), "address");
-        assert_eq!(refused(0, &[0]), "address");
-        drop(ranks);
     }
     law.held();
 }

@@ -1,13 +1,13 @@
 //! Expert layers over ranks: each has some of the experts, whole, and all tokens.
 
-use super::{Law, MOST_RANKS, Rank, Started, grid};
+use super::{MOST_RANKS, Rank, Started, grid};
 use crate::{
     device::Device,
     error::AccelError,
     launch::{Arguments, Kernel, Pointer, Ranks, arguments},
     memory::Buffer,
     nvrtc::Parameter,
-    operation::{Mutant, Needs, Row, lattice},
+    operation::{Law, Mutant, Needs, Row, lattice},
     ops::{MarlinLayer, Workspace, check},
 };
 

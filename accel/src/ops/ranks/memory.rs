@@ -2,7 +2,6 @@
 //!
 //! A region holds, each at its place, the flags of the barrier, the count of calls, the status, the ranks that have left,
 //! f32 sums of two calls in turn, and 16-bit outputs.
-#![allow(unsafe_code)]
 
 use std::{
     fmt,
@@ -225,12 +224,15 @@ impl Shared {
             }
         }
         let open = |handle: &Handle| {
-            let (memory, bytes) = PeerMemory::open(device.context(), handle.ipc).map_err(|e| {
-                let reason = format!("{e}: {handle:?}");
+            let memory = PeerMemory::open(device.context(), handle.ipc).map_err(|error| {
+                let reason = format!("{error}: {handle:?}");
                 AccelError::Driver { call: "cuIpcOpenMemHandle", reason }
             })?;
-            match bytes < region.bytes {
-                true => Err(ROW.refuse("handle", format!("{bytes} bytes"), format!("{handle:?}"))),
+            match memory.bytes() < region.bytes {
+                true => {
+                    let found = format!("{} bytes", memory.bytes());
+                    Err(ROW.refuse("handle", found, format!("{handle:?}")))
+                }
                 false => Ok(memory),
             }
         };
@@ -245,13 +247,7 @@ impl Shared {
     }
 
     /// Of memory that something else keeps.
-    ///
-    /// # Safety
-    /// As [`PeerMemory::borrowed`], for a region at each address.
-    pub(super) unsafe fn of_addresses(device: &Device, region: Region, addresses: &[u64]) -> Self {
-        // SAFETY: the condition of this function.
-        let memory = |&address| unsafe { PeerMemory::borrowed(device.context(), address) };
-        let memory = addresses.iter().map(memory).collect();
+    pub(super) fn borrowed(device: &Device, region: Region, memory: Vec<PeerMemory>) -> Self {
         Self { region, memory, streams: vec![device.stream().clone()], alone: None }
     }
 
@@ -288,8 +284,7 @@ impl Shared {
 
     /// What went wrong on a rank of this process. Waits for its device.
     pub(super) fn status(&self, rank: usize) -> Result<u32, AccelError> {
-        // SAFETY: every region has a status.
-        let status = unsafe { self.memory[rank].words::<1>(STATUS) };
+        let status = self.memory[rank].words::<1>(STATUS);
         status.map(|[status]| status).map_err(failed("cuMemcpyDtoH"))
     }
 
@@ -297,16 +292,13 @@ impl Shared {
     /// False if one does not leave in time.
     fn leave(&self, rank: usize) -> bool {
         for memory in &self.memory {
-            // SAFETY: every region has a word for each rank.
-            let _ = unsafe { memory.set_word(LEFT + rank * 4, 1) };
+            let _ = memory.set_word(LEFT + rank * 4, 1);
         }
         let missing = self.status(rank).map_or(true, |status| status != 0);
         let limit = if missing { Duration::ZERO } else { LIMIT };
         let begin = Instant::now();
         loop {
-            // SAFETY: as above.
-            let left = unsafe { self.memory[rank].words::<MOST_RANKS>(LEFT) };
-            match left {
+            match self.memory[rank].words::<MOST_RANKS>(LEFT) {
                 Ok(left) if left[..self.ranks()].iter().all(|&word| word == 1) => return true,
                 Ok(_) if begin.elapsed() < limit => std::thread::sleep(Duration::from_millis(1)),
                 _ => return false,

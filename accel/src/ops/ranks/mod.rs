@@ -27,82 +27,35 @@
 //! | of one process | [`Rank::of_process`] allocates it |
 //! | of several processes | [`RankMemory`] allocates it, a [`Handle`] names it in the others: [`Rank::of_processes`] |
 //! | of an engine that has memory of all ranks | its addresses: [`Rank::of_addresses`] |
+//! | on several machines | NCCL gathers the sums: [`NcclRank`]; or another library: [`add_gathered`] |
 //!
 //! Experts over ranks give their slots' rows to the token's owner, which adds them in slot order:
 //! [`Rank::compute_experts`], [`Rank::add_experts`].
 
+mod add;
 mod experts;
 mod memory;
+mod nccl;
 
 use std::{sync::Arc, time::Duration};
 
 use cudarc::driver::CudaStream;
+
+pub(crate) use add::ROW;
+pub use add::add_gathered;
+use add::{Addition, add, check_part};
+pub(crate) use experts::{ExpertRanks, ROW as MOE};
+pub use memory::{Handle, RankMemory};
+use memory::{Region, Shared};
+pub use nccl::{NCCL_VARIABLE, NcclId, NcclRank};
 
 use super::{
     check,
     gemm::{MarlinWeight, Output, PeerSums, part},
 };
 use crate::{
-    device::Device,
-    error::AccelError,
-    launch::{Arguments, Grid, Kernel, Pointer, Ranks, arguments},
-    memory::Buffer,
-    nvrtc::Parameter,
-    operation::{Law, Mutant, Needs, Row, lattice},
+    device::Device, error::AccelError, launch::Grid, memory::Buffer, raw::peers::PeerMemory,
 };
-pub(crate) use experts::{ExpertRanks, ROW as MOE};
-pub use memory::{Handle, RankMemory};
-use memory::{Region, Shared};
-
-/// Upstream: the all-reduce behind a `RowParallelLinear`, whose bits depend on the number of ranks.
-pub(crate) static ROW: Row = Row {
-    name: "add_ranks",
-    source: "add_ranks",
-    needs: Needs { compute_capability: (8, 0) },
-    law: Law::EqualBits,
-    variants: |_| {
-        Ok(lattice(&[("IS_BF16", &[0, 1]), ("RANKS", &[1, 2, 4, 8]), ("SHOTS", &[1, 2])]))
-    },
-    arguments: AddArguments::SIZES,
-    mutants: &[
-        Mutant::new(
-            "a chain over ranks",
-            "step *= 2) {\n#pragma unroll\n            for (unsigned r = 0; r + step < RANKS; r += 2 * step) {",
-            "++step) {\n#pragma unroll\n            for (unsigned r = 0; r < 1; ++r) {",
-        ),
-        Mutant::new(
-            "the parts of the call before",
-            "ranks.turn * capacity",
-            "(1 - ranks.turn) * capacity",
-        ),
-        Mutant::new(
-            "16-bit parts",
-            "first) + piece);\n        }",
-            "first) + piece);\n            sum[r].x = widen(narrow(sum[r].x));\n            sum[r].y = widen(narrow(sum[r].y));\n        }",
-        ),
-        Mutant::new(
-            "a bias for each rank",
-            "low = __fadd_rn(low, widen(of[0]));",
-            "low = __fadd_rn(low, RANKS * widen(of[0]));",
-        ),
-    ],
-};
-
-static KERNEL: Kernel<AddArguments> = Kernel::early(&ROW);
-
-arguments! {
-    /// Arguments of `add_ranks.cu`.
-    AddArguments {
-        ranks: Ranks,
-        bias: Pointer,
-        global_scale: Pointer,
-        y: Pointer,
-        size_m: u32,
-        size_n: u32,
-        capacity: u64,
-        limit_ms: u32,
-    }
-}
 
 /// Ranks at most: leaves of the canonical schedule.
 const MOST_RANKS: usize = 8;
@@ -119,8 +72,8 @@ const ONE_SHOT_ELEMENTS: [usize; 4] = [usize::MAX, 900_000, 200_000, 40_000];
 /// One of the ranks that share row-parallel products.
 ///
 /// Each call of [`multiply`](Self::multiply) and [`add`](Self::add), and of those for experts, is one on every
-/// rank, in the same order and of the same sizes. Recorded launches hold an even number of calls: two buffers take turns, so that one
-/// barrier a call is enough.
+/// rank, in the same order and of the same sizes. Recorded launches hold an even number of calls: two buffers
+/// take turns, so that one barrier a call is enough.
 pub struct Rank {
     shared: Arc<Shared>,
     stream: Arc<CudaStream>,
@@ -146,20 +99,6 @@ impl std::fmt::Debug for Rank {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "rank {} of {}", self.rank, self.shared.ranks())
     }
-}
-
-/// What a call adds to the ranks' sums, and where.
-struct Addition {
-    bias: Pointer,
-    global_scale: Pointer,
-    y: Pointer,
-    /// M, N.
-    size: [usize; 2],
-}
-
-impl Addition {
-    const NONE: Self =
-        Self { bias: Pointer::NULL, global_scale: Pointer::NULL, y: Pointer::NULL, size: [0, 64] };
 }
 
 impl Rank {
@@ -203,34 +142,23 @@ impl Rank {
         Ok(Region::new(capacity)?.bytes)
     }
 
-    /// A rank in memory that an engine has mapped: `addresses` are where this device sees the memory of each
-    /// rank, [`Rank::bytes`] of that capacity, in order of rank.
-    ///
-    /// # Errors
-    /// [`AccelError::Argument`] for another number of addresses, and for one that is not a multiple of 256.
-    ///
-    /// # Safety
-    /// - At each address are so many bytes of device memory that kernels of this device read and write, with
-    ///   atomic access where it is another device's. They are zeros, on all ranks, before the first call on
-    ///   any rank.
-    /// - Nothing else uses the memory until the last call on every rank is done and every rank is dropped.
-    /// - Every rank has the same capacity, and the memory of the same ranks in the same order.
-    #[allow(unsafe_code)]
-    pub unsafe fn of_addresses(
+    /// A rank in memory of each rank that something else keeps, zeros.
+    pub(crate) fn borrowed(
         device: &Device,
         rank: usize,
-        addresses: &[u64],
+        memory: Vec<PeerMemory>,
         capacity: usize,
     ) -> Result<Self, AccelError> {
-        memory::check_ranks("addresses", addresses.len())?;
-        if rank >= addresses.len() {
-            return Err(ROW.refuse("rank", rank, format!("below {}", addresses.len())));
+        memory::check_ranks("addresses", memory.len())?;
+        if rank >= memory.len() {
+            return Err(ROW.refuse("rank", rank, format!("below {}", memory.len())));
         }
-        if let Some(address) = addresses.iter().find(|&&a| a == 0 || !a.is_multiple_of(256)) {
-            return Err(ROW.refuse("address", format!("{address:#x}"), "a multiple of 256"));
+        if let Some(wrong) =
+            memory.iter().map(PeerMemory::address).find(|&a| a == 0 || a % 256 != 0)
+        {
+            return Err(ROW.refuse("address", format!("{wrong:#x}"), "a multiple of 256"));
         }
-        // SAFETY: the conditions of this function.
-        let shared = unsafe { Shared::of_addresses(device, Region::new(capacity)?, addresses) };
+        let shared = Shared::borrowed(device, Region::new(capacity)?, memory);
         Self::new(device, Arc::new(shared), rank)
     }
 
@@ -240,8 +168,9 @@ impl Rank {
         let this = Self { shared, stream, rank, turn, started, limit, two_shot };
         // Loading a module may wait for the device, which may wait for a rank whose launch comes later.
         for is_bf16 in [0, 1].map(|is_bf16| ("IS_BF16", is_bf16)) {
-            this.launch(device, is_bf16, false, Addition::NONE)?;
-            this.launch(device, is_bf16, true, Addition::NONE)?;
+            for shots in [1, 2] {
+                this.launch(device, shots, Addition::none(is_bf16))?;
+            }
             this.load_sum(device, is_bf16)?;
         }
         Ok(this)
@@ -271,7 +200,7 @@ impl Rank {
         weight: &MarlinWeight,
     ) -> Result<(), AccelError> {
         self.check_device(device)?;
-        self.check_weight(weight)?;
+        check_part(weight, [self.rank, self.shared.ranks()])?;
         self.check_idle()?;
         let shape = weight.shape();
         let size = [x.len() / shape.size_k, shape.size_n];
@@ -292,8 +221,8 @@ impl Rank {
     ///
     /// # Errors
     /// [`AccelError::Argument`] for a weight that is not this rank's part or has other columns than the one
-    /// multiplied, for a y of another size, and without a call of [`multiply`](Self::multiply); those of preparing and running a kernel. A rank that does not come
-    /// is an error of [`check`](Self::check).
+    /// multiplied, for a y of another size, and without a call of [`multiply`](Self::multiply); those of
+    /// preparing and running a kernel. A rank that does not come is an error of [`check`](Self::check).
     pub fn add(
         &mut self,
         device: &Device,
@@ -301,63 +230,28 @@ impl Rank {
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
         self.check_device(device)?;
-        let parts = [("weight", weight.is_on(device)), ("y", y.is_on(device))];
-        check::same_device(&ROW, device, &parts)?;
-        self.check_weight(weight)?;
+        check_part(weight, [self.rank, self.shared.ranks()])?;
         let Some(Started::Product(size)) = self.started else {
             let found = format!("{} elements", y.len());
             return Err(ROW.refuse("y", found, "a call of `multiply` before"));
         };
-        if weight.shape().size_n != size[1] {
-            let found = format!("{} columns", weight.shape().size_n);
-            return Err(ROW.refuse("weight", found, format!("{}, as the part has", size[1])));
-        }
-        if y.len() != size[0] * size[1] {
-            return Err(ROW.refuse("y", format!("{} elements", y.len()), format!("{size:?}")));
-        }
-        let is_bf16 = check::is_bf16(&ROW, "dtype", weight.dtype())?;
         let elements = y.len();
+        let addition = Addition::new(device, weight, size, y)?;
         self.started = None;
         if elements == 0 {
             return Ok(());
         }
         self.turn = (self.turn + 1) % 2;
         let bound = ONE_SHOT_ELEMENTS[self.shared.ranks().ilog2() as usize];
-        let two_shot = self.two_shot.unwrap_or(elements > bound);
-        let addition = Addition {
-            bias: weight.bias.as_ref().into(),
-            global_scale: weight.global_scale.as_ref().into(),
-            y: y.into(),
-            // M was below 2^31 in the product.
-            size,
-        };
-        self.launch(device, is_bf16, two_shot, addition)
+        let shots = 1 + u32::from(self.two_shot.unwrap_or(elements > bound));
+        self.launch(device, shots, addition)
     }
 
-    fn launch(
-        &self,
-        device: &Device,
-        is_bf16: Parameter,
-        two_shot: bool,
-        addition: Addition,
-    ) -> Result<(), AccelError> {
-        let Addition { bias, global_scale, y, size } = addition;
-        let [size_m, size_n] = size.map(|size| size as u32);
-        // y has the elements of this turn's parts, at most the capacity, in rows of N, a multiple of 64, or there are
-        // none; every rank's memory is alive as long as a rank is.
-        let arguments = AddArguments {
-            ranks: self.shared.arguments(self.rank, self.turn),
-            bias,
-            global_scale,
-            y,
-            size_m,
-            size_n,
-            capacity: self.shared.region.capacity as u64,
-            limit_ms: self.limit_ms(),
-        };
-        let shots = 1 + u32::from(two_shot);
-        let parameters = [is_bf16, ("RANKS", self.shared.ranks() as u32), ("SHOTS", shots)];
-        KERNEL.launch(device, &parameters, grid(), arguments)
+    fn launch(&self, device: &Device, shots: u32, addition: Addition) -> Result<(), AccelError> {
+        let ranks = self.shared.arguments(self.rank, self.turn);
+        // The parts of this turn have room for y; every rank's memory is alive as long as a rank is.
+        let addition = addition.in_turns(self.shared.region.capacity as u64, self.limit_ms());
+        add(device, self.shared.ranks(), shots, ranks, addition)
     }
 
     fn limit_ms(&self) -> u32 {
@@ -378,18 +272,6 @@ impl Rank {
         }
         let missing = (0..MOST_RANKS).filter(|rank| status >> rank & 1 == 1).collect();
         Err(AccelError::Ranks { rank: self.rank, missing, odd_calls: status >> MOST_RANKS != 0 })
-    }
-
-    /// Returns an error unless the weight is this rank's part.
-    fn check_weight(&self, weight: &MarlinWeight) -> Result<(), AccelError> {
-        let split = weight.split();
-        if split
-            .is_some_and(|split| split.rank() == self.rank && split.ranks() == self.shared.ranks())
-        {
-            return Ok(());
-        }
-        let expected = format!("the part of {self:?}: MarlinWeight::of_part");
-        Err(ROW.refuse("weight", format!("{split:?}"), expected))
     }
 
     /// Returns an error if a call was started and not added.
