@@ -224,8 +224,7 @@ fn hashes() -> Result<bool, AnyError> {
     for ranks in RANKS {
         for tokens in [1, 16, 300] {
             let batch = Batch::new(tokens);
-            let of =
-                |is_canonical| logits(&model, &batch, ranks, is_canonical).map(|y| hash(&y));
+            let of = |is_canonical| logits(&model, &batch, ranks, is_canonical).map(|y| hash(&y));
             let (our, their) = (of(true)?, of(false)?);
             println!("{ranks:5}  {tokens:5}  {our}  {their}");
             ours.insert(our);

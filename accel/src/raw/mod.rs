@@ -1,4 +1,5 @@
-//! Unsafe code for foreign libraries. The only other unsafe code is in [`launch`](crate::launch).
+//! Unsafe code for foreign libraries. The only other unsafe code is in [`launch`](crate::launch) and, for callers that
+//! lend streams and memory, in [`borrowed`](crate::borrowed).
 #![allow(unsafe_code)]
 
 use std::error::Error as _;

@@ -13,6 +13,7 @@ use std::{
 use cudarc::driver::{CudaStream, sys};
 
 use super::words;
+use crate::memory::Buffer;
 
 type Handle = *mut c_void;
 type Status = c_int;
@@ -104,6 +105,8 @@ impl Library {
 pub(crate) struct Communicator {
     library: Library,
     handle: Handle,
+    /// Rank, ranks.
+    place: [c_int; 2],
     limit: Duration,
 }
 
@@ -115,7 +118,7 @@ impl Communicator {
     pub(crate) fn join(
         library: Library,
         id: UniqueId,
-        [rank, ranks]: [c_int; 2],
+        place: [c_int; 2],
         stream: &Arc<CudaStream>,
         limit: Duration,
     ) -> Result<Self, String> {
@@ -127,7 +130,8 @@ impl Communicator {
             version: 21_400,
             blocking: 0,
         };
-        let mut this = Self { library, handle: ptr::null_mut(), limit };
+        let mut this = Self { library, handle: ptr::null_mut(), place, limit };
+        let [rank, ranks] = place;
         // SAFETY: a context is current; the pointers are to live values, and NCCL reads as much of the configuration as
         // its size says.
         let status = unsafe { (this.library.init)(&mut this.handle, ranks, id, rank, &config) };
@@ -155,23 +159,24 @@ impl Communicator {
         }
     }
 
-    /// Starts a gather of `count` floats of each rank to `address`, where this rank's are in their place.
-    ///
-    /// # Safety
-    /// `address` is memory of the stream's device for the floats of all ranks, until the work is done.
-    pub(crate) unsafe fn gather(
+    /// Starts a gather of `count` floats of each rank in `all`, memory of this stream, where this rank's are in their
+    /// place.
+    pub(crate) fn gather(
         &mut self,
-        address: u64,
-        [rank, count]: [usize; 2],
+        all: &Buffer<f32>,
+        count: usize,
         stream: &Arc<CudaStream>,
     ) -> Result<(), String> {
+        let [rank, ranks] = self.place.map(|place| place as usize);
+        assert!(all.len() / ranks >= count, "{} floats for {ranks} times {count}", all.len());
         if self.handle.is_null() {
             return Err("found a communicator that was given up".into());
         }
         stream.context().bind_to_thread().map_err(|error| error.to_string())?;
         let at = |address: u64| ptr::with_exposed_provenance_mut::<c_void>(address as usize);
-        let (own, all) = (at(address + (4 * rank * count) as u64), at(address));
-        // SAFETY: the condition of this function; the communicator and the stream are alive.
+        let (own, all) = (at(all.address() + (4 * rank * count) as u64), at(all.address()));
+        // SAFETY: the memory has the floats of all ranks, and is freed in the order of its stream; the communicator and
+        // the stream are alive.
         let status = unsafe {
             (self.library.all_gather)(own, all, count, FLOAT32, self.handle, stream.cu_stream())
         };

@@ -118,10 +118,11 @@ impl Drop for PeerMemory {
         if self.owner == Owner::Other || self.context.bind_to_thread().is_err() {
             return;
         }
-        // SAFETY: the memory was allocated with `malloc_sync`, or opened from a handle, and is given back once. Both wait
-        // for this device; the owner has waited for the kernels of others.
+        // Both wait for this device; the owner has waited for the kernels of others.
         let _ = match self.owner {
+            // SAFETY: the memory was allocated with `malloc_sync`, and is freed once.
             Owner::This => unsafe { result::free_sync(self.address) },
+            // SAFETY: the memory was opened from a handle, and is closed once.
             _ => unsafe { sys::cuIpcCloseMemHandle(self.address) }.result(),
         };
     }

@@ -204,7 +204,8 @@ fn ranks_in_processes_have_the_bits_of_the_reference() {
     for ranks in [1, 2, 4] {
         let folder = tempfile::tempdir().unwrap();
         let children = start(folder.path(), 0..ranks, ranks, "calls");
-        assert!(children.into_iter().map(succeeded).fold(true, |all, one| all && one));
+        let ends: Vec<bool> = children.into_iter().map(succeeded).collect();
+        assert_eq!(ends, vec![true; ranks]);
         for rank in 0..ranks {
             let found = await_file(&folder.path().join(format!("calls{rank}")));
             assert_eq!(found.len(), 4 * wanted.len());

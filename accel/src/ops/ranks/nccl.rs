@@ -170,17 +170,9 @@ impl NcclRank {
         if len == 0 {
             return Ok(());
         }
-        let place = [self.rank, len];
-        self.gather(place)?;
+        let gathered = self.communicator.gather(&self.sums, len, &self.stream);
+        gathered.map_err(failed("ncclAllGather"))?;
         add_at(device, self.ranks, self.sums.address(), addition)
-    }
-
-    #[allow(unsafe_code)]
-    fn gather(&mut self, [rank, len]: [usize; 2]) -> Result<(), AccelError> {
-        // SAFETY: `multiply` checked that the memory holds so many sums of each rank; it is freed on the same stream.
-        let gathered =
-            unsafe { self.communicator.gather(self.sums.address(), [rank, len], &self.stream) };
-        gathered.map_err(failed("ncclAllGather"))
     }
 
     /// Waits for the device, and returns an error if a rank did not come in time or a call failed.
