@@ -60,10 +60,10 @@ impl Workspace {
         }
     }
 
-    /// The rows of slots, and the place of each, if they are not in the slots' order.
-    pub(crate) fn slots(&self) -> (&Buffer<u16>, Option<&Buffer<i32>>) {
+    /// The rows of slots, the place of each slot's, if they are not in the slots' order, and how many there are.
+    pub(crate) fn slots(&self) -> (&Buffer<u16>, Option<&Buffer<i32>>, usize) {
         match &self.0 {
-            Stages::InEntryOrder(work) => (&work.down, None),
+            Stages::InEntryOrder(work) => (&work.down, None, work.entries),
             Stages::ManyRows(work) => work.slots(),
         }
     }

@@ -37,7 +37,7 @@ struct Config {
     blocking: c_int,
 }
 
-/// NCCL's functions. The pointers stay valid as long as `_library` lives.
+/// NCCL's functions. The library is never unloaded: its threads outlive the calls that start them.
 pub(crate) struct Library {
     unique_id: unsafe extern "C" fn(*mut UniqueId) -> Status,
     init: unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int, *const Config) -> Status,
@@ -54,7 +54,6 @@ pub(crate) struct Library {
     destroy: unsafe extern "C" fn(Handle) -> Status,
     abort: unsafe extern "C" fn(Handle) -> Status,
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
-    _library: libloading::Library,
 }
 
 impl Library {
@@ -63,10 +62,11 @@ impl Library {
         // SAFETY: loading runs the library's initializers; NCCL's may run on any thread. A caller who names another
         // library runs that library's initializers, as with LD_PRELOAD.
         let library = unsafe { libloading::Library::new(name) }.map_err(|e| words(&e))?;
+        let library = Box::leak(Box::new(library));
         macro_rules! symbol {
             ($name:literal) => {
                 // SAFETY: the field's type is the signature that nccl.h documents for this name, unchanged since NCCL
-                // 2.14; the pointer is kept no longer than the library.
+                // 2.14; the library stays.
                 *unsafe { library.get(concat!($name, "\0").as_bytes()) }.map_err(|e| words(&e))?
             };
         }
@@ -79,7 +79,6 @@ impl Library {
             destroy: symbol!("ncclCommDestroy"),
             abort: symbol!("ncclCommAbort"),
             error_string: symbol!("ncclGetErrorString"),
-            _library: library,
         })
     }
 
@@ -103,7 +102,7 @@ impl Library {
 
 /// One rank of a group. Its calls return at once or within a limit.
 pub(crate) struct Communicator {
-    library: Library,
+    library: &'static Library,
     handle: Handle,
     /// Rank, ranks.
     place: [c_int; 2],
@@ -116,7 +115,7 @@ unsafe impl Send for Communicator {}
 impl Communicator {
     /// Joins the group; the stream's device is current then.
     pub(crate) fn join(
-        library: Library,
+        library: &'static Library,
         id: UniqueId,
         place: [c_int; 2],
         stream: &Arc<CudaStream>,

@@ -222,6 +222,10 @@ fn expert_calls_that_do_not_fit_are_refused() {
     assert_eq!(what(rank.compute_experts(&device, &layer, &x, routing, &mut work)), None);
     let found = rank.compute_experts(&device, &layer, &x, routing, &mut work);
     assert_eq!(what(found), Some("call"));
+    // Of more tokens, and of more slots for each.
+    assert_eq!(what(rank.add_experts(&device, &layer, &ids, &room, &mut y)), Some("work"));
+    let other = layer.workspace(&device, 1, 2 * TOP_K).unwrap();
+    assert_eq!(what(rank.add_experts(&device, &layer, &ids, &other, &mut y)), Some("work"));
     let mut long = device.zeroed::<u16>(3 * HIDDEN).unwrap();
     assert_eq!(what(rank.add_experts(&device, &layer, &ids, &work, &mut long)), Some("y"));
     assert_eq!(what(rank.add_experts(&device, &layer, &many.1, &work, &mut y)), Some("y"));

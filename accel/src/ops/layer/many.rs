@@ -40,9 +40,9 @@ impl ManyRowsBuffers {
         &self.blocks
     }
 
-    /// The rows of slots, and the place of each.
-    pub(super) fn slots(&self) -> (&Buffer<u16>, Option<&Buffer<i32>>) {
-        (&self.down, Some(self.blocks.place_of()))
+    /// The rows of slots, the place of each slot's, and how many there are.
+    pub(super) fn slots(&self) -> (&Buffer<u16>, Option<&Buffer<i32>>, usize) {
+        (&self.down, Some(self.blocks.place_of()), self.blocks.places())
     }
 }
 

@@ -27,9 +27,9 @@ pub(crate) static ROW: Row = Row {
              if (rank_of_slot(slots + j) == i / top_k) {",
         ),
         Mutant::new(
-            "the slots of the call before",
-            "ranks.turn * capacity",
-            "(1 - ranks.turn) * capacity",
+            "the owner's experts alone",
+            "rank_of_slot(slots + j) < RANKS",
+            "rank_of_slot(slots + j) == ranks.rank",
         ),
     ],
 };
@@ -88,6 +88,14 @@ impl ExpertRanks {
     }
 }
 
+/// Sizes of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Slots {
+    tokens: usize,
+    top_k: usize,
+    hidden: usize,
+}
+
 /// What a call sums up.
 #[derive(Default)]
 struct Sum {
@@ -133,7 +141,7 @@ impl Rank {
             return Err(ROW.refuse("tokens", found, expected));
         }
         layer.compute_slots(device, x, routing.0, routing.1, work)?;
-        self.started = Some(Started::Experts(tokens));
+        self.started = Some(Started::Experts(Slots { tokens, top_k, hidden }));
         Ok(())
     }
 
@@ -154,13 +162,20 @@ impl Rank {
     ) -> Result<(), AccelError> {
         self.check_device(device)?;
         let is_bf16 = check::is_bf16(&ROW, "dtype", layer.dtype())?;
-        let (hidden, top_k) = (layer.hidden_size(), work.top_k());
         let rank_of = self.check_layer(layer)?;
-        let Some(Started::Experts(tokens)) = self.started else {
+        let Some(Started::Experts(slots)) = self.started else {
             let found = format!("{} elements", y.len());
             return Err(ROW.refuse("y", found, "a call of `compute_experts` before"));
         };
-        let (down, place_of) = work.slots();
+        let Slots { tokens, top_k, hidden } = slots;
+        let (down, place_of, rows) = work.slots();
+        let entries = place_of.map_or(rows, Buffer::len);
+        if (layer.hidden_size(), work.top_k(), entries) != (hidden, top_k, tokens * top_k)
+            || down.len() / hidden < rows
+        {
+            let found = format!("{entries} slots, {} per token", work.top_k());
+            return Err(ROW.refuse("work", found, format!("that of the computed {slots:?}")));
+        }
         let parts = [
             ("topk_ids", topk_ids.is_on(device)),
             ("rank_of", rank_of.is_on(device)),

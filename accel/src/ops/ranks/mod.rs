@@ -44,6 +44,7 @@ use cudarc::driver::CudaStream;
 pub(crate) use add::ROW;
 pub use add::add_gathered;
 use add::{Addition, add, check_part};
+use experts::Slots;
 pub(crate) use experts::{ExpertRanks, ROW as MOE};
 pub use memory::{Handle, RankMemory};
 use memory::{Region, Shared};
@@ -91,8 +92,8 @@ pub struct Rank {
 enum Started {
     /// The sums `[M, N]` of a product.
     Product([usize; 2]),
-    /// The slots of so many tokens.
-    Experts(usize),
+    /// The slots of an expert layer.
+    Experts(Slots),
 }
 
 impl std::fmt::Debug for Rank {

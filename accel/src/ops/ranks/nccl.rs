@@ -2,7 +2,12 @@
 //!
 //! NCCL only moves bits here. Its own sums depend on the number of ranks, sizes and algorithms; these do not.
 
-use std::{env, ffi::OsString, sync::Arc, time::Duration};
+use std::{
+    env,
+    ffi::OsString,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use cudarc::driver::CudaStream;
 
@@ -28,6 +33,12 @@ pub const NCCL_VARIABLE: &str = "MARLINSPIKE_NCCL";
 
 /// The names that NVIDIA's packages give the library.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+/// The library, opened once.
+fn library() -> Result<&'static Library, AccelError> {
+    static LIBRARY: OnceLock<Result<Library, AccelError>> = OnceLock::new();
+    LIBRARY.get_or_init(open).as_ref().map_err(Clone::clone)
+}
 
 fn open() -> Result<Library, AccelError> {
     let named = env::var_os(NCCL_VARIABLE).map(|name| vec![name]);
@@ -59,7 +70,7 @@ impl NcclId {
     /// # Errors
     /// [`AccelError::NcclMissing`]; [`AccelError::Nccl`].
     pub fn new() -> Result<Self, AccelError> {
-        open()?.unique_id().map(Self).map_err(failed("ncclGetUniqueId"))
+        library()?.unique_id().map(Self).map_err(failed("ncclGetUniqueId"))
     }
 
     /// NCCL's bytes.
@@ -115,7 +126,7 @@ impl NcclRank {
         let (sums, stream) = (device.zeroed(len)?, device.stream().clone());
         // Both are at most 8.
         let place = [rank as i32, ranks as i32];
-        let communicator = Communicator::join(open()?, id.0, place, &stream, limit)
+        let communicator = Communicator::join(library()?, id.0, place, &stream, limit)
             .map_err(failed("ncclCommInitRankConfig"))?;
         Ok(Self { communicator, sums, stream, rank, ranks, multiplied: None })
     }
