@@ -11,7 +11,7 @@ use marlinspike::moe::layer::Layer;
 use marlinspike::num::scalar::ScalarType;
 
 use super::{
-    align::Runs,
+    align::{DeviceBlocks, Runs},
     check,
     gemm::{MOE as ROW, MarlinWeight, Tiling, is_fusible},
     ranks::ExpertRanks,
@@ -60,10 +60,10 @@ impl Workspace {
         }
     }
 
-    /// The rows of slots, the place of each slot's, if they are not in the slots' order, and how many there are.
-    pub(crate) fn slots(&self) -> (&Buffer<u16>, Option<&Buffer<i32>>, usize) {
+    /// The rows of slots, and their blocks if they are not in the slots' order.
+    pub(crate) fn slots(&self) -> (&Buffer<u16>, Option<&DeviceBlocks>) {
         match &self.0 {
-            Stages::InEntryOrder(work) => (&work.down, None, work.entries),
+            Stages::InEntryOrder(work) => (&work.down, None),
             Stages::ManyRows(work) => work.slots(),
         }
     }
@@ -268,11 +268,10 @@ impl MarlinLayer {
     ) -> Result<(), AccelError> {
         self.compute_slots(device, x, topk_ids, topk_weights, work)?;
         let (top_k, hidden) = (work.top_k(), self.hidden_size());
-        let (down, slots) = match &work.0 {
-            Stages::InEntryOrder(work) => {
-                (&work.down, Slots::OfExperts { topk_ids, runs: &self.runs })
-            }
-            Stages::ManyRows(work) => (work.slots().0, Slots::InBlocks(work.blocks())),
+        let (down, blocks) = work.slots();
+        let slots = match blocks {
+            None => Slots::OfExperts { topk_ids, runs: &self.runs },
+            Some(blocks) => Slots::InBlocks(blocks),
         };
         sum_on_device(device, down, self.dtype, top_k, hidden, Some(slots), y)
     }

@@ -19,7 +19,6 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct EntryBuffers {
     pub(super) top_k: usize,
-    pub(super) entries: usize,
     /// Absent where the products find the blocks of so few tokens themselves.
     blocks: Option<DeviceBlocks>,
     w13: Product,
@@ -113,7 +112,6 @@ impl MarlinLayer {
         let gate_up = || device.room(entries * shape13.size_n);
         Ok(Workspace(Stages::InEntryOrder(EntryBuffers {
             top_k,
-            entries,
             blocks,
             w13,
             w2,
@@ -131,7 +129,7 @@ impl MarlinLayer {
         topk_weights: &Buffer<f32>,
         work: &mut EntryBuffers,
     ) -> Result<(), AccelError> {
-        let EntryBuffers { top_k, blocks, w13, w2, gate_up, activated, down, .. } = work;
+        let EntryBuffers { top_k, blocks, w13, w2, gate_up, activated, down } = work;
         let size_i = self.w2.shape().size_k;
         let entries = match blocks {
             Some(blocks) => {

@@ -36,13 +36,9 @@ impl ManyRowsBuffers {
         self.top_k
     }
 
-    pub(super) fn blocks(&self) -> &DeviceBlocks {
-        &self.blocks
-    }
-
-    /// The rows of slots, the place of each slot's, and how many there are.
-    pub(super) fn slots(&self) -> (&Buffer<u16>, Option<&Buffer<i32>>, usize) {
-        (&self.down, Some(self.blocks.place_of()), self.blocks.places())
+    /// The rows of slots, and their blocks.
+    pub(super) fn slots(&self) -> (&Buffer<u16>, Option<&DeviceBlocks>) {
+        (&self.down, Some(&self.blocks))
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
     memory::Buffer,
     nvrtc::Parameter,
     operation::{Law, Mutant, Needs, Row, lattice},
-    ops::{MarlinLayer, Workspace, check},
+    ops::{DeviceBlocks, MarlinLayer, Workspace, check},
 };
 
 /// Upstream: the combine step of expert parallelism.
@@ -168,12 +168,14 @@ impl Rank {
             return Err(ROW.refuse("y", found, "a call of `compute_experts` before"));
         };
         let Slots { tokens, top_k, hidden } = slots;
-        let (down, place_of, rows) = work.slots();
-        let entries = place_of.map_or(rows, Buffer::len);
-        if (layer.hidden_size(), work.top_k(), entries) != (hidden, top_k, tokens * top_k)
-            || down.len() / hidden < rows
-        {
-            let found = format!("{entries} slots, {} per token", work.top_k());
+        let (down, blocks) = work.slots();
+        let entries = tokens * top_k;
+        let has_all = match blocks {
+            None => down.len() == entries * hidden,
+            Some(all) => all.entries() == entries && down.len() / hidden >= all.places(),
+        };
+        if (layer.hidden_size(), work.top_k()) != (hidden, top_k) || !has_all {
+            let found = format!("{} elements, {} slots per token", down.len(), work.top_k());
             return Err(ROW.refuse("work", found, format!("that of the computed {slots:?}")));
         }
         let parts = [
@@ -183,7 +185,7 @@ impl Rank {
             ("y", y.is_on(device)),
         ];
         check::same_device(&ROW, device, &parts)?;
-        if (y.len(), topk_ids.len()) != (tokens * hidden, tokens * top_k) {
+        if (y.len(), topk_ids.len()) != (tokens * hidden, entries) {
             let found = format!("{} elements, {} ids", y.len(), topk_ids.len());
             return Err(ROW.refuse(
                 "y",
@@ -203,7 +205,7 @@ impl Rank {
             y: y.into(),
             topk_ids: topk_ids.into(),
             rank_of: rank_of.into(),
-            place_of: place_of.into(),
+            place_of: blocks.map(DeviceBlocks::place_of).into(),
             tokens: tokens as u32,
             top_k: top_k as u32,
             size_n: hidden as u32,
