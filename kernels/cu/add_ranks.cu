@@ -77,7 +77,6 @@ extern "C" __global__ void add_ranks(const __grid_constant__ Ranks ranks,
                                      unsigned long long capacity,
                                      unsigned limit_ms) {
     wait_for_last_kernel();
-    let_next_kernel_start();
     const size_t pieces = static_cast<size_t>(size_m) * size_n / 4;
     if (pieces == 0) {
         return;
@@ -88,6 +87,8 @@ extern "C" __global__ void add_ranks(const __grid_constant__ Ranks ranks,
             return;
         }
     }
+    // Not before: where ranks share a GPU, the next kernel would take the room of what is waited for.
+    let_next_kernel_start();
     const Sums sums = {ranks, bias, global_scale, ranks.turn * capacity, size_n};
     const size_t begin = SHOTS == TWO ? pieces * ranks.rank / RANKS : 0;
     const size_t end = SHOTS == TWO ? pieces * (ranks.rank + 1) / RANKS : pieces;

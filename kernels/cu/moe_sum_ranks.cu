@@ -93,7 +93,6 @@ extern "C" __global__ void moe_sum_ranks(const __grid_constant__ Ranks ranks,
                                          unsigned long long capacity,
                                          unsigned limit_ms) {
     wait_for_last_kernel();
-    let_next_kernel_start();
     unsigned call;
     if (tokens == 0 || !begin_call(ranks, call)) {
         return;
@@ -110,6 +109,8 @@ extern "C" __global__ void moe_sum_ranks(const __grid_constant__ Ranks ranks,
     if (!wait_for_ranks(ranks, 0, call, limit_ms)) {
         return;
     }
+    // As in add_ranks.cu.
+    let_next_kernel_start();
     const size_t own = slots.first_token(ranks.rank) * pieces;
     for (size_t at = thread; at < slots.count(ranks.rank); at += threads) {
         const uint4 made = slots.sum(at);
