@@ -14,7 +14,8 @@
 //             exchanged; GATHERED: all parts are in this rank's memory, and nobody waits. The bits are the same.
 //
 // Launch: RANK_BLOCKS thread blocks of any number of threads, on every rank, with the same sizes; all at once, since
-// they wait for each other. N is a multiple of 64. Without elements the kernel does not wait.
+// they wait for each other; with GATHERED any number of blocks. N is a multiple of 64. Without elements the kernel does
+// not wait.
 
 #include "depend.cuh"
 #include "half.cuh"

@@ -1,10 +1,10 @@
 //! The kernel that adds the sums of all ranks.
 
-use super::{MOST_RANKS, grid};
+use super::{MOST_RANKS, THREADS, grid};
 use crate::{
     device::Device,
     error::AccelError,
-    launch::{Arguments, Kernel, Pointer, Ranks, arguments},
+    launch::{Arguments, Grid, Kernel, Pointer, Ranks, arguments},
     memory::Buffer,
     nvrtc::Parameter,
     operation::{Law, Mutant, Needs, Row, lattice},
@@ -130,7 +130,15 @@ pub(super) fn add(
     let arguments =
         AddArguments { ranks, bias, global_scale, y, size_m, size_n, capacity, limit_ms };
     let parameters = [is_bf16, ("RANKS", count as u32), ("SHOTS", shots)];
-    KERNEL.launch(device, &parameters, grid(), arguments)
+    let grid = match shots {
+        // Up to a thread for each four outputs: no block waits for one of another rank.
+        GATHERED => {
+            let blocks = (size.iter().product::<usize>() / 4).div_ceil(THREADS as usize);
+            Grid::new((blocks.clamp(1, 4096) as u32, 1, 1), (THREADS, 1, 1))
+        }
+        _ => grid(),
+    };
+    KERNEL.launch(device, &parameters, grid, arguments)
 }
 
 /// y `[M, N]` of the f32 sums `[ranks, M, N]` of all ranks, in order of rank, that any library has brought here:
