@@ -10,6 +10,8 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::{Buffer, Element},
+    ops::Rank,
+    raw::peers::PeerMemory,
     raw::stream::{MOST_TILE_TOTALS, MOST_TILE_WARPS, SplitTotals, Stream, TOTALS_PLACES},
 };
 
@@ -65,5 +67,31 @@ impl Device {
         let totals = self.room::<f32>(blocks * TOTALS_PLACES * MOST_TILE_TOTALS)?.address();
         self.set_split_totals(SplitTotals::at([totals, flags.address()]));
         Ok(())
+    }
+}
+
+impl Rank {
+    /// A rank in memory that an engine has mapped: `addresses` are where this device sees the memory of each
+    /// rank, [`Rank::bytes`] of that capacity, in order of rank.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for another number of addresses than 1, 2, 4 or 8, and for one that is not a
+    /// multiple of 256.
+    ///
+    /// # Safety
+    /// - At each address are so many bytes that kernels of this device read and write, memory of this device or of a
+    ///   peer. They are zeros, on all ranks, before the first call on any rank.
+    /// - Nothing else uses them until the last call on every rank is done.
+    /// - Every rank has the same capacity, and the memory of the same ranks in the same order.
+    pub unsafe fn of_addresses(
+        device: &Device,
+        rank: usize,
+        addresses: &[u64],
+        capacity: usize,
+    ) -> Result<Self, AccelError> {
+        let bytes = Self::bytes(capacity)?;
+        // SAFETY: the conditions of this function.
+        let memory = |&address| unsafe { PeerMemory::borrowed(device.context(), address, bytes) };
+        Self::borrowed(device, rank, addresses.iter().map(memory).collect(), capacity)
     }
 }

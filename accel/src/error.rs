@@ -93,6 +93,22 @@ pub enum AccelError {
         /// Whether a graph with an odd number of calls was replayed.
         odd_calls: bool,
     },
+    /// NCCL cannot be loaded.
+    #[error("NCCL is missing: {library} cannot be loaded: {reason}")]
+    NcclMissing {
+        /// Library searched for: a path or a name.
+        library: String,
+        /// The loader's message, or the missing symbol.
+        reason: String,
+    },
+    /// A call of NCCL failed, or other ranks did not answer in time.
+    #[error("NCCL: {call} failed: {reason}")]
+    Nccl {
+        /// The call.
+        call: &'static str,
+        /// NCCL's message.
+        reason: String,
+    },
     /// A driver call failed.
     #[error("CUDA driver: {call} failed: {reason}")]
     Driver {

@@ -23,6 +23,7 @@ static ROWS: &[&Row] = &[
     &ops::gemm::many::MOE,
     &ops::gather::ROW,
     &ops::ranks::ROW,
+    &ops::ranks::MOE,
     &ops::gemm_a8::INT8,
     &ops::gemm_a8::FP8,
     &ops::fp8_gemm::ROW,

@@ -10,16 +10,19 @@
 // Parameters:
 //   IS_BF16   0: f16, 1: bf16
 //   RANKS     1, 2, 4 or 8
-//   IS_TWO_SHOT  0: every rank adds everything; 1: a rank adds its share of the elements for all, and the shares are
-//             exchanged. The bits are the same.
+//   SHOTS     ONE: every rank adds everything; TWO: a rank adds its share of the elements for all, and the shares are
+//             exchanged; GATHERED: all parts are in this rank's memory, and nobody waits. The bits are the same.
 //
 // Launch: RANK_BLOCKS thread blocks of any number of threads, on every rank, with the same sizes; all at once, since
-// they wait for each other. N is a multiple of 64. Without elements the kernel does not wait.
+// they wait for each other; with GATHERED any number of blocks. N is a multiple of 64. Without elements the kernel does
+// not wait.
 
 #include "depend.cuh"
 #include "half.cuh"
 #include "ranks.cuh"
 #include "single_order.cuh"
+
+enum Shots : unsigned { GATHERED = 0, ONE = 1, TWO = 2 };
 
 static_assert(RANKS == 1 || RANKS == 2 || RANKS == 4 || RANKS == 8, "RANKS must be 1, 2, 4 or 8");
 
@@ -75,31 +78,26 @@ extern "C" __global__ void add_ranks(const __grid_constant__ Ranks ranks,
                                      unsigned long long capacity,
                                      unsigned limit_ms) {
     wait_for_last_kernel();
-    let_next_kernel_start();
     const size_t pieces = static_cast<size_t>(size_m) * size_n / 4;
-    // After an error the ranks no longer count alike.
-    if (pieces == 0 || *static_cast<volatile unsigned *>(ranks.status) != 0) {
+    if (pieces == 0) {
         return;
     }
-    const unsigned call = ranks.calls[blockIdx.x] + 1;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        ranks.calls[blockIdx.x] = call;
-        if (call % 2 != ranks.turn) {
-            atomicOr(ranks.status, ODD_CALLS);
+    unsigned call;
+    if constexpr (SHOTS != GATHERED) {
+        if (!begin_call(ranks, call) || !wait_for_ranks(ranks, 0, call, limit_ms)) {
+            return;
         }
     }
-    if (call % 2 != ranks.turn || !wait_for_ranks(ranks, 0, call, limit_ms)) {
-        return;
-    }
+    // Not before: where ranks share a GPU, the next kernel would take the room of what is waited for.
+    let_next_kernel_start();
     const Sums sums = {ranks, bias, global_scale, ranks.turn * capacity, size_n};
-    const size_t begin = IS_TWO_SHOT ? pieces * ranks.rank / RANKS : 0;
-    const size_t end = IS_TWO_SHOT ? pieces * (ranks.rank + 1) / RANKS : pieces;
+    const size_t begin = SHOTS == TWO ? pieces * ranks.rank / RANKS : 0;
+    const size_t end = SHOTS == TWO ? pieces * (ranks.rank + 1) / RANKS : pieces;
     const size_t thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
 #pragma unroll 2
     for (size_t piece = begin + thread; piece < end; piece += threads) {
         const uint2 made = sums.four(piece);
-        if constexpr (IS_TWO_SHOT) {
+        if constexpr (SHOTS == TWO) {
 #pragma unroll
             for (unsigned r = 0; r < RANKS; ++r) {
                 reinterpret_cast<uint2 *>(ranks.outputs[r])[piece] = made;
@@ -108,7 +106,7 @@ extern "C" __global__ void add_ranks(const __grid_constant__ Ranks ranks,
             y[piece] = made;
         }
     }
-    if constexpr (IS_TWO_SHOT) {
+    if constexpr (SHOTS == TWO) {
         if (!wait_for_ranks(ranks, 1, call, limit_ms)) {
             return;
         }

@@ -54,6 +54,7 @@ const KERNELS: &[(&str, &str)] = files!("", ".cu":
     "moe_gather"
     "moe_permute_cols"
     "moe_sum"
+    "moe_sum_ranks"
     "per_token_group_quant_fp8"
     "per_token_quant_fp8"
     "per_token_quant_int8"

@@ -87,7 +87,7 @@ pub(crate) struct Activation {
 }
 
 /// `Ranks` of `ranks.cuh`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct Ranks {
     pub(crate) parts: [Pointer; 8],

@@ -4,6 +4,7 @@
 //! arithmetic, for any batch.
 
 pub(crate) mod blocks;
+mod entries;
 mod many;
 
 use marlinspike::moe::activation::{Columns, Definition};
@@ -11,19 +12,15 @@ use marlinspike::moe::layer::Layer;
 use marlinspike::num::scalar::ScalarType;
 
 use super::{
-    activation::activate_on_device,
-    align::{DeviceBlocks, Runs, align_on_device},
+    align::{DeviceBlocks, Runs},
     check,
-    gemm::{
-        Entries, Experts, MOE as ROW, MarlinWeight, Output, Routed, Tiling, is_fusible, launch,
-    },
-    gemm_a8::{RowsA8, moe_marlin_gemm_a8},
-    permute::permute_on_device,
-    quantize::quantize_on_device,
+    gemm::{MOE as ROW, MarlinWeight, Tiling, is_fusible},
+    ranks::ExpertRanks,
     sum::{Slots, sum_on_device},
 };
 use crate::{device::Device, error::AccelError, memory::Buffer};
 use blocks::RoutedTokens;
+use entries::{EntryBuffers, Product};
 use many::ManyRowsBuffers;
 
 /// One rank's layer in Marlin's layout in a device's memory.
@@ -38,6 +35,7 @@ pub struct MarlinLayer {
     router_weight_on_input: bool,
     /// Whether the activation is part of the first product.
     is_fused: bool,
+    ranks: Option<ExpertRanks>,
 }
 
 /// Buffers between the stages of a layer, for a fixed number of tokens.
@@ -50,91 +48,26 @@ enum Stages {
     ManyRows(ManyRowsBuffers),
 }
 
-/// Rows in the order of the entries.
-#[derive(Debug)]
-struct EntryBuffers {
-    top_k: usize,
-    /// Absent where the products find the blocks of so few tokens themselves.
-    blocks: Option<DeviceBlocks>,
-    w13: Product,
-    w2: Product,
-    /// Absent where the activation is part of the first product.
-    gate_up: Option<Buffer<u16>>,
-    activated: Buffer<u16>,
-    down: Buffer<u16>,
-}
-
-/// How one of the two products is computed, with the buffers for its rows.
-#[derive(Debug)]
-enum Product {
-    /// With 16-bit activations.
-    Bits16 {
-        tiling: Tiling,
-        /// With act-order: a row for each entry, its columns in the order of its expert's weight.
-        in_order: Option<Buffer<u16>>,
-    },
-    /// With 8-bit activations: codes and scales of the rows.
-    Bits8 { codes: Buffer<u8>, scales: Buffer<f32> },
-}
-
-impl Product {
-    fn bits16(
-        device: &Device,
-        weight: &MarlinWeight,
-        tiling: Tiling,
-        entries: usize,
-    ) -> Result<Self, AccelError> {
-        let room = |_| device.room(entries * weight.shape().size_k);
-        let in_order = weight.device_perm().map(room).transpose()?;
-        Ok(Self::Bits16 { tiling, in_order })
-    }
-
-    fn bits8(device: &Device, weight: &MarlinWeight, rows: usize) -> Result<Self, AccelError> {
-        let codes = device.room(rows * weight.shape().size_k)?;
-        Ok(Self::Bits8 { codes, scales: device.room(rows)? })
-    }
-
-    /// `out` = `x` · `weight` of each entry's expert. `routing` names the entries' experts to the permutation of
-    /// columns.
-    fn run(
-        &mut self,
-        device: &Device,
-        x: &Buffer<u16>,
-        weight: &MarlinWeight,
-        routing: (&Buffer<i32>, &Runs),
-        experts: Experts<'_>,
-        out: &mut Buffer<u16>,
-    ) -> Result<(), AccelError> {
-        match self {
-            Self::Bits16 { tiling, in_order } => match (weight.device_perm(), in_order) {
-                (Some(perm), Some(ordered)) => {
-                    permute_on_device(device, x, perm, routing, experts.top_k, ordered)?;
-                    let experts = Experts { top_k: 1, ..experts };
-                    launch(device, ordered, weight, Output::Halves(out), *tiling, Some(experts))
-                }
-                _ => launch(device, x, weight, Output::Halves(out), *tiling, Some(experts)),
-            },
-            Self::Bits8 { codes, scales } => {
-                let Entries::Blocks(blocks) = experts.entries else {
-                    let expected = "blocks of 8-bit activations";
-                    return Err(ROW.refuse("routing", "no blocks", expected));
-                };
-                let (dtype, size_k) = (weight.dtype(), weight.shape().size_k);
-                let input = weight.input_dtype().unwrap_or(dtype);
-                quantize_on_device(device, x, dtype, input, size_k, codes, scales)?;
-                let Experts { top_k, topk_weights, .. } = experts;
-                let routed = Routed { blocks, top_k, topk_weights };
-                moe_marlin_gemm_a8(device, RowsA8 { codes, scales }, weight, out, routed)
-            }
-        }
-    }
-}
-
 impl Workspace {
     /// Whether the products' thread blocks hand totals to each other: see
     /// [`Device::split_with`](crate::Device::split_with).
     pub fn splits(&self) -> bool {
         matches!(self.0, Stages::ManyRows(_))
+    }
+
+    pub(crate) fn top_k(&self) -> usize {
+        match &self.0 {
+            Stages::InEntryOrder(work) => work.top_k,
+            Stages::ManyRows(work) => work.top_k(),
+        }
+    }
+
+    /// The rows of slots, and their blocks if they are not in the slots' order.
+    pub(crate) fn slots(&self) -> (&Buffer<u16>, Option<&DeviceBlocks>) {
+        match &self.0 {
+            Stages::InEntryOrder(work) => (&work.down, None),
+            Stages::ManyRows(work) => work.slots(),
+        }
     }
 }
 
@@ -167,6 +100,7 @@ impl MarlinLayer {
             input_dtype,
             router_weight_on_input: layer.router_weight_on_input,
             is_fused: input_dtype.is_none() && is_fusible(device.arch(), &layer.activation),
+            ranks: None,
         })
     }
 
@@ -198,7 +132,44 @@ impl MarlinLayer {
         }
         let (dtype, input_dtype) = (w13.dtype(), w13.input_dtype());
         let is_fused = input_dtype.is_none() && is_fusible(device.arch(), &activation);
-        Ok(Self { w13, w2, runs, activation, dtype, input_dtype, router_weight_on_input, is_fused })
+        Ok(Self {
+            w13,
+            w2,
+            runs,
+            activation,
+            dtype,
+            input_dtype,
+            router_weight_on_input,
+            is_fused,
+            ranks: None,
+        })
+    }
+
+    /// The same layer as that of `rank`, for [`Rank::compute_experts`](super::Rank::compute_experts): expert e
+    /// is on rank `rank_of[e]`. Waits for the device.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] unless just this layer's experts are on `rank`.
+    pub fn with_ranks(
+        self,
+        device: &Device,
+        rank: usize,
+        rank_of: &[usize],
+    ) -> Result<Self, AccelError> {
+        let run_of = device.download(&self.runs.run_of)?;
+        // -1: left out.
+        let here: Vec<bool> = run_of.iter().map(|&run| run != -1).collect();
+        let ranks = Some(ExpertRanks::new(device, &here, rank, rank_of)?);
+        Ok(Self { ranks, ..self })
+    }
+
+    pub(crate) fn ranks(&self) -> Option<&ExpertRanks> {
+        self.ranks.as_ref()
+    }
+
+    /// H.
+    pub(crate) fn hidden_size(&self) -> usize {
+        self.w2.shape().size_n
     }
 
     /// Bytes of the codes, scales and zero points of one expert.
@@ -274,28 +245,6 @@ impl MarlinLayer {
         let w2 = Product::bits16(device, &self.w2, w2, entries)?;
         self.entry_buffers(device, entries, top_k, blocks, [w13, w2])
     }
-
-    fn entry_buffers(
-        &self,
-        device: &Device,
-        entries: usize,
-        top_k: usize,
-        blocks: Option<DeviceBlocks>,
-        [w13, w2]: [Product; 2],
-    ) -> Result<Workspace, AccelError> {
-        let (shape13, shape2) = (self.w13.shape(), self.w2.shape());
-        let gate_up = || device.room(entries * shape13.size_n);
-        Ok(Workspace(Stages::InEntryOrder(EntryBuffers {
-            top_k,
-            blocks,
-            w13,
-            w2,
-            gate_up: (!self.is_fused).then(gate_up).transpose()?,
-            activated: device.room(entries * shape2.size_k)?,
-            down: device.room(entries * shape2.size_n)?,
-        })))
-    }
-
     /// Returns an error for a division of work that only products of 16-bit activations have.
     fn check_16_bit(&self) -> Result<(), AccelError> {
         self.input_dtype.map_or(Ok(()), |input| {
@@ -319,63 +268,34 @@ impl MarlinLayer {
         work: &mut Workspace,
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
-        match &mut work.0 {
-            Stages::InEntryOrder(work) => {
-                self.forward_in_entry_order(device, x, topk_ids, topk_weights, work, y)
-            }
-            Stages::ManyRows(work) => {
-                let tokens = RoutedTokens { x, topk_ids, topk_weights };
-                self.forward_many_rows(device, tokens, work, y)
-            }
-        }
+        self.compute_slots(device, x, topk_ids, topk_weights, work)?;
+        let (top_k, hidden) = (work.top_k(), self.hidden_size());
+        let (down, blocks) = work.slots();
+        let slots = match blocks {
+            None => Slots::OfExperts { topk_ids, runs: &self.runs },
+            Some(blocks) => Slots::InBlocks(blocks),
+        };
+        sum_on_device(device, down, self.dtype, top_k, hidden, Some(slots), y)
     }
 
-    fn forward_in_entry_order(
+    /// The stages up to the rows of slots, in `work`.
+    pub(crate) fn compute_slots(
         &self,
         device: &Device,
         x: &Buffer<u16>,
         topk_ids: &Buffer<i32>,
         topk_weights: &Buffer<f32>,
-        work: &mut EntryBuffers,
-        y: &mut Buffer<u16>,
+        work: &mut Workspace,
     ) -> Result<(), AccelError> {
-        let EntryBuffers { top_k, blocks, w13, w2, gate_up, activated, down } = work;
-        let (hidden, size_i) = (self.w2.shape().size_n, self.w2.shape().size_k);
-        let entries = match blocks {
-            Some(blocks) => {
-                align_on_device(device, &self.runs, topk_ids, blocks)?;
-                Entries::Blocks(blocks)
+        match &mut work.0 {
+            Stages::InEntryOrder(work) => {
+                self.slots_in_entry_order(device, x, topk_ids, topk_weights, work)
             }
-            None => Entries::Direct { topk_ids, runs: &self.runs },
-        };
-        let on_input = self.router_weight_on_input;
-        let routing = (topk_ids, &self.runs);
-        let first = Experts {
-            entries,
-            top_k: *top_k,
-            topk_weights: on_input.then_some(topk_weights),
-            activation: gate_up.is_none().then_some(&self.activation),
-            // The previous kernel is the alignment, or the caller's router.
-            is_early: false,
-        };
-        match gate_up {
-            None => w13.run(device, x, &self.w13, routing, first, activated)?,
-            Some(gate_up) => {
-                w13.run(device, x, &self.w13, routing, first, gate_up)?;
-                let definition = &self.activation;
-                activate_on_device(device, definition, gate_up, self.dtype, size_i, activated)?;
+            Stages::ManyRows(work) => {
+                let tokens = RoutedTokens { x, topk_ids, topk_weights };
+                self.slots_of_many_rows(device, tokens, work)
             }
         }
-        let second = Experts {
-            entries,
-            top_k: 1,
-            topk_weights: (!on_input).then_some(topk_weights),
-            activation: None,
-            is_early: true,
-        };
-        w2.run(device, activated, &self.w2, routing, second, down)?;
-        let slots = Slots::OfExperts { topk_ids, runs: &self.runs };
-        sum_on_device(device, down, self.dtype, *top_k, hidden, Some(slots), y)
     }
 }
 

@@ -26,7 +26,7 @@ pub use layer::{MarlinLayer, Workspace};
 pub use linear::{LinearWorkspace, MarlinLinear};
 pub use permute::*;
 pub use quantize::*;
-pub use ranks::Rank;
+pub use ranks::{Handle, NcclId, NcclRank, Rank, RankMemory};
 pub use repack::*;
 pub use router::*;
 pub use scales::*;

@@ -2,7 +2,7 @@
 
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
-use marlinspike::products::schedule::Split;
+
 use marlinspike::vectors::Rng;
 
 use super::{WeightType, activations};
@@ -65,8 +65,7 @@ impl Dense {
     /// # Errors
     /// [`AccelError::Argument`] for 8-bit activations.
     pub fn by_version_2(self) -> Result<Self, AccelError> {
-        let split = Split::whole(self.shape.size_k);
-        let copies = self.copies.into_iter().map(|weight| weight.with_split(split));
+        let copies = self.copies.into_iter().map(MarlinWeight::by_version_2);
         Ok(Self { copies: copies.collect::<Result<_, _>>()?, ..self })
     }
 

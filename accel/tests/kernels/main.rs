@@ -4,6 +4,7 @@
 mod act_order;
 mod cache;
 mod device;
+mod expert_ranks;
 mod formats;
 mod gemm;
 mod gemm_a8;
@@ -14,9 +15,11 @@ mod limits;
 mod moe;
 mod nvrtc;
 mod peers;
+mod processes;
 mod quantize;
 mod ranks;
 mod repack;
+mod wires;
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -18,35 +18,34 @@ use marlinspike_accel::{
     AccelError, Device,
     memory::Buffer,
     operation::{Mutant, Row},
-    ops::{MarlinWeight, Rank, marlin_gemm},
+    ops::{MarlinWeight, Rank, gemm::marlin_gemm_part, marlin_gemm},
     registry,
 };
 
 const BF16: ScalarType = ScalarType::BFLOAT16;
 
 /// One test at a time: ranks that wait for each other need room on the GPU at once.
-fn alone() -> MutexGuard<'static, ()> {
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The ranks of a layer, with their weights and inputs.
-struct Layer {
-    devices: Vec<Device>,
-    weights: Vec<MarlinWeight>,
+pub(crate) struct Layer {
+    pub(crate) devices: Vec<Device>,
+    pub(crate) weights: Vec<MarlinWeight>,
     x: Vec<Buffer<u16>>,
     size_n: usize,
 }
 
 impl Layer {
-    fn new(devices: Vec<Device>, w: &Weight<'_>, x: &[u16]) -> Self {
+    pub(crate) fn new(devices: Vec<Device>, w: &Weight<'_>, x: &[u16]) -> Self {
         let (size_k, ranks) = (w.shape().size_k, devices.len());
         let (mut weights, mut inputs) = (Vec::new(), Vec::new());
         for (rank, device) in devices.iter().enumerate() {
             let split = Split::new(size_k, rank, ranks).unwrap();
             let own = split.part_of(w).unwrap();
-            let own = MarlinWeight::new(device, &[own], BF16).unwrap();
-            weights.push(own.with_split(split).unwrap());
+            weights.push(MarlinWeight::of_part(device, &own, BF16).unwrap());
             let rows = x.chunks_exact(size_k);
             let x: Vec<u16> = rows.flat_map(|row| &row[split.rows()]).copied().collect();
             inputs.push(device.upload(&x).unwrap());
@@ -59,13 +58,13 @@ impl Layer {
         Rank::of_process(&devices, size_m * self.size_n).unwrap()
     }
 
-    fn outputs(&self, size_m: usize) -> Vec<Buffer<u16>> {
+    pub(crate) fn outputs(&self, size_m: usize) -> Vec<Buffer<u16>> {
         let fill = vec![0xabcd; size_m * self.size_n];
         self.devices.iter().map(|device| device.upload(&fill).unwrap()).collect()
     }
 
     /// One call on every rank.
-    fn call(&self, ranks: &mut [Rank], y: &mut [Buffer<u16>]) {
+    pub(crate) fn call(&self, ranks: &mut [Rank], y: &mut [Buffer<u16>]) {
         for (r, rank) in ranks.iter_mut().enumerate() {
             rank.multiply(&self.devices[r], &self.x[r], &self.weights[r]).unwrap();
         }
@@ -74,18 +73,18 @@ impl Layer {
         }
     }
 
-    fn check(&self, ranks: &[Rank]) {
+    pub(crate) fn check(&self, ranks: &[Rank]) {
         for (r, rank) in ranks.iter().enumerate() {
             rank.check(&self.devices[r]).unwrap();
         }
     }
 }
 
-fn open(ranks: usize) -> Vec<Device> {
+pub(crate) fn open(ranks: usize) -> Vec<Device> {
     (0..ranks).map(|_| Device::open().unwrap()).collect()
 }
 
-fn whole(x: &[u16], w: &Weight<'_>) -> Vec<u16> {
+pub(crate) fn whole(x: &[u16], w: &Weight<'_>) -> Vec<u16> {
     let schedule = Schedule::canonical_v2(w, BF16, BF16).unwrap();
     let codes: Vec<u32> = x.iter().map(|&bits| bits.into()).collect();
     let codes = rows_of("x", &codes, w.shape().size_k).unwrap();
@@ -193,6 +192,52 @@ fn graphs_of_two_calls_replay_a_thousand_times() {
     law.held();
 }
 
+/// Each group has memory of its own, so several may run at once.
+#[test]
+fn two_groups_at_once_have_the_bits_of_the_reference() {
+    let test = "two_groups_at_once_have_the_bits_of_the_reference";
+    if common::device_or_skip(test).is_none() {
+        return;
+    }
+    let _alone = alone();
+    let mut random = Random(0x5EED_0013_89AB_CDEF);
+    let size_m = 33;
+    let mut group = |size_n: usize| {
+        let shape = Shape::new(1536, size_n);
+        let w = weight(&mut random, ScalarType::UINT4B8, BF16, shape, GroupSize::Of(64), true);
+        let x = random.halves(BF16, size_m * shape.size_k, 1.0);
+        let layer = Layer::new(open(2), &w, &x);
+        let (mut ranks, mut y) = (layer.ranks(size_m), layer.outputs(size_m));
+        // Modules are loaded before ranks of the other group wait.
+        layer.call(&mut ranks, &mut y);
+        layer.check(&ranks);
+        (layer, ranks, whole(&x, &w))
+    };
+    let groups = [group(128), group(320)];
+    let found: Vec<_> = std::thread::scope(|scope| {
+        let run = |(layer, mut ranks, wanted): (Layer, Vec<Rank>, Vec<u16>)| {
+            let mut all = Vec::new();
+            for _ in 0..50 {
+                let mut y = layer.outputs(size_m);
+                layer.call(&mut ranks, &mut y);
+                layer.check(&ranks);
+                let y = y.iter().zip(&layer.devices);
+                all.extend(y.map(|(y, device)| device.download(y).unwrap()));
+            }
+            (all, wanted)
+        };
+        let threads = groups.map(|group| scope.spawn(move || run(group)));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut law = Law::new("row-parallel product, two groups of 2 ranks at once");
+    for (group, (all, wanted)) in found.iter().enumerate() {
+        for (at, found) in all.iter().enumerate() {
+            law.equal(&format!("group {group}, call {}, rank {}", at / 2, at % 2), found, wanted);
+        }
+    }
+    law.held();
+}
+
 #[test]
 fn a_missing_rank_is_an_error_and_no_hang() {
     if common::device_or_skip("a_missing_rank_is_an_error_and_no_hang").is_none() {
@@ -273,17 +318,34 @@ fn wrong_reductions_are_noticed() {
         layer.devices[1].download(&y[1]).unwrap()
     };
     let right = found(None);
-    // Ranks that take their own K for the model's cut other leaves.
     let one = Device::open().unwrap();
     let weight = MarlinWeight::new(&one, std::slice::from_ref(&w), BF16).unwrap();
-    let weight = weight.with_split(Split::whole(shape.size_k)).unwrap();
+    let weight = weight.by_version_2().unwrap();
     let mut y = one.zeroed::<u16>(right.len()).unwrap();
     marlin_gemm(&one, &one.upload(&x).unwrap(), &weight, &mut y).unwrap();
     assert_eq!(one.download(&y).unwrap(), right, "4 ranks and one device");
+    // Ranks that take their own K for the model's cut other leaves. No rank takes such a weight.
+    let own = Split::new(shape.size_k, 1, 4).unwrap();
+    let rows = x.chunks_exact(shape.size_k).flat_map(|row| &row[own.rows()]);
+    let x_there = one.upload(&rows.copied().collect::<Vec<u16>>()).unwrap();
+    let sums = |weight: &MarlinWeight| {
+        let mut sums = one.zeroed::<f32>(right.len()).unwrap();
+        marlin_gemm_part(&one, &x_there, weight, &mut sums).unwrap();
+        one.download(&sums).unwrap()
+    };
+    let part = MarlinWeight::of_part(&one, &own.part_of(&w).unwrap(), BF16).unwrap();
+    let slice = w.slice_rows(own.rows()).unwrap();
+    let slice = MarlinWeight::new(&one, &[slice], BF16).unwrap().by_version_2().unwrap();
+    assert_ne!(sums(&slice), sums(&part), "a rank's K for the model's passed");
+    let mut alone = Rank::of_process(&[&one], right.len()).unwrap().remove(0);
+    alone.multiply(&one, &x_there, &slice).unwrap();
+    let mut four = Rank::of_process(&[&one; 4], right.len()).unwrap();
+    let error = four[1].multiply(&one, &x_there, &slice).unwrap_err();
+    assert!(matches!(error, AccelError::Argument { what: "weight", .. }), "{error}");
     for mutant in row.mutants {
         assert_ne!(found(Some(mutant)), right, "{} passed", mutant.name);
     }
-    let count = row.mutants.len();
+    let count = row.mutants.len() + 1;
     common::say(&format!("LAW wrong reductions over ranks rejected: {count} of {count}"));
 }
 
@@ -302,8 +364,9 @@ fn calls_that_do_not_fit_are_refused() {
     };
     assert_eq!(what(Rank::of_process(&[&device; 3], 64).map(|_| ())), Some("devices"));
     let mut rank = Rank::of_process(&[&device], 64).unwrap().remove(0);
-    let whole = new().with_split(Split::whole(shape.size_k)).unwrap();
-    let half = new().with_split(Split::new(2 * shape.size_k, 0, 2).unwrap()).unwrap();
+    let whole = new().by_version_2().unwrap();
+    let half = Split::new(shape.size_k, 0, 2).unwrap().part_of(&w).unwrap();
+    let half = MarlinWeight::of_part(&device, &half, BF16).unwrap();
     let mut y = device.zeroed::<u16>(64).unwrap();
     assert_eq!(what(rank.add(&device, &whole, &mut y)), Some("y"));
     assert_eq!(what(rank.multiply(&device, &x, &half)), Some("weight"));
@@ -316,7 +379,7 @@ fn calls_that_do_not_fit_are_refused() {
     let wide = Shape::new(1024, 128);
     let other = weight(&mut random, ScalarType::UINT4B8, BF16, wide, GroupSize::Of(128), false);
     let other = MarlinWeight::new(&device, &[other], BF16).unwrap();
-    let other = other.with_split(Split::whole(1024)).unwrap();
+    let other = other.by_version_2().unwrap();
     assert_eq!(what(rank.add(&device, &other, &mut y)), Some("weight"));
     assert_eq!(what(rank.add(&device, &half, &mut y)), Some("weight"));
     let mut long = device.zeroed::<u16>(128).unwrap();

@@ -25,9 +25,9 @@ const BF16: ScalarType = ScalarType::BFLOAT16;
 /// Leaves of one chunk: 4 (the second K with groups that a leaf cuts), 8; of two: 4; of three and four: 2.
 const SIZES_K: [usize; 7] = [512, 768, 1536, 2048, 11008, 1408, 1920];
 
-fn on_device(device: &Device, w: &Weight<'_>, dtype: ScalarType, split: Split) -> MarlinWeight {
+fn on_device(device: &Device, w: &Weight<'_>, dtype: ScalarType) -> MarlinWeight {
     let weight = MarlinWeight::new(device, std::slice::from_ref(w), dtype).unwrap();
-    weight.with_split(split).unwrap()
+    weight.by_version_2().unwrap()
 }
 
 fn execute(schedule: &Schedule, x: &[u16], w: &Weight<'_>) -> Vec<u32> {
@@ -73,7 +73,7 @@ fn products_by_version_2_equal_the_reference() {
         for dtype in HALVES {
             for w in weights(&mut random, dtype, shape) {
                 let x = random.halves(dtype, size_m * size_k, 1.0);
-                let there = on_device(&device, &w, dtype, Split::whole(size_k));
+                let there = on_device(&device, &w, dtype);
                 let wanted = whole(&x, &w, dtype);
                 for rows in [1, 13, 29, 70] {
                     let from = device.upload(&x[..rows * size_k]).unwrap();
@@ -101,7 +101,7 @@ fn every_division_of_a_product_by_version_2_has_the_same_bits() {
         let group = GroupSize::Of(128);
         let w = weight(&mut random, ScalarType::UINT4B8, BF16, shape, group, true);
         let x = random.halves(BF16, size_m * size_k, 1.0);
-        let there = on_device(&device, &w, BF16, Split::whole(size_k));
+        let there = on_device(&device, &w, BF16);
         let wanted = whole(&x, &w, BF16);
         let from = device.upload(&x).unwrap();
         let tilings = [1, 2, 4, 8].into_iter().flat_map(|m_tiles| {
@@ -154,7 +154,7 @@ fn shared_tiles_of_version_2_have_the_same_bits() {
             let w =
                 weight(&mut random, ScalarType::UINT4B8, dtype, shape, GroupSize::Channel, false);
             let x = random.halves(dtype, size_m * size_k, 1.0);
-            let there = on_device(&device, &w, dtype, Split::whole(size_k));
+            let there = on_device(&device, &w, dtype);
             let from = device.upload(&x).unwrap();
             let few = {
                 // Rows of eight: by the kernel that shares no tiles, compared with the reference above.
@@ -194,15 +194,15 @@ fn parts_of_k_equal_the_reference() {
                 let x = random.halves(BF16, size_m * size_k, 1.0);
                 for rank in [0, ranks - 1] {
                     let split = Split::new(size_k, rank, ranks).unwrap();
-                    let own = w.slice_rows(split.rows()).unwrap();
+                    let own = split.part_of(&w).unwrap();
                     let x: Vec<u16> = x
                         .chunks_exact(size_k)
                         .flat_map(|row| &row[split.rows()])
                         .copied()
                         .collect();
-                    let schedule = Schedule::canonical_v2_part(&own, split, BF16, BF16).unwrap();
-                    let wanted = execute(&schedule, &x, &own);
-                    let there = on_device(&device, &own, BF16, split);
+                    let schedule = Schedule::canonical_v2_part(&own, BF16, BF16).unwrap();
+                    let wanted = execute(&schedule, &x, own.weight());
+                    let there = MarlinWeight::of_part(&device, &own, BF16).unwrap();
                     for rows in [1, 24, 70] {
                         let from = device.upload(&x[..rows * split.rows().len()]).unwrap();
                         let mut y = device.upload(&vec![f32::NAN; rows * shape.size_n]).unwrap();
@@ -266,7 +266,7 @@ fn wrong_orders_are_noticed() {
     let w = weight(&mut random, ScalarType::UINT4B8, BF16, shape, GroupSize::Of(128), false);
     let x = random.halves(BF16, 256 * shape.size_k, 1.0);
     let found = |device: &Device, size_m: usize| {
-        let there = on_device(device, &w, BF16, Split::whole(shape.size_k));
+        let there = on_device(device, &w, BF16);
         let from = device.upload(&x[..size_m * shape.size_k]).unwrap();
         // f32 sums: rounding to 16 bits would hide most differences.
         let mut y = device.zeroed::<f32>(size_m * shape.size_n).unwrap();
@@ -297,9 +297,18 @@ fn parts_that_do_not_fit_are_refused() {
         Ok(()) => None,
         Err(error) => panic!("{error}"),
     };
-    let other = Split::new(2048, 0, 2).unwrap();
-    assert_eq!(what(new().with_split(other).map(|_| ())), Some("split"));
-    let half = new().with_split(Split::new(4096, 1, 2).unwrap()).unwrap();
+    let wide = weight(
+        &mut random,
+        ScalarType::UINT4B8,
+        BF16,
+        Shape::new(4096, 64),
+        GroupSize::Of(128),
+        false,
+    );
+    let half = Split::new(4096, 1, 2).unwrap().part_of(&wide).unwrap();
+    let half = MarlinWeight::of_part(&device, &half, BF16).unwrap();
+    let bytes = MarlinWeight::for_8_bit(&device, std::slice::from_ref(&w), BF16, ScalarType::INT8);
+    assert_eq!(what(bytes.unwrap().by_version_2().map(|_| ())), Some("weight"));
     let x = device.zeroed(shape.size_k).unwrap();
     let mut y = device.zeroed::<u16>(64).unwrap();
     let mut sums = device.zeroed::<f32>(64).unwrap();

@@ -70,7 +70,7 @@ fn operations(row: &Row) -> &'static [Rejected] {
         // The kit has no operations of W8A8-FP8: fp8_gemm.rs rejects them.
         "fp8_gemm" | "per_token_group_quant_fp8" => &[],
         // Several ranks have no law of the kit: kernels/peers.rs rejects them.
-        "add_ranks" => &[],
+        "add_ranks" | "moe_sum_ranks" => &[],
         "marlin_int4_fp8_preprocess" => &[rejected::<ops::Preprocess>],
         "marlin_permute_scales" => &[rejected::<ops::PermuteScales>],
         "moe_activation" => &[rejected::<ops::Activate>],

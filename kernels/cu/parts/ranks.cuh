@@ -23,6 +23,23 @@ __device__ __forceinline__ unsigned long long nanoseconds() {
     return now;
 }
 
+// Counts a call. False after an error, and where the call's turn is not the one that was launched.
+__device__ __forceinline__ bool begin_call(const Ranks &p, unsigned &call) {
+    // After an error the ranks no longer count alike.
+    if (*static_cast<volatile unsigned *>(p.status) != 0) {
+        return false;
+    }
+    call = p.calls[blockIdx.x] + 1;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        p.calls[blockIdx.x] = call;
+        if (call % 2 != p.turn) {
+            atomicOr(p.status, ODD_CALLS);
+        }
+    }
+    return call % 2 == p.turn;
+}
+
 // Waits until the thread blocks of this index on all ranks have come to `stage` (0 or 1) of call `call`; what their
 // threads, and kernels before theirs, have written is visible then. False if a rank does not come in time.
 __device__ __forceinline__ bool wait_for_ranks(const Ranks &p, unsigned stage, unsigned call, unsigned limit_ms) {

@@ -7,7 +7,7 @@ use marlinspike::formats::mxfp4;
 use marlinspike::formats::{awq, gptq, nvfp4};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::bounds::Declared;
-use marlinspike::moe::layer::{Layer, Routed, Stages};
+use marlinspike::moe::layer::{Layer, Routed, Stages, sum_of_ranks};
 use marlinspike::num::array::FloatView2;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{self, ScalarType};
@@ -358,6 +358,69 @@ fn rows_without_an_expert_are_zero() {
     }
     assert!((0..8).filter(|&r| small.local(r).is_none()).count() == 4);
     assert!(stages.y.bits()[2 * H..3 * H].iter().all(|&b| b == 0), "both experts are elsewhere");
+}
+
+/// Experts on several ranks: the rows of all slots, brought to the token's owner and added in slot order, give the bits of
+/// one rank. Sums in the order of ranks and sums of sums give others: these inputs can tell.
+#[test]
+fn slots_of_several_ranks_added_in_slot_order_are_the_whole_layer() {
+    let (format, ty) = (CheckpointFormat::Int(&gptq::FORMAT), ScalarType::UINT4B8);
+    let whole = Small {
+        top_k: 4,
+        // Two large slots of one expert cancel.
+        ids: vec![1, 0, 2, 0, 2, 0, 1, 0],
+        weights: [0.75, 1_048_576.0, 0.8, -1_048_576.0].repeat(2),
+        ..Small::new(format, ty, BF16, GroupSize::Of(64), Activation::Silu)
+    };
+    let whole = Small { x: whole.x[..2 * H].to_vec(), ..whole };
+    let wanted = whole.forward();
+    let sum_in = |down: &[u16], order: &dyn Fn(usize) -> Vec<usize>| -> Vec<u16> {
+        let value = |row: usize, n: usize| widen(BF16, down[row * H + n]);
+        let of = |(token, n): (usize, usize)| {
+            narrow(BF16, order(token).into_iter().fold(0.0, |sum, row| sum + value(row, n)))
+        };
+        (0..2).flat_map(|token| (0..H).map(move |n| of((token, n)))).collect()
+    };
+    for rank_of in [[0, 1, 1], [0, 1, 2], [1, 0, 0], [0, 0, 0]] {
+        let ranks: Vec<Stages> = (0..3)
+            .filter(|rank| rank_of.contains(rank))
+            .map(|rank| {
+                let here: Vec<usize> = (0..3).filter(|&e| rank_of[e] == rank).collect();
+                let place = |e: usize| here.iter().position(|&h| h == e).map_or(-1, |p| p as i32);
+                let own = Small {
+                    w13: here.iter().map(|&e| whole.w13[e].clone()).collect(),
+                    w2: here.iter().map(|&e| whole.w2[e].clone()).collect(),
+                    map: Some((0..3).map(place).collect()),
+                    x: whole.x.clone(),
+                    ids: whole.ids.clone(),
+                    weights: whole.weights.clone(),
+                    ..whole
+                };
+                own.forward()
+            })
+            .collect();
+        let down: Vec<u16> = (0..8 * H)
+            .map(|at| ranks[rank_of[whole.ids[at / H] as usize]].down.bits()[at])
+            .collect();
+        assert_eq!(down, wanted.down.bits(), "{rank_of:?}");
+        let in_slots = |token: usize| (token * 4..token * 4 + 4).collect();
+        assert_eq!(sum_in(&down, &in_slots), wanted.y.bits(), "{rank_of:?}");
+        if ranks.len() == 1 {
+            continue;
+        }
+        let by_rank = |token: usize| {
+            let mut rows: Vec<usize> = in_slots(token);
+            rows.sort_by_key(|&row| rank_of[whole.ids[row] as usize]);
+            rows
+        };
+        assert_ne!(sum_in(&down, &by_rank), wanted.y.bits(), "{rank_of:?}: slot order by rank");
+        let views: Vec<_> = ranks
+            .iter()
+            .map(|stages| FloatView2::from_rows("y", BF16, H, stages.y.bits()).unwrap())
+            .collect();
+        let of_sums = sum_of_ranks(&views).unwrap();
+        assert_ne!(of_sums.bits(), wanted.y.bits(), "{rank_of:?}: each rank's sum");
+    }
 }
 
 /// The canonical layer follows the canonical convention on Hopper's unit, also with 8-bit

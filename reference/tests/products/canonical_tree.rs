@@ -6,7 +6,7 @@ use marlinspike::num::array::{into_vec, rows_of};
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{
-    Extras, Order, RankSums, Schedule, ScheduleError, Split, Step, StepOp, Sum,
+    Extras, Order, Part, Schedule, ScheduleError, Split, Step, StepOp, Sum,
 };
 use marlinspike::products::tensor_core::Decoded;
 use marlinspike::weight::{Groups, Weight};
@@ -52,6 +52,10 @@ fn cut(x: &[u32], size_k: usize, range: std::ops::Range<usize>) -> Vec<u32> {
     x.chunks_exact(size_k).flat_map(|row| &row[range.clone()]).copied().collect()
 }
 
+fn part_of(w: &Weight<'_>, rank: usize, ranks: usize) -> Part {
+    Split::new(w.shape().size_k, rank, ranks).unwrap().part_of(w).unwrap()
+}
+
 /// The f32 sums of the ranks.
 fn parts(
     x: &[u32],
@@ -62,21 +66,13 @@ fn parts(
 ) -> Vec<Array2<f32>> {
     let size_k = w.shape().size_k;
     let part = |rank| {
-        let split = Split::new(size_k, rank, ranks).unwrap();
-        let own = w.slice_rows(split.rows()).unwrap();
-        let schedule = Schedule::canonical_v2_part(&own, split, F16, input).unwrap();
-        let x = cut(x, size_k, split.rows());
-        let rows = rows_of("x", &x, own.shape().size_k).unwrap();
-        schedule.execute(rows, &own, extras).unwrap().mapv(f32::from_bits)
+        let own = part_of(w, rank, ranks);
+        let schedule = Schedule::canonical_v2_part(&own, F16, input).unwrap();
+        let x = cut(x, size_k, own.split().rows());
+        let rows = rows_of("x", &x, own.weight().shape().size_k).unwrap();
+        schedule.execute(rows, own.weight(), extras).unwrap().mapv(f32::from_bits)
     };
     (0..ranks).map(part).collect()
-}
-
-/// `parts` as those of ranks 0, 1, … of the model's K.
-fn of_ranks(size_k: usize, parts: &[Array2<f32>]) -> Vec<RankSums<'_>> {
-    let split = |rank| Split::new(size_k, rank, parts.len()).unwrap();
-    let parts = parts.iter().enumerate();
-    parts.map(|(rank, sums)| RankSums { split: split(rank), sums: sums.view() }).collect()
 }
 
 #[test]
@@ -135,11 +131,12 @@ fn every_number_of_ranks_has_the_bits_of_one_gpu() {
         let schedule = v2(&w);
         let whole = execute(&schedule, &x, &w).unwrap();
         for ranks in ranks_of(leaves) {
-            let own = w.slice_rows(0..size_k / ranks).unwrap();
             let parts = parts(&x, &w, ranks, F16, Extras::default());
-            let parts = of_ranks(size_k, &parts);
-            let y = into_vec(schedule.add_ranks(&parts, &own, Extras::default()).unwrap());
-            assert!(y == whole, "size_k {size_k}, {ranks} ranks");
+            for rank in [0, ranks - 1] {
+                let own = part_of(&w, rank, ranks);
+                let y = schedule.add_ranks(&views(&parts), &own, Extras::default()).unwrap();
+                assert!(into_vec(y) == whole, "size_k {size_k}, rank {rank} of {ranks}");
+            }
         }
     }
 }
@@ -165,8 +162,8 @@ fn eight_bit_activations_and_router_weights() {
         let whole = schedule.execute(view, &w, extras).unwrap();
         for ranks in [1, 2, 4, 8] {
             let parts = parts(&x, &w, ranks, input, extras);
-            let own = w.slice_rows(0..size_k / ranks).unwrap();
-            let y = schedule.add_ranks(&of_ranks(size_k, &parts), &own, extras).unwrap();
+            let own = part_of(&w, 0, ranks);
+            let y = schedule.add_ranks(&views(&parts), &own, extras).unwrap();
             assert!(y == whole, "{input}, {ranks} ranks");
         }
     }
@@ -179,10 +176,9 @@ fn wrong_reductions_differ() {
     let (w, x) = (weight(size_k, COLUMNS, 3), x(40, size_k));
     let schedule = v2(&w);
     let whole = execute(&schedule, &x, &w).unwrap();
-    let own = w.slice_rows(0..size_k / ranks).unwrap();
+    let own = part_of(&w, 1, ranks);
     let add = |parts: &[Array2<f32>]| {
-        let parts = of_ranks(size_k, parts);
-        into_vec(schedule.add_ranks(&parts, &own, Extras::default()).unwrap())
+        into_vec(schedule.add_ranks(&views(parts), &own, Extras::default()).unwrap())
     };
     let right = parts(&x, &w, ranks, F16, Extras::default());
     assert!(add(&right) == whole);
@@ -244,6 +240,8 @@ fn the_other_version_is_related() {
 fn every_ranks_part_has_the_bias() {
     let (w, split) = (weight(1536, COLUMNS, 3), Split::new(1536, 1, 2).unwrap());
     let (slice, part) = (w.slice_rows(split.rows()).unwrap(), split.part_of(&w).unwrap());
+    assert_eq!(part.split(), split);
+    let part = part.weight();
     assert!(slice.bias.is_none() && part.bias == w.bias && w.bias.is_some());
     assert_eq!((&part.scales, part.shape()), (&slice.scales, slice.shape()));
     let error = split.part_of(&weight(768, COLUMNS, 3)).unwrap_err().to_string();
@@ -259,81 +257,49 @@ fn what_ranks_cannot_share_is_refused_by_name() {
     assert!(refused(4096, 0, 3).contains("1 or 2 or 4 or 8"));
     assert!(refused(4096, 4, 4).contains("below 4"));
 
-    let w = weight(768, COLUMNS, 0);
-    let split = Split::new(1536, 0, 4).unwrap();
-    let part = |w: &Weight<'_>, split, input| Schedule::canonical_v2_part(w, split, F16, input);
-    let found = part(&w, split, F16);
-    assert!(matches!(found, Err(Error::Shape { tensor, .. }) if tensor == "weight"));
-    let split = Split::new(1536, 1, 2).unwrap();
-    assert!(part(&w, split, F16).is_ok());
-    assert!(matches!(part(&w, split, INT8), Err(Error::Unsupported { .. })));
+    let w = weight(1536, COLUMNS, 0);
+    let part =
+        |ranks, input| Schedule::canonical_v2_part(&part_of(&w, ranks - 1, ranks), F16, input);
+    assert!(part(2, F16).is_ok() && part(1, INT8).is_ok());
+    assert!(matches!(part(2, INT8), Err(Error::Unsupported { .. })));
     let mut sorted = w.clone();
-    let g_idx = (0..768).map(|k| (k as u32 * 5) % 12).collect();
+    let g_idx = (0..1536).map(|k| (k as u32 * 5) % 24).collect();
     sorted.groups = Groups::Indexed { g_idx, group_size: GroupSize::Of(64) };
-    assert!(matches!(part(&sorted, split, F16), Err(Error::Unsupported { .. })));
-    assert!(part(&sorted, Split::whole(768), F16).is_ok());
+    let split = Split::new(1536, 1, 2).unwrap();
+    assert!(matches!(split.part_of(&sorted), Err(Error::Unsupported { .. })));
+    assert!(Split::whole(1536).part_of(&sorted).is_ok());
+
+    let schedule = v2(&weight(1536, COLUMNS, 0));
+    let add = |parts: &[Array2<f32>]| {
+        let own = part_of(&w, 0, 2);
+        schedule.add_ranks(&views(parts), &own, Extras::default()).unwrap_err().to_string()
+    };
+    let zeros = |m, n| Array2::<f32>::zeros((m, n));
+    assert!(add(&[]).contains("parts: found 0, expected 2"), "{}", add(&[]));
+    assert!(add(&[0; 4].map(|_| zeros(2, COLUMNS))).contains("found 4, expected 2"));
+    assert!(add(&[zeros(2, COLUMNS), zeros(3, COLUMNS)]).contains("[3, 24]"));
+    assert!(add(&[zeros(2, 8), zeros(2, 8)]).contains("[2, 8]"));
 }
 
-/// Parts that are not every rank's, and schedules that are not the product's, are refused.
+/// Schedules other than version 2 of the whole product are refused by the key that differs.
 #[test]
-fn sums_that_are_not_those_of_all_ranks_are_refused() {
+fn schedules_of_other_products_are_refused() {
     let whole = weight(1536, COLUMNS, 0);
-    let w = weight(768, COLUMNS, 0);
     let schedule = v2(&whole);
-    let zeros = |m, n| Array2::<f32>::zeros((m, n));
-    let sums = zeros(2, COLUMNS);
-    let of =
-        |rank, ranks| RankSums { split: Split::new(1536, rank, ranks).unwrap(), sums: sums.view() };
-    let refused = |schedule: &Schedule, parts: &[RankSums<'_>], w: &Weight<'_>| {
-        schedule.add_ranks(parts, w, Extras::default()).unwrap_err()
-    };
-    let text = |parts: &[RankSums<'_>]| {
-        let error = refused(&schedule, parts, &w);
-        assert!(matches!(error, Error::Size { .. }), "{error:?}");
-        error.to_string()
-    };
-    assert!(schedule.add_ranks(&[of(0, 2), of(1, 2)], &w, Extras::default()).is_ok());
-    assert!(schedule.add_ranks(&[of(0, 1)], &whole, Extras::default()).is_ok());
-
-    assert!(text(&[]).contains("every rank"));
-    // No number of ranks is 3; without the last of 4; and of 2 ranks, one.
-    let three = text(&[of(0, 4), of(1, 4), of(2, 4)]);
-    assert!(three.contains('3') && three.contains("4, one of each rank"), "{three}");
-    assert!(text(&[of(0, 2)]).contains("2, one of each rank"));
-    // Another order, one rank twice, one rank too many, a rank of another K.
-    let turned = text(&[of(1, 2), of(0, 2)]);
-    assert!(turned.contains("parts[0]") && turned.contains("rank 1 of 2"), "{turned}");
-    assert!(text(&[of(0, 2), of(0, 2)]).contains("parts[1]"));
-    assert!(text(&[of(0, 2), of(1, 2), of(0, 2)]).contains("parts[2]"));
-    let other = RankSums { split: Split::new(768, 1, 2).unwrap(), sums: sums.view() };
-    assert!(text(&[of(0, 2), other]).contains("of 768 k"));
-
-    // Version 1, a chain, the version 2 of another K, and a rank's own schedule.
-    let both = [of(0, 2), of(1, 2)];
-    let key_of = |schedule: &Schedule, parts: &[RankSums<'_>], w: &Weight<'_>| {
-        let error = refused(schedule, parts, w);
+    let sums = Array2::<f32>::zeros((2, COLUMNS));
+    let key_of = |schedule: &Schedule, ranks: usize| {
+        let (own, parts) = (part_of(&whole, 0, ranks), vec![sums.view(); ranks]);
+        let error = schedule.add_ranks(&parts, &own, Extras::default()).unwrap_err();
         match error.downcast_ref::<ScheduleError>() {
             Some(ScheduleError::Value { key, .. }) => key.clone(),
             _ => panic!("{error:?}"),
         }
     };
     let v1 = Schedule::canonical(&whole, F16, F16).unwrap();
-    assert_eq!(key_of(&v1, &both, &w), "chunks");
+    assert_eq!(key_of(&v1, 2), "chunks");
     let chain = Schedule { chunk_sum: Sum::default(), ..schedule.clone() };
-    assert_eq!(key_of(&chain, &both, &w), "chunk_sum");
-    assert_eq!(key_of(&v2(&weight(4096, COLUMNS, 0)), &both, &w), "chunks");
-    let own = Schedule::canonical_v2_part(&whole, Split::whole(1536), F16, F16).unwrap();
-    assert_eq!(key_of(&own, &[of(0, 1)], &whole), "epilogue");
-
-    // Sums and weights of other shapes.
-    let shaped = |a: &Array2<f32>, b: &Array2<f32>| {
-        let parts = [a, b].map(Array2::view);
-        let split = |rank| Split::new(1536, rank, 2).unwrap();
-        let parts = [0, 1].map(|rank| RankSums { split: split(rank), sums: parts[rank] });
-        refused(&schedule, &parts, &w).to_string()
-    };
-    assert!(shaped(&zeros(2, COLUMNS), &zeros(3, COLUMNS)).contains("[3, 24]"));
-    assert!(shaped(&zeros(2, 8), &zeros(2, 8)).contains("[2, 8]"));
-    let error = refused(&schedule, &both, &weight(384, COLUMNS, 0));
-    assert!(matches!(&error, Error::Shape { .. }) && error.to_string().contains("768"), "{error}");
+    assert_eq!(key_of(&chain, 2), "chunk_sum");
+    assert_eq!(key_of(&v2(&weight(4096, COLUMNS, 0)), 2), "chunks");
+    let own = Schedule::canonical_v2_part(&part_of(&whole, 0, 1), F16, F16).unwrap();
+    assert_eq!(key_of(&own, 1), "epilogue");
 }

@@ -1,8 +1,9 @@
 //! Products with weights in Marlin's layout, by the reference's canonical schedule: the same bits as
 //! [`Schedule::execute`] for every M and every division of the work.
 //!
-//! Version 1 ([`Schedule::canonical`]) unless [`MarlinWeight::with_split`] chose version 2
-//! ([`Schedule::canonical_v2`]), which no tensor-parallel size changes.
+//! Version 1 ([`Schedule::canonical`]) unless the weight is [`MarlinWeight::of_part`] or
+//! [`MarlinWeight::by_version_2`]: version 2 ([`Schedule::canonical_v2`]), which no tensor-parallel size
+//! changes.
 //!
 //! [`Schedule::execute`]: marlinspike::products::schedule::Schedule::execute
 //! [`Schedule::canonical`]: marlinspike::products::schedule::Schedule::canonical
@@ -194,7 +195,7 @@ pub fn marlin_gemm_tiled(
 }
 
 /// A rank's part of [`marlin_gemm`]: the f32 sums `[M, N]` of x `[M, K]` · W, without scale, bias or
-/// rounding, where W holds the rank's rows of the model's weight ([`MarlinWeight::with_split`]) and x
+/// rounding, where W holds the rank's rows of the model's weight ([`MarlinWeight::of_part`]) and x
 /// the same columns. The bits of [`Schedule::canonical_v2_part`]; [`Schedule::add_ranks`] adds them up.
 ///
 /// # Errors

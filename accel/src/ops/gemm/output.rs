@@ -64,7 +64,7 @@ impl Output<'_> {
                 ))
             }
             (Self::Part(_) | Self::Peer(_), None) => {
-                let expected = "a part of the model's k: MarlinWeight::with_split";
+                let expected = "a part of the model's k: MarlinWeight::of_part";
                 Err(row.refuse("weight", "no split", expected))
             }
             _ => Ok(()),

@@ -4,7 +4,7 @@ use marlinspike::act_order::Sorted;
 use marlinspike::layouts::marlin::{InputDtype, Options, Prepared, ScalePermutation, prepare};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
-use marlinspike::products::schedule::{Cut, Split};
+use marlinspike::products::schedule::{Cut, Part, Split};
 use marlinspike::weight::{Table, Weight};
 
 use super::{ManyRows, ROW, Tiling, form::Form, tiling::Width};
@@ -218,27 +218,32 @@ impl MarlinWeight {
         })
     }
 
-    /// The same weight for products by version 2 of the canonical schedule, whose bits no tensor-parallel
-    /// size changes: these are the rows [`Split::rows`] of the model's weight. Products of a rank's part
-    /// are those of [`marlin_gemm_part`](super::marlin_gemm_part).
+    /// [`MarlinWeight::new`] of a rank's part of the model's weight, for products by version 2 of the
+    /// canonical schedule, whose bits no tensor-parallel size changes:
+    /// [`marlin_gemm_part`](super::marlin_gemm_part), [`Rank`](crate::ops::Rank).
     ///
     /// # Errors
-    /// [`AccelError::Argument`] for a split of another K, for 8-bit activations, and with several ranks
-    /// for act-order, which sorts k across them.
-    pub fn with_split(self, split: Split) -> Result<Self, AccelError> {
-        let rows = split.rows().len();
-        if rows != self.spec.shape.size_k {
-            let found = format!("a part of {rows} rows");
-            return Err(ROW.refuse("split", found, format!("{} rows", self.spec.shape.size_k)));
-        }
+    /// As [`MarlinWeight::new`].
+    pub fn of_part(device: &Device, part: &Part, dtype: ScalarType) -> Result<Self, AccelError> {
+        let weight = Self::new(device, std::slice::from_ref(part.weight()), dtype)?;
+        Ok(weight.with_split(part.split()))
+    }
+
+    /// The same weight, the model's, for products by version 2 of the canonical schedule.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for 8-bit activations.
+    pub fn by_version_2(self) -> Result<Self, AccelError> {
         if let Some(input) = self.spec.input_dtype {
             let found = format!("packed for {input} activations");
-            return Err(ROW.refuse("split", found, "packed for 16-bit activations"));
+            return Err(ROW.refuse("weight", found, "packed for 16-bit activations"));
         }
-        if split.ranks() > 1 && (self.order.is_some() || self.g_idx.is_some()) {
-            return Err(ROW.refuse("split", "act-order", "the whole K on each rank"));
-        }
-        Ok(Self { spec: Spec { split: Some(split), ..self.spec }, ..self })
+        let split = Split::whole(self.spec.shape.size_k);
+        Ok(self.with_split(split))
+    }
+
+    fn with_split(self, split: Split) -> Self {
+        Self { spec: Spec { split: Some(split), ..self.spec }, ..self }
     }
 
     /// How products cut k.

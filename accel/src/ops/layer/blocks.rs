@@ -102,11 +102,19 @@ impl BlockBuffers {
         })
     }
 
+    pub(crate) fn top_k(&self) -> usize {
+        self.top_k
+    }
+
+    /// The rows of slots, and their blocks.
+    pub(crate) fn slots(&self) -> (&Buffer<u16>, &DeviceBlocks) {
+        (&self.down, &self.blocks)
+    }
+
     /// y `[M, H]` of the tokens.
     ///
     /// # Errors
-    /// [`AccelError::Argument`] for buffers of other lengths than these were made for, or of another device; those of
-    /// preparing and launching kernels.
+    /// As [`compute_slots`](Self::compute_slots); [`AccelError::Argument`] for a y of another length.
     pub(crate) fn forward(
         &mut self,
         device: &Device,
@@ -115,8 +123,25 @@ impl BlockBuffers {
         tokens: RoutedTokens<'_>,
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
+        self.compute_slots(device, layer, products, tokens)?;
+        let slots = Slots::InBlocks(&self.blocks);
+        sum_on_device(device, &self.down, layer.dtype, self.top_k, layer.hidden, Some(slots), y)
+    }
+
+    /// The stages up to the rows of slots.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for buffers of other lengths than these were made for, or of another device; those of
+    /// preparing and launching kernels.
+    pub(crate) fn compute_slots(
+        &mut self,
+        device: &Device,
+        layer: LayerInBlocks<'_>,
+        products: &mut impl Products,
+        tokens: RoutedTokens<'_>,
+    ) -> Result<(), AccelError> {
         let Self { top_k, blocks, row_weights, gate_up, down } = self;
-        let LayerInBlocks { runs, activation, dtype, router_weight_on_input, hidden } = layer;
+        let LayerInBlocks { runs, activation, router_weight_on_input, .. } = layer;
         align_on_device(device, runs, tokens.topk_ids, blocks)?;
         let weights = RouterWeights { of_entries: tokens.topk_weights, of_places: row_weights };
         let rows = RowSource::X { x: tokens.x, top_k: *top_k, weights };
@@ -128,8 +153,6 @@ impl BlockBuffers {
         products.multiply(device, Which::W13, routed(true), gate_up)?;
         let rows = RowSource::GateUp { gate_up, activation };
         products.gather(device, Which::W2, rows, blocks)?;
-        products.multiply(device, Which::W2, routed(false), down)?;
-        let slots = Slots::InBlocks(blocks);
-        sum_on_device(device, down, dtype, *top_k, hidden, Some(slots), y)
+        products.multiply(device, Which::W2, routed(false), down)
     }
 }

@@ -25,6 +25,18 @@ pub(super) struct ManyRowsBuffers {
     stages: BlockBuffers,
 }
 
+impl ManyRowsBuffers {
+    pub(super) fn top_k(&self) -> usize {
+        self.stages.top_k()
+    }
+
+    /// The rows of slots, and their blocks.
+    pub(super) fn slots(&self) -> (&Buffer<u16>, Option<&DeviceBlocks>) {
+        let (down, blocks) = self.stages.slots();
+        (down, Some(blocks))
+    }
+}
+
 impl MarlinLayer {
     /// Plans for both products where `entries` entries, spread evenly over `experts` experts, are many rows for each.
     pub(super) fn many_rows(
@@ -76,12 +88,11 @@ impl MarlinLayer {
         Ok(Workspace(Stages::ManyRows(ManyRowsBuffers { plans, gathered, stages })))
     }
 
-    pub(super) fn forward_many_rows(
+    pub(super) fn slots_of_many_rows(
         &self,
         device: &Device,
         tokens: RoutedTokens<'_>,
         work: &mut ManyRowsBuffers,
-        y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
         let ManyRowsBuffers { plans, gathered, stages } = work;
         let layer = LayerInBlocks {
@@ -92,7 +103,12 @@ impl MarlinLayer {
             hidden: self.w2.shape().size_n,
         };
         let weights = [&self.w13, &self.w2];
-        stages.forward(device, layer, &mut Bits16 { weights, plans: *plans, gathered }, tokens, y)
+        stages.compute_slots(
+            device,
+            layer,
+            &mut Bits16 { weights, plans: *plans, gathered },
+            tokens,
+        )
     }
 }
 

@@ -16,7 +16,6 @@
 //! # Ok::<(), marlinspike::Error>(())
 //! ```
 
-use std::fmt;
 use std::ops::Range;
 
 use ndarray::{Array2, ArrayView2};
@@ -26,7 +25,6 @@ use super::operand::Plan;
 use super::steps::Operands;
 use super::{Chunks, Extras, Order, Schedule, ScheduleError, Step, StepOp, Sum};
 use crate::num::array::row_major;
-use crate::num::dims::Shape;
 use crate::num::scalar::ScalarType;
 use crate::products::tensor_core::{LANES, Lanes};
 use crate::weight::{Groups, Weight};
@@ -38,6 +36,8 @@ const LEAF_STEP: usize = 64;
 const LEAST_LEAF: usize = 128;
 
 const F32: ScalarType = ScalarType::FLOAT32;
+/// What ranks need where they cannot share k.
+const WHOLE_K: &str = "the whole K on each rank";
 
 /// One tensor-parallel rank's part of the model's K.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +72,11 @@ impl Split {
         Self { size_k, rank: 0, ranks: 1 }
     }
 
+    /// The rank.
+    pub const fn rank(&self) -> usize {
+        self.rank
+    }
+
     /// Ranks that share K.
     pub const fn ranks(&self) -> usize {
         self.ranks
@@ -83,18 +88,44 @@ impl Split {
         self.rank * len..(self.rank + 1) * len
     }
 
-    /// The rank's part of the model's `weight`, with the bias on every rank: it is added after the sum of
-    /// all ranks, where [`Weight::slice_rows`] leaves it to the first rank's own sum.
+    /// The rank's part of the model's `weight`.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a weight of another K; those of [`Weight::slice_rows`].
-    pub fn part_of(&self, weight: &Weight<'_>) -> Result<Weight<'static>> {
+    /// [`Error::Shape`] for a weight of another K; [`Error::Unsupported`] for act-order over several
+    /// ranks, which sorts k across them; those of [`Weight::slice_rows`].
+    pub fn part_of(self, weight: &Weight<'_>) -> Result<Part> {
         let shape = weight.shape();
         if shape.size_k != self.size_k {
             let expected = format!("[{}, {}]", self.size_k, shape.size_n);
             return Err(Error::shape(&weight.name, &[shape.size_k, shape.size_n], expected));
         }
-        Ok(Weight { bias: weight.bias.clone(), ..weight.slice_rows(self.rows())? })
+        if self.ranks > 1 && matches!(weight.groups, Groups::Indexed { .. }) {
+            let what = format!("{}: act-order over ranks", weight.name);
+            return Err(Error::unsupported(what, WHOLE_K));
+        }
+        let slice = weight.slice_rows(self.rows())?;
+        Ok(Part { split: self, weight: Weight { bias: weight.bias.clone(), ..slice } })
+    }
+}
+
+/// One rank's rows of the model's weight, with the bias on every rank: it is added after the sum of all
+/// ranks, where [`Weight::slice_rows`] leaves it to the first rank's own sum. Only [`Split::part_of`]
+/// makes it.
+#[derive(Debug, Clone)]
+pub struct Part {
+    split: Split,
+    weight: Weight<'static>,
+}
+
+impl Part {
+    /// Which part of K it is.
+    pub const fn split(&self) -> Split {
+        self.split
+    }
+
+    /// The rows.
+    pub const fn weight(&self) -> &Weight<'static> {
+        &self.weight
     }
 }
 
@@ -183,39 +214,22 @@ impl Schedule {
         Ok(v1.with_leaves(Split::whole(weight.shape().size_k)))
     }
 
-    /// The schedule of one rank's sum in version 2. `weight` holds the rows [`Split::rows`] of the
-    /// model's weight. The output is the rank's f32 sum, without scale, bias, router weight or rounding,
-    /// for [`Schedule::add_ranks`], also for a single rank.
+    /// The schedule of one rank's sum in version 2, for [`Part::weight`]. The output is the rank's f32
+    /// sum, without scale, bias, router weight or rounding, for [`Schedule::add_ranks`], also for a
+    /// single rank.
     ///
     /// # Errors
-    /// As [`Schedule::canonical`]; [`Error::Shape`] for a weight of another K. With several ranks,
-    /// [`Error::Unsupported`] for act-order, which sorts k across ranks, and for int8 activations with
+    /// As [`Schedule::canonical`]; with several ranks [`Error::Unsupported`] for int8 activations with
     /// several groups, whose int16 scales depend on the largest scale of all ranks.
-    pub fn canonical_v2_part(
-        weight: &Weight<'_>,
-        split: Split,
-        dtype: ScalarType,
-        input: ScalarType,
-    ) -> Result<Self> {
-        let (shape, rows) = (weight.shape(), split.rows().len());
-        if shape.size_k != rows {
-            let expected = format!("[{rows}, {}], 1 / {} of K", shape.size_n, split.ranks);
-            return Err(Error::shape(&weight.name, &[shape.size_k, shape.size_n], expected));
-        }
-        let whole = "the whole K on each rank";
-        if split.ranks > 1 && matches!(weight.groups, Groups::Indexed { .. }) {
-            return Err(Error::unsupported(
-                format!("{}: act-order over ranks", weight.name),
-                whole,
-            ));
-        }
+    pub fn canonical_v2_part(part: &Part, dtype: ScalarType, input: ScalarType) -> Result<Self> {
+        let Part { split, weight } = part;
         if split.ranks > 1 && input == ScalarType::INT8 && weight.scales.rows() > 1 {
             let what = format!("{}: int8 activations with group scales over ranks", weight.name);
-            return Err(Error::unsupported(what, whole));
+            return Err(Error::unsupported(what, WHOLE_K));
         }
-        let mut part = Self::canonical(weight, dtype, input)?.with_leaves(split);
-        part.epilogue = rank_epilogue();
-        Ok(part)
+        let mut schedule = Self::canonical(weight, dtype, input)?.with_leaves(*split);
+        schedule.epilogue = rank_epilogue();
+        Ok(schedule)
     }
 
     /// `self`, canonical, with the leaves of a rank.
@@ -233,37 +247,34 @@ impl Schedule {
         self
     }
 
-    /// The outputs `[M, N]` of a product from the f32 sums of its ranks, as bits of the output's type:
-    /// the upper levels of the tree, then the epilogue of `self`, [`Schedule::canonical_v2`] of the
-    /// whole product. `weight` is the model's, or a rank's by [`Split::part_of`]: its bias and its
-    /// scales of columns or of the matrix are every rank's.
+    /// The outputs `[M, N]` of a product from the f32 sums `[M, N]` of its ranks, in order of rank, as
+    /// bits of the output's type: the upper levels of the tree, then the epilogue of `self`, the
+    /// schedule of the whole product. `own` is any rank's part: its bias and its scales of columns or of
+    /// the matrix are every rank's.
     ///
     /// # Errors
-    /// [`Error::Size`] unless `parts` are every rank's, in order of rank; [`Error::Shape`] for sums,
-    /// extras and a weight of other shapes; [`ScheduleError::Value`] for a schedule other than version
-    /// 2 of this K, or one rank's; the errors of [`Schedule::execute`] for `weight`.
+    /// [`Error::Size`] for another number of sums than ranks; [`Error::Shape`] for sums and extras of
+    /// another shape; [`ScheduleError::Value`] for a schedule other than version 2 of this K, or one
+    /// rank's; the errors of [`Schedule::execute`] for the weight.
     pub fn add_ranks(
         &self,
-        parts: &[RankSums<'_>],
-        weight: &Weight<'_>,
+        parts: &[ArrayView2<'_, f32>],
+        own: &Part,
         extras: Extras<'_>,
     ) -> Result<Array2<u32>> {
-        let split = every_rank(parts)?;
-        self.expect_version_2(split.size_k)?;
-        let Shape { size_k, size_n } = weight.shape();
-        if size_k != split.size_k && size_k != split.rows().len() {
-            let expected = format!("K of {}, or of a rank, {}", split.size_k, split.rows().len());
-            return Err(Error::shape(&weight.name, &[size_k, size_n], expected));
+        let Part { split, weight } = own;
+        if parts.len() != split.ranks {
+            return Err(Error::size("parts", parts.len(), split.ranks));
         }
-        let size_m = parts[0].sums.nrows();
-        if let Some(part) = parts.iter().find(|p| p.sums.dim() != (size_m, size_n)) {
-            let expected = format!("[{size_m}, {size_n}]");
-            return Err(Error::shape("parts", part.sums.shape(), expected));
+        self.expect_version_2(split.size_k)?;
+        let (size_m, size_n) = (parts[0].nrows(), weight.shape().size_n);
+        if let Some(part) = parts.iter().find(|p| p.dim() != (size_m, size_n)) {
+            return Err(Error::shape("parts", part.shape(), format!("[{size_m}, {size_n}]")));
         }
         self.expect_extras([size_m, weight.scales.rows()], extras)?;
         let tree = Self { chunks: Chunks::Whole, leaf_chunks: None, ..self.clone() };
         let plan = Plan::new(&tree, weight, None, f32::NEG_INFINITY)?;
-        let rows: Vec<Vec<f32>> = parts.iter().map(|p| row_major(p.sums).into_owned()).collect();
+        let rows: Vec<Vec<f32>> = parts.iter().map(|p| row_major(*p).into_owned()).collect();
         let mut y = vec![0; size_m * size_n];
         for first in (0..size_n).step_by(LANES) {
             let operands = plan.columns(first)?.operands;
@@ -316,40 +327,4 @@ impl Schedule {
 /// The last step of a rank's sum.
 fn rank_epilogue() -> Vec<Step> {
     vec![step(StepOp::Round, F32)]
-}
-
-/// One rank's f32 sums `[M, N]`, by [`Schedule::canonical_v2_part`].
-#[derive(Debug, Clone, Copy)]
-pub struct RankSums<'a> {
-    /// The rank's part of K.
-    pub split: Split,
-    /// The sums.
-    pub sums: ArrayView2<'a, f32>,
-}
-
-/// The first rank's part; refuses parts that are not every rank's, in order.
-fn every_rank(parts: &[RankSums<'_>]) -> Result<Split> {
-    let Some(RankSums { split: first, .. }) = parts.first() else {
-        return Err(Error::size("parts", 0, "the sums of every rank"));
-    };
-    for (rank, RankSums { split, .. }) in parts.iter().enumerate() {
-        let expected = Split { rank, ..*first };
-        if *split != expected {
-            return Err(Error::size(format!("parts[{rank}]"), split, expected));
-        }
-    }
-    if parts.len() != first.ranks {
-        return Err(Error::size(
-            "parts",
-            parts.len(),
-            format!("{}, one of each rank", first.ranks),
-        ));
-    }
-    Ok(*first)
-}
-
-impl fmt::Display for Split {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} of {} of {} k", self.rank, self.ranks, self.size_k)
-    }
 }
