@@ -227,7 +227,7 @@ def test_experts_are_computed_by_the_operator_or_by_upstream(plugin, anywhere, c
         "scales of torch.bfloat16 with": dict(quant_config=quantized("mxfp4_w4a16")),
         "scales of torch.float16 with": dict(w2_scale=s2.half()),
         "no scales": dict(w1_scale=None),
-        "groups of 43": dict(w1_scale=s1.repeat(1, 3, 1).contiguous()),
+        "3 groups of 128 rows": dict(w1_scale=s1.repeat(1, 3, 1).contiguous()),
     }
     for reason, more in refused.items():
         this = this_experts(plugin, s1, s2, **more)
@@ -268,6 +268,60 @@ def test_linear_layers(plugin, monkeypatch, caplog):
         kernel.process_weights_after_loading(None)
 
 
+def test_fp8_linear_layers(plugin, monkeypatch, caplog):
+    plugin.register()
+    size_k, size_n = 128, 64
+    q = torch.randint(0, 0x77, (size_k // 16, size_n * 16), dtype=torch.uint8).view(torch.int32)
+    scale = ((torch.rand(1, size_n) / 64).double() * 2.0**120).bfloat16()
+    layer = types.SimpleNamespace(
+        weight=q, weight_scale=scale, orig_dtype=torch.bfloat16, input_size_per_partition=size_k,
+        output_size_per_partition=size_n,
+    )  # fmt: skip
+    kernel = plugin.fp8()
+    kernel.block_quant, kernel.marlin_input_dtype = False, None
+    x = torch.randn(2, 3, size_k).bfloat16()
+    # On the CPU, the layer keeps upstream's kernel.
+    kernel.process_weights_after_loading(layer)
+    assert kernel.apply_weights(layer, x) == "upstream" and "below capability" in caplog.text
+    monkeypatch.setattr(plugin.replacements, "_is_on_gpu", lambda tensor: True)
+    kernel.process_weights_after_loading(layer)
+    y = kernel.apply_weights(layer, x)
+    expected = torch.ops.marlinspike.marlin_gemm(x.reshape(6, -1), q, scale, b_q_type="float8_e4m3fn")
+    assert torch.equal(y, expected.reshape(2, 3, -1))
+    layer.weight_scale = scale.half()
+    plugin.envs.VLLM_BATCH_INVARIANT = True
+    with pytest.raises(RuntimeError, match="MarlinFP8ScaledMMLinearKernel: scales of torch.float16"):
+        kernel.process_weights_after_loading(layer)
+    # Upstream's method would widen the packed weights in this mode.
+    method = plugin.fp8_method()
+    method.use_marlin, method.fp8_linear = True, types.SimpleNamespace(apply_weights=lambda *_: "the kernel's")
+    assert method.apply(layer, x) == "the kernel's"
+    method.use_marlin = False
+    assert method.apply(layer, x) == "upstream"
+
+
+def test_fp8_kernels_are_chosen_as_upstream_does_but_in_batch_invariant_mode_too(plugin):
+    supported = plugin.fp8.is_supported
+    plugin.register()
+    assert plugin.fp8.is_supported(90) == supported(90)
+    plugin.envs.VLLM_BATCH_INVARIANT = True
+    assert plugin.fp8.is_supported(86) == plugin.fp8.is_supported() == (True, None)
+    assert plugin.fp8.is_supported(75) == (False, "upstream's")
+    assert "VLLM_TEST_FORCE_FP8_MARLIN=1" in plugin.fp8.is_supported(90)[1]
+    plugin.envs.VLLM_TEST_FORCE_FP8_MARLIN = True
+    assert plugin.fp8.is_supported(90) == (True, None)
+
+
+@pytest.mark.parametrize("is_invariant", [False, True])
+def test_norms_of_sums_leave_vllms_kernel_in_batch_invariant_mode(plugin, is_invariant, caplog):
+    plugin.envs.VLLM_BATCH_INVARIANT = is_invariant
+    with caplog.at_level(logging.INFO, "vllm.marlinspike"):
+        plugin.register()
+    chosen = plugin.cuda.get_default_ir_op_priority(None).fused_add_rms_norm
+    assert chosen == (["native", "vllm_c"] if is_invariant else ["vllm_c", "native"])
+    assert ("the order of norms" in caplog.text) == is_invariant
+
+
 def test_on_a_cpu_atens_operators_are_replaced(plugin, monkeypatch):
     calls = []
     monkeypatch.setattr(marlinspike.torch, "install_aten", lambda: calls.append(1))
@@ -296,7 +350,8 @@ def test_signatures_are_upstreams(plugin):
             tree = ast.parse(file.read_text())
             defined = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == function]
         args = defined[0].args
-        assert [a.arg for a in args.posonlyargs + args.args + args.kwonlyargs] == expected, path
+        names = [a.arg for a in args.posonlyargs + args.args + args.kwonlyargs]
+        assert (names[1:] if names[:1] == ["cls"] else names) == expected, path
     kernels = pathlib.Path(SOURCE, *plugin.signatures.KERNELS.split("."), "__init__.py").read_text()
     assert "_POSSIBLE_KERNELS" in kernels and kernels.index("        MacheteLinearKernel,") < kernels.index("        MarlinLinearKernel,")
 

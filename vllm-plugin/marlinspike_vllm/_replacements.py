@@ -59,6 +59,8 @@ def _experts_type(config: Any) -> Optional[str]:
 
 def _scales_reason(quant_type: str, s: torch.Tensor, dtype: torch.dtype, size_k: int) -> Optional[str]:
     """Why a kernel cannot multiply with these scales ``[.., groups, N]``; None if it can."""
+    if size_k % s.shape[-2]:
+        return f"{s.shape[-2]} groups of {size_k} rows"
     group = size_k // s.shape[-2]
     if quant_type.startswith("float") and s.dtype == torch.float8_e8m0fnu:
         if dtype != torch.bfloat16 or group != 32:
@@ -280,8 +282,9 @@ def fp8_is_supported(original: Callable[..., Any]) -> Any:
     def is_supported(cls: Any, compute_capability: Optional[int] = None) -> Any:
         from vllm import envs
 
-        capability = compute_capability
-        if not is_batch_invariant() or capability is None or capability < 80:
+        # None: the caller has asked for the device before.
+        capability = 80 if compute_capability is None else compute_capability
+        if not is_batch_invariant() or capability < 80:
             return original(compute_capability)
         if capability >= 89 and not envs.VLLM_TEST_FORCE_FP8_MARLIN:
             return False, "FP8 Marlin needs VLLM_TEST_FORCE_FP8_MARLIN=1 on this device."
