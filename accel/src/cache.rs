@@ -7,6 +7,9 @@
 //! entries exceed a size, the least recently used are removed.
 //!
 //! A machine without NVRTC takes the entry of the newest compiler that has one.
+//!
+//! A package may ship a second folder of entries. It is read before anything is compiled, whichever
+//! compiler made them, and never written.
 
 use std::{
     fs, io,
@@ -26,6 +29,9 @@ use crate::{
 /// Environment variable with the folder of the cache; `off` or empty: no cache.
 pub const FOLDER_VARIABLE: &str = "MARLINSPIKE_CACHE";
 
+/// Environment variable with a folder of shipped entries.
+pub const SHIPPED_VARIABLE: &str = "MARLINSPIKE_MODULES";
+
 /// Size limit of all entries in bytes: some thousand modules.
 pub const DEFAULT_LIMIT: u64 = 256 << 20;
 
@@ -39,6 +45,7 @@ const HEAD: usize = MAGIC.len() + 32;
 pub struct ModuleCache {
     folder: Option<PathBuf>,
     limit: u64,
+    shipped: Option<PathBuf>,
 }
 
 /// Where a module came from.
@@ -54,7 +61,8 @@ pub enum Origin {
 
 impl ModuleCache {
     /// The cache that [`FOLDER_VARIABLE`] names; else `marlinspike` in the user's cache folder
-    /// (`XDG_CACHE_HOME`, or `.cache` in `HOME`); else none.
+    /// (`XDG_CACHE_HOME`, or `.cache` in `HOME`); else none. With the entries that
+    /// [`SHIPPED_VARIABLE`] names.
     pub fn from_environment() -> Self {
         let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let folder = match std::env::var_os(FOLDER_VARIABLE) {
@@ -65,18 +73,27 @@ impl ModuleCache {
                 .or_else(|| variable("HOME").map(|home| Path::new(&home).join(".cache")))
                 .map(|folder| folder.join("marlinspike")),
         };
-        Self { folder, limit: DEFAULT_LIMIT }
+        Self {
+            folder,
+            limit: DEFAULT_LIMIT,
+            shipped: variable(SHIPPED_VARIABLE).map(PathBuf::from),
+        }
     }
 
     /// A cache in `folder`, whose entries take at most `limit` bytes together. The first entry
     /// creates the folder.
     pub fn at(folder: impl Into<PathBuf>, limit: u64) -> Self {
-        Self { folder: Some(folder.into()), limit }
+        Self { folder: Some(folder.into()), limit, shipped: None }
     }
 
     /// No cache: every module is compiled.
     pub fn none() -> Self {
-        Self { folder: None, limit: 0 }
+        Self { folder: None, limit: 0, shipped: None }
+    }
+
+    /// The same cache with a folder of shipped entries.
+    pub fn with_shipped(self, folder: impl Into<PathBuf>) -> Self {
+        Self { shipped: Some(folder.into()), ..self }
     }
 
     /// The folder, where there is one.
@@ -99,11 +116,14 @@ impl ModuleCache {
         parameters: &[Parameter],
     ) -> Result<(Vec<u8>, Origin), AccelError> {
         let digest = digest(source, arch, parameters);
+        if let Some(code) = self.shipped.as_deref().and_then(|folder| newest(folder, &digest)) {
+            return Ok((code, Origin::Cached));
+        }
         let compiler = match nvrtc {
             Ok(compiler) => compiler,
             Err(missing) => {
-                let found = self.newest(&digest).ok_or_else(|| missing.clone())?;
-                return Ok((found, Origin::Cached));
+                let found = self.folder.as_deref().and_then(|folder| newest(folder, &digest));
+                return Ok((found.ok_or_else(|| missing.clone())?, Origin::Cached));
             }
         };
         let (major, minor) = compiler.version()?;
@@ -122,22 +142,6 @@ impl ModuleCache {
         Ok((code, if kept { Origin::Compiled } else { Origin::NotKept }))
     }
 
-    /// The entry of the newest compiler that has one.
-    fn newest(&self, digest: &str) -> Option<Vec<u8>> {
-        let version = |path: &Path| {
-            let name = path.file_name()?.to_str()?.strip_suffix(".cubin")?;
-            let (major, minor) = name.strip_prefix(digest)?.strip_prefix('-')?.split_once('.')?;
-            Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
-        };
-        let entries = fs::read_dir(self.folder.as_ref()?).ok()?;
-        let mut found: Vec<_> = entries
-            .flatten()
-            .filter_map(|entry| Some((version(&entry.path())?, entry.path())))
-            .collect();
-        found.sort();
-        found.iter().rev().find_map(|(_, path)| read(path))
-    }
-
     /// Removes the least recently used entries until the rest fit.
     fn evict(&self) {
         let Some(folder) = &self.folder else { return };
@@ -154,6 +158,22 @@ impl ModuleCache {
             total -= size;
         }
     }
+}
+
+/// The entry of the newest compiler that has one.
+fn newest(folder: &Path, digest: &str) -> Option<Vec<u8>> {
+    let version = |path: &Path| {
+        let name = path.file_name()?.to_str()?.strip_suffix(".cubin")?;
+        let (major, minor) = name.strip_prefix(digest)?.strip_prefix('-')?.split_once('.')?;
+        Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
+    };
+    let mut found: Vec<_> = fs::read_dir(folder)
+        .ok()?
+        .flatten()
+        .filter_map(|entry| Some((version(&entry.path())?, entry.path())))
+        .collect();
+    found.sort();
+    found.iter().rev().find_map(|(_, path)| read(path))
 }
 
 /// Last use, size and path of every entry.

@@ -29,6 +29,7 @@ class Type:
 
 class Envs(types.ModuleType):
     VLLM_BATCH_INVARIANT = False
+    VLLM_TEST_FORCE_FP8_MARLIN = False
 
 
 class Activation:
@@ -83,6 +84,14 @@ def plugin(monkeypatch):
         (),
         {name: made[signatures.LINEAR, f"MarlinLinearKernel.{name}"] for name in ("process_weights_after_loading", "apply_weights")},
     )
+    fp8_name = "MarlinFP8ScaledMMLinearKernel"
+    members = {name: made[signatures.LINEAR_FP8, f"{fp8_name}.{name}"] for name in ("process_weights_after_loading", "apply_weights")}
+    # As upstream: never in batch-invariant mode.
+    members["is_supported"] = classmethod(lambda cls, compute_capability=None: (not envs.VLLM_BATCH_INVARIANT, "upstream's"))
+    fp8 = type(fp8_name, (), members)
+    method = type("Fp8LinearMethod", (), {"apply": made[signatures.FP8, "Fp8LinearMethod.apply"]})
+    priorities = classmethod(lambda cls, vllm_config: types.SimpleNamespace(fused_add_rms_norm=["vllm_c", "native"]))
+    cuda = type("CudaPlatformBase", (), {"get_default_ir_op_priority": priorities})
     machete = type("MacheteLinearKernel", (), {})
     first = type("CutlassW4A8LinearKernel", (), {})
     envs = Envs("vllm.envs")
@@ -96,6 +105,9 @@ def plugin(monkeypatch):
     moe = made[signatures.COMPRESSED, "fused_marlin_moe"]
     module(monkeypatch, signatures.COMPRESSED, fused_marlin_moe=moe)
     module(monkeypatch, signatures.LINEAR, MarlinLinearKernel=linear)
+    module(monkeypatch, signatures.LINEAR_FP8, MarlinFP8ScaledMMLinearKernel=fp8)
+    module(monkeypatch, signatures.FP8, Fp8LinearMethod=method)
+    module(monkeypatch, signatures.PLATFORM, CudaPlatformBase=cuda)
     module(monkeypatch, signatures.KERNELS, _POSSIBLE_KERNELS={"cuda": [first, machete, linear]})
     return types.SimpleNamespace(
         register=importlib.import_module("marlinspike_vllm").register,
@@ -103,6 +115,9 @@ def plugin(monkeypatch):
         replacements=importlib.import_module("marlinspike_vllm._replacements"),
         experts=experts,
         linear=linear,
+        fp8=fp8,
+        fp8_method=method,
+        cuda=cuda,
         kernels=sys.modules[signatures.KERNELS]._POSSIBLE_KERNELS["cuda"],
         compressed=sys.modules[signatures.COMPRESSED],
         called=called,
@@ -125,7 +140,7 @@ def test_every_hook_is_replaced_once_and_the_log_says_so(plugin, caplog):
     [line] = [record.getMessage() for record in caplog.records]
     assert line == (
         "marlinspike: replaced MarlinExperts.apply, fused_marlin_moe of compressed-tensors, "
-        "MarlinLinearKernel (vLLM 0.21.0)"
+        "MarlinLinearKernel, MarlinFP8ScaledMMLinearKernel (vLLM 0.21.0)"
     )
 
 
@@ -158,12 +173,17 @@ def layer(on_cuda):
     return [t.to("cuda" if on_cuda else "cpu") for t in (x, *parts)]
 
 
+def quantized(scheme):
+    schemes = ("int4_w4a16", "mxfp4_w4a16", "fp8_w8a16", "nvfp4_w4a16")
+    return types.SimpleNamespace(**{f"use_{name}": name == scheme for name in schemes})
+
+
 def this_experts(plugin, s1, s2, **more):
     made = plugin.experts()
     none = "_lora_context input_dtype gemm1_clamp_limit w13_g_idx w2_g_idx g1_alphas g2_alphas w1_zp w2_zp w1_bias w2_bias"
     for name in none.split():
         setattr(made, name, None)
-    made.quant_type_id, made.quant_config = 1, types.SimpleNamespace(use_int4_w4a16=True)
+    made.quant_type_id, made.quant_config = 1, quantized("int4_w4a16")
     made.w1_scale, made.w2_scale = s1, s2
     for name, value in more.items():
         setattr(made, name, value)
@@ -203,7 +223,11 @@ def test_experts_are_computed_by_the_operator_or_by_upstream(plugin, anywhere, c
         "LoRA is set": dict(_lora_context=object()),
         "w13_g_idx is set": dict(w13_g_idx=torch.zeros(4, 128)),
         "8-bit activations is set": dict(input_dtype=torch.int8),
-        "weights of another type": dict(quant_config=types.SimpleNamespace(use_int4_w4a16=False)),
+        "weights of another type": dict(quant_config=quantized("nvfp4_w4a16")),
+        "scales of torch.bfloat16 with": dict(quant_config=quantized("mxfp4_w4a16")),
+        "scales of torch.float16 with": dict(w2_scale=s2.half()),
+        "no scales": dict(w1_scale=None),
+        "3 groups of 128 rows": dict(w1_scale=s1.repeat(1, 3, 1).contiguous()),
     }
     for reason, more in refused.items():
         this = this_experts(plugin, s1, s2, **more)
@@ -244,6 +268,60 @@ def test_linear_layers(plugin, monkeypatch, caplog):
         kernel.process_weights_after_loading(None)
 
 
+def test_fp8_linear_layers(plugin, monkeypatch, caplog):
+    plugin.register()
+    size_k, size_n = 128, 64
+    q = torch.randint(0, 0x77, (size_k // 16, size_n * 16), dtype=torch.uint8).view(torch.int32)
+    scale = ((torch.rand(1, size_n) / 64).double() * 2.0**120).bfloat16()
+    layer = types.SimpleNamespace(
+        weight=q, weight_scale=scale, orig_dtype=torch.bfloat16, input_size_per_partition=size_k,
+        output_size_per_partition=size_n,
+    )  # fmt: skip
+    kernel = plugin.fp8()
+    kernel.block_quant, kernel.marlin_input_dtype = False, None
+    x = torch.randn(2, 3, size_k).bfloat16()
+    # On the CPU, the layer keeps upstream's kernel.
+    kernel.process_weights_after_loading(layer)
+    assert kernel.apply_weights(layer, x) == "upstream" and "below capability" in caplog.text
+    monkeypatch.setattr(plugin.replacements, "_is_on_gpu", lambda tensor: True)
+    kernel.process_weights_after_loading(layer)
+    y = kernel.apply_weights(layer, x)
+    expected = torch.ops.marlinspike.marlin_gemm(x.reshape(6, -1), q, scale, b_q_type="float8_e4m3fn")
+    assert torch.equal(y, expected.reshape(2, 3, -1))
+    layer.weight_scale = scale.half()
+    plugin.envs.VLLM_BATCH_INVARIANT = True
+    with pytest.raises(RuntimeError, match="MarlinFP8ScaledMMLinearKernel: scales of torch.float16"):
+        kernel.process_weights_after_loading(layer)
+    # Upstream's method would widen the packed weights in this mode.
+    method = plugin.fp8_method()
+    method.use_marlin, method.fp8_linear = True, types.SimpleNamespace(apply_weights=lambda *_: "the kernel's")
+    assert method.apply(layer, x) == "the kernel's"
+    method.use_marlin = False
+    assert method.apply(layer, x) == "upstream"
+
+
+def test_fp8_kernels_are_chosen_as_upstream_does_but_in_batch_invariant_mode_too(plugin):
+    supported = plugin.fp8.is_supported
+    plugin.register()
+    assert plugin.fp8.is_supported(90) == supported(90)
+    plugin.envs.VLLM_BATCH_INVARIANT = True
+    assert plugin.fp8.is_supported(86) == plugin.fp8.is_supported() == (True, None)
+    assert plugin.fp8.is_supported(75) == (False, "upstream's")
+    assert "VLLM_TEST_FORCE_FP8_MARLIN=1" in plugin.fp8.is_supported(90)[1]
+    plugin.envs.VLLM_TEST_FORCE_FP8_MARLIN = True
+    assert plugin.fp8.is_supported(90) == (True, None)
+
+
+@pytest.mark.parametrize("is_invariant", [False, True])
+def test_norms_of_sums_leave_vllms_kernel_in_batch_invariant_mode(plugin, is_invariant, caplog):
+    plugin.envs.VLLM_BATCH_INVARIANT = is_invariant
+    with caplog.at_level(logging.INFO, "vllm.marlinspike"):
+        plugin.register()
+    chosen = plugin.cuda.get_default_ir_op_priority(None).fused_add_rms_norm
+    assert chosen == (["native", "vllm_c"] if is_invariant else ["vllm_c", "native"])
+    assert ("the order of norms" in caplog.text) == is_invariant
+
+
 def test_on_a_cpu_atens_operators_are_replaced(plugin, monkeypatch):
     calls = []
     monkeypatch.setattr(marlinspike.torch, "install_aten", lambda: calls.append(1))
@@ -272,7 +350,8 @@ def test_signatures_are_upstreams(plugin):
             tree = ast.parse(file.read_text())
             defined = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == function]
         args = defined[0].args
-        assert [a.arg for a in args.posonlyargs + args.args + args.kwonlyargs] == expected, path
+        names = [a.arg for a in args.posonlyargs + args.args + args.kwonlyargs]
+        assert (names[1:] if names[:1] == ["cls"] else names) == expected, path
     kernels = pathlib.Path(SOURCE, *plugin.signatures.KERNELS.split("."), "__init__.py").read_text()
     assert "_POSSIBLE_KERNELS" in kernels and kernels.index("        MacheteLinearKernel,") < kernels.index("        MarlinLinearKernel,")
 

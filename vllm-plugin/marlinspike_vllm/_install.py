@@ -6,7 +6,18 @@ import logging
 from typing import Any, Callable, List, Tuple
 
 from . import _replacements as ours
-from ._signatures import COMPRESSED, EXPERTS, KERNELS, LINEAR, TESTED, difference, found
+from ._signatures import (
+    COMPRESSED,
+    EXPERTS,
+    FP8,
+    KERNELS,
+    LINEAR,
+    LINEAR_FP8,
+    PLATFORM,
+    TESTED,
+    difference,
+    found,
+)
 
 _log = logging.getLogger("vllm.marlinspike")
 
@@ -38,6 +49,26 @@ _HOOKS: List[_Hook] = [
             ),
             (LINEAR, "MarlinLinearKernel.apply_weights", ours.linear_apply),
         ],
+    ),
+    (
+        "MarlinFP8ScaledMMLinearKernel",
+        [
+            (LINEAR_FP8, "MarlinFP8ScaledMMLinearKernel.is_supported", ours.fp8_is_supported),
+            (
+                LINEAR_FP8,
+                "MarlinFP8ScaledMMLinearKernel.process_weights_after_loading",
+                ours.fp8_process,
+            ),
+            (LINEAR_FP8, "MarlinFP8ScaledMMLinearKernel.apply_weights", ours.fp8_apply),
+            (FP8, "Fp8LinearMethod.apply", ours.fp8_method_apply),
+        ],
+    ),
+]
+#: In batch-invariant mode only.
+_INVARIANT: List[_Hook] = [
+    (
+        "the order of norms",
+        [(PLATFORM, "CudaPlatformBase.get_default_ir_op_priority", ours.norms_priority)],
     ),
 ]
 
@@ -72,7 +103,7 @@ def _on_cuda(version: str) -> None:
     import marlinspike.torch  # noqa: F401
 
     done, left = [], []
-    for name, parts in _HOOKS:
+    for name, parts in _HOOKS + (_INVARIANT if ours.is_batch_invariant() else []):
         differences = [difference(module, part) for module, part, _ in parts]
         reasons = [reason for reason in differences if reason is not None]
         if reasons:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 
@@ -37,6 +37,11 @@ def _is_there(tensor: Optional[torch.Tensor]) -> bool:
     return tensor is not None and tensor.numel() > 0
 
 
+def _is_on_gpu(tensor: torch.Tensor) -> bool:
+    """On one that the kernels are for."""
+    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) >= (8, 0)
+
+
 def _type_name(quant_type_id: int) -> Optional[str]:
     from vllm.scalar_type import scalar_types
 
@@ -44,24 +49,52 @@ def _type_name(quant_type_id: int) -> Optional[str]:
     return names.get(quant_type_id)
 
 
+def _experts_type(config: Any) -> Optional[str]:
+    if config.use_int4_w4a16:
+        return "uint4b8"
+    if config.use_mxfp4_w4a16:
+        return "float4_e2m1f"
+    return "float8_e4m3fn" if config.use_fp8_w8a16 else None
+
+
+def _scales_reason(quant_type: str, s: torch.Tensor, dtype: torch.dtype, size_k: int) -> Optional[str]:
+    """Why a kernel cannot multiply with these scales ``[.., groups, N]``; None if it can."""
+    if size_k % s.shape[-2]:
+        return f"{s.shape[-2]} groups of {size_k} rows"
+    group = size_k // s.shape[-2]
+    if quant_type.startswith("float") and s.dtype == torch.float8_e8m0fnu:
+        if dtype != torch.bfloat16 or group != 32:
+            return f"e8m0 scales in groups of {group} with activations of {dtype}"
+        return None
+    if quant_type == "float4_e2m1f" or s.dtype != dtype:
+        return f"scales of {s.dtype} with activations of {dtype}"
+    if s.shape[-2] > 1 and group % 64 and (group != 32 or quant_type == "float8_e4m3fn"):
+        return f"groups of {group}"
+    return None
+
+
 def refusal(
     x: torch.Tensor,
     quant_type: Optional[str],
-    scale: Optional[torch.Tensor],
+    scales: Sequence[Optional[torch.Tensor]],
     activation: Any,
     absent: dict,
     w2: torch.Tensor,
 ) -> Optional[str]:
     """Why this layer's kernel cannot run; None if it can. Read from arguments alone: no element is looked at."""
     if quant_type is None:
-        return "weights of another type than uint4b8 and uint8b128"
+        return "weights of another type than int4, int8, FP8 and MXFP4"
     for name, value in absent.items():
         if _is_there(value) if isinstance(value, torch.Tensor) else value is not None:
             return f"{name} is set"
-    if not x.is_cuda or x.dtype not in _HALVES or scale is None or scale.dtype != x.dtype:
+    if not x.is_cuda or x.dtype not in _HALVES:
         return f"activations of {x.dtype} on {x.device}"
     if torch.cuda.get_device_capability(x.device) < (8, 0):
         return "a device below capability 8.0"
+    for scale, size_k in zip(scales, (x.shape[-1], w2.shape[1] * 16)):
+        reason = "no scales" if scale is None else _scales_reason(quant_type, scale, x.dtype, size_k)
+        if reason is not None:
+            return reason
     if activation.value not in _ACTIVATIONS:
         return f"activation {activation.value}"
     if x.shape[-1] % 64 or w2.shape[1] * 16 % 64:
@@ -91,11 +124,13 @@ def experts_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         expert_tokens_meta: Any,
         apply_router_weight_on_input: bool,
     ) -> None:
-        quant_type = _type_name(self.quant_type_id) if self.quant_config.use_int4_w4a16 else None
+        quant_type = _experts_type(self.quant_config)
+        # Marlin clamps the first product before SiLU only; the other activations have their own limits.
+        is_clamped = activation.value == "silu"
         absent = {
             "LoRA": self._lora_context,
             "8-bit activations": self.input_dtype,
-            "gemm1_clamp_limit": self.gemm1_clamp_limit,
+            "gemm1_clamp_limit": self.gemm1_clamp_limit if is_clamped else None,
             "w13_g_idx": self.w13_g_idx,
             "w2_g_idx": self.w2_g_idx,
             "g1_alphas": self.g1_alphas,
@@ -103,7 +138,8 @@ def experts_apply(original: Callable[..., Any]) -> Callable[..., Any]:
             "w1_zp": self.w1_zp,
             "w2_zp": self.w2_zp,
         }
-        reason = refusal(hidden_states, quant_type, self.w1_scale, activation, absent, w2)
+        scales = (self.w1_scale, self.w2_scale)
+        reason = refusal(hidden_states, quant_type, scales, activation, absent, w2)
         if reason is not None:
             keep("MarlinExperts", reason)
             return original(
@@ -149,7 +185,7 @@ def compressed_moe(original: Callable[..., Any]) -> Callable[..., Any]:
         absent.pop("sort_indices2", None)
         kind = _type_name(quant_type_id)
         reason = "no activation" if activation is None else None
-        reason = reason or refusal(hidden_states, kind, w1_scale, activation, absent, w2)
+        reason = reason or refusal(hidden_states, kind, (w1_scale, w2_scale), activation, absent, w2)
         if reason is not None:
             keep("compressed-tensors WNA16 experts", reason)
             more = dict(rest) if activation is None else dict(rest, activation=activation)
@@ -189,7 +225,7 @@ def _linear_refusal(kernel: Any, layer: Any) -> Optional[str]:
     size_k, size_n = config.partition_weight_shape
     if size_k % 64 or size_n % 64:
         return f"sizes {size_k} and {size_n}, expected multiples of 64"
-    if not q.is_cuda or torch.cuda.get_device_capability(q.device) < (8, 0):
+    if not _is_on_gpu(q):
         return "a device below capability 8.0"
     return None
 
@@ -225,3 +261,93 @@ def linear_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     return apply_weights
+
+
+def _fp8_refusal(kernel: Any, layer: Any) -> Optional[str]:
+    scale = layer.weight_scale_inv if kernel.block_quant else layer.weight_scale
+    size_k, size_n = layer.input_size_per_partition, layer.output_size_per_partition
+    if kernel.marlin_input_dtype is not None or layer.orig_dtype not in _HALVES:
+        return f"activations of {kernel.marlin_input_dtype or layer.orig_dtype}"
+    if size_k % 64 or size_n % 64:
+        return f"sizes {size_k} and {size_n}, expected multiples of 64"
+    if not _is_on_gpu(scale):
+        return "a device below capability 8.0"
+    return _scales_reason("float8_e4m3fn", scale, layer.orig_dtype, size_k)
+
+
+def fp8_is_supported(original: Callable[..., Any]) -> Any:
+    """``MarlinFP8ScaledMMLinearKernel.is_supported``: ours in batch-invariant mode, too. Where the device has FP8
+    arithmetic, upstream's switch still decides, since this kernel rounds no activation."""
+
+    def is_supported(cls: Any, compute_capability: Optional[int] = None) -> Any:
+        from vllm import envs
+
+        # None: the caller has asked for the device before.
+        capability = 80 if compute_capability is None else compute_capability
+        if not is_batch_invariant() or capability < 80:
+            return original(compute_capability)
+        if capability >= 89 and not envs.VLLM_TEST_FORCE_FP8_MARLIN:
+            return False, "FP8 Marlin needs VLLM_TEST_FORCE_FP8_MARLIN=1 on this device."
+        return True, None
+
+    return classmethod(is_supported)
+
+
+def fp8_process(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``MarlinFP8ScaledMMLinearKernel.process_weights_after_loading``."""
+
+    @functools.wraps(original)
+    def process_weights_after_loading(self: Any, layer: torch.nn.Module) -> None:
+        original(self, layer)
+        reason = _fp8_refusal(self, layer)
+        self._is_marlinspike = reason is None
+        if reason is not None:
+            keep("MarlinFP8ScaledMMLinearKernel", reason)
+
+    return process_weights_after_loading
+
+
+def fp8_apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``MarlinFP8ScaledMMLinearKernel.apply_weights``."""
+
+    @functools.wraps(original)
+    def apply_weights(
+        self: Any, layer: torch.nn.Module, x: torch.Tensor, bias: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        if not getattr(self, "_is_marlinspike", False):
+            return original(self, layer, x, bias)
+        scale = layer.weight_scale_inv if self.block_quant else layer.weight_scale
+        y = torch.ops.marlinspike.marlin_gemm(
+            x.reshape(-1, x.shape[-1]), layer.weight, scale, None, bias, None, "float8_e4m3fn"
+        )
+        return y.reshape(*x.shape[:-1], y.shape[-1])
+
+    return apply_weights
+
+
+def fp8_method_apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``Fp8LinearMethod.apply``, which in batch-invariant mode would widen weights that are packed."""
+
+    @functools.wraps(original)
+    def apply(
+        self: Any, layer: torch.nn.Module, x: torch.Tensor, bias: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        if self.use_marlin:
+            return self.fp8_linear.apply_weights(layer, x, bias)
+        return original(self, layer, x, bias)
+
+    return apply
+
+
+def norms_priority(original: Callable[..., Any]) -> Any:
+    """``CudaPlatformBase.get_default_ir_op_priority``: in batch-invariant mode, the norm of a sum without vLLM's kernel,
+    whose order of additions depends on whether there are 256 tokens."""
+
+    def get_default_ir_op_priority(cls: Any, vllm_config: Any) -> Any:
+        priority = original(vllm_config)
+        if is_batch_invariant():
+            rest = [name for name in priority.fused_add_rms_norm if name != "native"]
+            priority.fused_add_rms_norm = ["native", *rest]
+        return priority
+
+    return classmethod(get_default_ir_op_priority)

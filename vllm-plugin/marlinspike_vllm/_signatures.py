@@ -16,6 +16,9 @@ COMPRESSED = (
 )
 KERNELS = "vllm.model_executor.kernels.linear"
 LINEAR = f"{KERNELS}.mixed_precision.marlin"
+LINEAR_FP8 = f"{KERNELS}.scaled_mm.marlin"
+FP8 = f"{_LAYERS}.quantization.fp8"
+PLATFORM = "vllm.platforms.cuda"
 
 #: Module and name: parameters.
 SIGNATURES: Dict[Tuple[str, str], List[str]] = {
@@ -31,8 +34,13 @@ SIGNATURES: Dict[Tuple[str, str], List[str]] = {
         "sort_indices2 w1_zeros w2_zeros workspace intermediate_cache13 intermediate_cache2 is_k_full "
         "output input_dtype inplace clamp_limit"
     ).split(),
+    (PLATFORM, "CudaPlatformBase.get_default_ir_op_priority"): ["vllm_config"],
     (LINEAR, "MarlinLinearKernel.process_weights_after_loading"): ["self", "layer"],
     (LINEAR, "MarlinLinearKernel.apply_weights"): ["self", "layer", "x", "bias"],
+    (LINEAR_FP8, "MarlinFP8ScaledMMLinearKernel.is_supported"): ["compute_capability"],
+    (LINEAR_FP8, "MarlinFP8ScaledMMLinearKernel.process_weights_after_loading"): ["self", "layer"],
+    (LINEAR_FP8, "MarlinFP8ScaledMMLinearKernel.apply_weights"): ["self", "layer", "x", "bias"],
+    (FP8, "Fp8LinearMethod.apply"): ["self", "layer", "x", "bias"],
 }
 
 

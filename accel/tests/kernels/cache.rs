@@ -79,6 +79,38 @@ fn a_damaged_entry_is_compiled_again() {
 }
 
 #[test]
+fn shipped_entries_are_used_without_a_compiler_and_only_for_what_they_were_compiled_from() {
+    let test =
+        "shipped_entries_are_used_without_a_compiler_and_only_for_what_they_were_compiled_from";
+    let Some(nvrtc) = common::nvrtc_or_skip(test) else { return };
+    let (nvrtc, folders) =
+        (Ok(nvrtc), [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()]);
+    let parameters = [("VALUE", 1)];
+    let made = ModuleCache::at(folders[0].path(), LARGE);
+    let (code, _) = made.module(&nvrtc, &TINY, ARCH, &parameters).unwrap();
+    let cache = ModuleCache::at(folders[1].path(), LARGE).with_shipped(folders[0].path());
+    let shipped = |source: Source, value| {
+        cache.module(&no_nvrtc(), &source, ARCH, &[("VALUE", value)]).ok().map(|found| found.0)
+    };
+    assert_eq!(shipped(TINY, 1), Some(code.clone()));
+    let changed =
+        Source { text: "extern \"C\" __global__ void tiny(int *x) { *x = +VALUE; }", ..TINY };
+    assert_eq!((shipped(changed, 1), shipped(TINY, 2)), (None, None));
+    // Another compiler's entry is as good; nothing is compiled or written.
+    let entry = files(&made).remove(0);
+    let name = entry.file_name().unwrap().to_str().unwrap();
+    let other = format!("{}-1.2.cubin", name.split_once('-').unwrap().0);
+    fs::rename(&entry, folders[0].path().join(other)).unwrap();
+    let found = cache.module(&nvrtc, &TINY, ARCH, &parameters).unwrap();
+    assert_eq!(found, (code.clone(), Origin::Cached));
+    assert_eq!(fs::read_dir(folders[1].path()).unwrap().count(), 0);
+    // A damaged one is compiled anew, into the cache.
+    let entry = files(&made).remove(0);
+    fs::write(&entry, &fs::read(&entry).unwrap()[..60]).unwrap();
+    assert_eq!(cache.module(&nvrtc, &TINY, ARCH, &parameters).unwrap(), (code, Origin::Compiled));
+}
+
+#[test]
 fn the_entries_used_longest_ago_go_first() {
     let test = "the_entries_used_longest_ago_go_first";
     let Some(nvrtc) = common::nvrtc_or_skip(test) else { return };

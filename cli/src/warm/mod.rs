@@ -39,6 +39,9 @@ pub struct Args {
     /// Operation to compile; may be repeated [default: all].
     #[arg(long, value_name = "NAME")]
     pub operation: Vec<String>,
+    /// Compile only what packages ship: experts and linear layers of int4 and MXFP4 weights in bf16.
+    #[arg(long)]
+    pub common: bool,
     /// Folder of the cache.
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
@@ -139,7 +142,10 @@ fn table(rows: &[&'static Row], jobs: &[Job], origins: Option<&[Origin]>) -> Tab
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let rows = rows(&args.operation)?;
     let archs = archs(&args.capability)?;
-    let jobs = jobs(&rows, &archs)?;
+    let mut jobs = jobs(&rows, &archs)?;
+    if args.common {
+        jobs.retain(Job::is_common);
+    }
     if args.list {
         print(&format!("{}\n", table(&rows, &jobs, None)))?;
         return Ok(Outcome::Pass);

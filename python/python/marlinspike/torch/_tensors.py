@@ -70,6 +70,7 @@ def as_bytes(place: Memory, tensor: torch.Tensor) -> Memory:
 
 
 _prepared = False
+_SHIPPED = os.path.join(os.path.dirname(os.path.dirname(__file__)), "modules")
 
 
 def _preload_nvrtc() -> None:
@@ -97,6 +98,9 @@ def native(name: str) -> Any:
         raise Error("this build of marlinspike has no CUDA operators: build it with the feature `cuda`")
     if not _prepared:
         _preload_nvrtc()
+        if os.path.isdir(_SHIPPED):
+            # Read when the first device is opened.
+            os.environ.setdefault("MARLINSPIKE_MODULES", _SHIPPED)
         _prepared = True
     return function
 
