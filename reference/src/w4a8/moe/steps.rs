@@ -95,10 +95,12 @@ pub(super) fn gate_up<A: Element>(
 /// Calls `work` with memory for `panels` panels: `MAX_WIDTH` and `UP_WIDTH` values for each row. It is
 /// on the stack, and zeroed, so it is not much larger than necessary.
 fn with_memory(panels: usize, work: impl FnOnce(&mut [f32], &mut [f32])) {
-    match panels {
-        ..=PANELS => with_fewest(work),
-        ..=FEW => with_few(work),
-        _ => with_most(work),
+    if panels <= PANELS {
+        with_fewest(work);
+    } else if panels <= FEW {
+        with_few(work);
+    } else {
+        with_most(work);
     }
 }
 
