@@ -6,6 +6,7 @@ use std::path::Path;
 
 fn main() {
     println!("cargo::rerun-if-env-changed=GGML_DIR");
+    println!("cargo::rerun-if-env-changed=GGML_OPTIONS");
     println!("cargo::rerun-if-changed=src/ggml/calls.c");
     let Some(dir) = env::var_os("GGML_DIR").filter(|dir| !dir.is_empty()) else { return };
     let dir = Path::new(&dir);
@@ -15,9 +16,13 @@ fn main() {
         return;
     }
     // Uses the default options except for OpenMP, since only ggml's own threads can be pinned.
-    let built = cmake::Config::new(dir)
+    let mut config = cmake::Config::new(dir);
+    let options = env::var("GGML_OPTIONS").unwrap_or_else(|_| "GGML_NATIVE=ON".to_owned());
+    for (key, value) in options.split_whitespace().filter_map(|option| option.split_once('=')) {
+        config.define(key, value);
+    }
+    let built = config
         .profile("Release")
-        .define("GGML_NATIVE", "ON")
         .define("GGML_OPENMP", "OFF")
         .define("GGML_BUILD_TESTS", "OFF")
         .define("GGML_BUILD_EXAMPLES", "OFF")

@@ -46,15 +46,15 @@ void peer_free(struct peer *p) {
     free(p);
 }
 
-// The buffer type whose weights are interleaved for the CPU's instructions.
-static ggml_backend_buffer_type_t repacking(void) {
+// The buffer type of this name, whose weights are rearranged for the CPU's instructions.
+static ggml_backend_buffer_type_t repacking(const char *name) {
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (cpu == NULL) return NULL;
     ggml_backend_dev_get_extra_bufts_t list =
         (ggml_backend_dev_get_extra_bufts_t)ggml_backend_reg_get_proc_address(
             ggml_backend_dev_backend_reg(cpu), "ggml_backend_dev_get_extra_bufts");
     for (ggml_backend_buffer_type_t *type = list ? list(cpu) : NULL; type && *type; ++type) {
-        if (strcmp(ggml_backend_buft_name(*type), "CPU_REPACK") == 0) return *type;
+        if (strcmp(ggml_backend_buft_name(*type), name) == 0) return *type;
     }
     return NULL;
 }
@@ -73,7 +73,8 @@ static void errors_only(enum ggml_log_level level, const char *text, void *unuse
 }
 
 // A thread on each of `cpus`, the calling thread on the last; none pinned where `cpus` is NULL.
-static struct peer *peer_new(int threads, const int *cpus, int matrices, int graphs) {
+static struct peer *peer_new(int threads, const int *cpus, const char *buffer, int matrices,
+                             int graphs) {
     struct peer *p = calloc(1, sizeof *p);
     if (p == NULL) return NULL;
     ggml_log_set(errors_only, NULL);
@@ -86,7 +87,7 @@ static struct peer *peer_new(int threads, const int *cpus, int matrices, int gra
     p->graph_count = graphs;
     p->matrices = calloc(matrices, sizeof *p->matrices);
     p->graphs = calloc(graphs, sizeof *p->graphs);
-    p->repack = repacking();
+    p->repack = repacking(buffer);
     p->backend = ggml_backend_cpu_init();
     p->threads = ggml_threadpool_new(&params);
     p->context = described(matrices, 0);
@@ -137,9 +138,9 @@ static struct peer *planned(struct peer *p) {
 }
 
 // `copies` matrices [K, N], one graph for each, by `tokens` rows.
-struct peer *peer_dense(int threads, const int *cpus, int64_t k, int64_t n, int copies,
-                        int64_t tokens) {
-    struct peer *p = peer_new(threads, cpus, copies, copies);
+struct peer *peer_dense(int threads, const int *cpus, const char *buffer, int64_t k, int64_t n,
+                        int copies, int64_t tokens) {
+    struct peer *p = peer_new(threads, cpus, buffer, copies, copies);
     if (p == NULL) return NULL;
     p->x = ggml_new_tensor_2d(p->inputs_context, GGML_TYPE_F32, k, tokens);
     for (int i = 0; i < copies; ++i) {
@@ -158,7 +159,8 @@ struct peer *peer_dense(int threads, const int *cpus, int64_t k, int64_t n, int 
 // One layer: matrix 0 is gate and up [H, 2I] of every expert, matrix 1 down [I, H].
 struct peer *peer_moe(int threads, const int *cpus, int64_t experts, int64_t top_k, int64_t h,
                       int64_t inner, int64_t tokens) {
-    struct peer *p = peer_new(threads, cpus, 2, 1);
+    // ggml has no other rearrangement for products by id.
+    struct peer *p = peer_new(threads, cpus, "CPU_REPACK", 2, 1);
     if (p == NULL) return NULL;
     p->x = ggml_new_tensor_3d(p->inputs_context, GGML_TYPE_F32, h, 1, tokens);
     p->ids = ggml_new_tensor_2d(p->inputs_context, GGML_TYPE_I32, top_k, tokens);

@@ -1,7 +1,7 @@
 //! Calls of ggml through `calls.c`.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{self, NonNull};
 use std::time::Instant;
 
@@ -23,6 +23,7 @@ unsafe extern "C" {
     fn peer_dense(
         threads: c_int,
         cpus: *const c_int,
+        buffer: *const c_char,
         k: i64,
         n: i64,
         copies: c_int,
@@ -59,13 +60,14 @@ pub struct Ggml {
 }
 
 impl Ggml {
-    /// The workload on the weights of `tiles` (groups of 32) and rows `x` `[T, ..]`, with as many
+    /// The workload on the weights of `tiles` (groups of 32) in the buffer type `buffer`, and rows `x` `[T, ..]`, with as many
     /// threads as `cpus` has, each pinned if `pinned`, the calling one to the last.
     ///
     /// # Errors
     /// When ggml has no repacking for this CPU or no memory.
     pub fn new(
         workload: Workload,
+        buffer: &CStr,
         tiles: &[Tile],
         cold_bytes: usize,
         x: &[f32],
@@ -77,6 +79,8 @@ impl Ggml {
         let ids: Vec<c_int> = cpus.iter().map(|&cpu| cpu as c_int).collect();
         let at = if pinned { ids.as_ptr() } else { ptr::null() };
         let threads = ids.len() as c_int;
+        let layer = matches!(workload, Workload::Moe { .. });
+        ensure!(!layer || buffer == c"CPU_REPACK", "ggml: a layer in a buffer type without ids");
         let graphs = match workload {
             Workload::Dense { size_k, size_n } => {
                 copies(cold_bytes, size_k / GROUP * BLOCK_BYTES * size_n)
@@ -86,8 +90,10 @@ impl Ggml {
         let peer = match workload {
             Workload::Dense { size_k, size_n } => {
                 let (k, n) = (size_k as i64, size_n as i64);
-                // SAFETY: `at` is null or has `threads` numbers; sizes are positive.
-                unsafe { peer_dense(threads, at, k, n, graphs as c_int, tokens) }
+                let buffer = buffer.as_ptr();
+                // SAFETY: `at` is null or has `threads` numbers; `buffer` is a C string; sizes are
+                // positive.
+                unsafe { peer_dense(threads, at, buffer, k, n, graphs as c_int, tokens) }
             }
             Workload::Moe { num_experts, top_k, hidden_size, intermediate_size } => {
                 let [e, j, h, i] =

@@ -1,9 +1,9 @@
 //! Memory for the panels of a batch.
 
-use super::Panel;
 use super::parallel::Split;
 use super::quantize::{Extremes, GROUP, Scaled, group_codes};
 use super::wide::Loop;
+use super::{Kernel, Line, Panel};
 use crate::w4a8::packed::{CHUNK, PIECE, RhsLayout, padded_k};
 use crate::w4a8::quantize::ActivationRounding;
 
@@ -16,6 +16,7 @@ pub(super) struct PanelBuffer {
     reciprocals: Vec<f32>,
     starts: Vec<i32>,
     scales: Vec<f32>,
+    lines: Vec<Line>,
 }
 
 /// How rows become codes.
@@ -59,6 +60,8 @@ pub(super) struct RowShape {
     pub(super) group: usize,
     /// How rows become codes.
     pub(super) codes: RowCodes,
+    /// Lines of each row: codes that are stored by rows, too.
+    pub(super) lines: usize,
 }
 
 impl RowShape {
@@ -69,13 +72,20 @@ impl RowShape {
             groups: layout.groups(),
             group: layout.padded_group(),
             codes: RowCodes::PerRow(rounding),
+            lines: 0,
         }
+    }
+
+    /// With codes by rows if `kernel` reads them.
+    pub(super) fn for_kernel(self, kernel: &dyn Kernel) -> Self {
+        let lines = if kernel.reads_lines() { Line::per_row(self.padded_k) } else { 0 };
+        Self { lines, ..self }
     }
 
     /// For weights with `groups` scales in each column, to which kernels add `offset`.
     pub(super) fn of_groups(groups: usize, offset: i32) -> Self {
         let codes = RowCodes::PerGroup { offset };
-        Self { padded_k: groups * GROUP, groups, group: GROUP, codes }
+        Self { padded_k: groups * GROUP, groups, group: GROUP, codes, lines: 0 }
     }
 
     /// Scales of a row's groups that are stored.
@@ -99,18 +109,23 @@ impl PanelBuffer {
         grow(&mut self.reciprocals, rows);
         grow(&mut self.starts, rows * shape.groups);
         grow(&mut self.scales, rows * shape.scales());
+        grow(&mut self.lines, rows * shape.lines);
     }
 
     /// The panel of `span`.
     pub(super) fn panel(&self, span: Span, shape: RowShape) -> Panel<'_> {
         let Span { first, count } = span;
-        Panel::new(
+        let panel = Panel::new(
             &self.codes[first * shape.padded_k..][..count * shape.padded_k],
             &self.negated_zero_points[first..][..count],
             &self.reciprocals[first..][..count],
             &self.starts[first * shape.groups..][..count * shape.groups],
         )
-        .with_scales(&self.scales[first * shape.scales()..][..count * shape.scales()])
+        .with_scales(&self.scales[first * shape.scales()..][..count * shape.scales()]);
+        match shape.lines {
+            0 => panel,
+            lines => panel.with_lines(&self.lines[first * lines..][..count * lines]),
+        }
     }
 
     /// The first `rows` rows, for writing.
@@ -122,6 +137,7 @@ impl PanelBuffer {
             reciprocals: &mut self.reciprocals[..rows],
             starts: &mut self.starts[..rows * shape.groups],
             scales: &mut self.scales[..rows * shape.scales()],
+            lines: &mut self.lines[..rows * shape.lines],
         }
     }
 }
@@ -134,6 +150,7 @@ pub(super) struct PanelsMut<'a> {
     reciprocals: &'a mut [f32],
     starts: &'a mut [i32],
     scales: &'a mut [f32],
+    lines: &'a mut [Line],
 }
 
 impl Split for PanelsMut<'_> {
@@ -144,17 +161,27 @@ impl Split for PanelsMut<'_> {
         let (reciprocals, rest_reciprocals) = self.reciprocals.split_at_mut(at);
         let (starts, rest_starts) = self.starts.split_at_mut(at * shape.groups);
         let (scales, rest_scales) = self.scales.split_at_mut(at * shape.scales());
-        let part = |codes, negated_zero_points, reciprocals, starts, scales| PanelsMut {
+        let (lines, rest_lines) = self.lines.split_at_mut(at * shape.lines);
+        let rest = PanelsMut {
             shape,
-            codes,
-            negated_zero_points,
-            reciprocals,
-            starts,
-            scales,
+            codes: rest_codes,
+            negated_zero_points: rest_zeros,
+            reciprocals: rest_reciprocals,
+            starts: rest_starts,
+            scales: rest_scales,
+            lines: rest_lines,
         };
         (
-            part(codes, zeros, reciprocals, starts, scales),
-            part(rest_codes, rest_zeros, rest_reciprocals, rest_starts, rest_scales),
+            PanelsMut {
+                shape,
+                codes,
+                negated_zero_points: zeros,
+                reciprocals,
+                starts,
+                scales,
+                lines,
+            },
+            rest,
         )
     }
 }
@@ -184,6 +211,9 @@ impl PanelsMut<'_> {
             let start = &mut self.starts[chunk * CHUNK / self.shape.group * rows + m];
             let sum = total(sum) - 128 * CHUNK as i32;
             *start = start.wrapping_sub(self.shape.codes.offset() * sum);
+            if self.shape.lines > 0 {
+                Line::put(&mut self.lines[m * self.shape.lines..], chunk, codes);
+            }
         }
     }
 
@@ -221,6 +251,8 @@ impl PanelsMut<'_> {
         for (to, &scale) in self.scales.iter_mut().skip(m).step_by(rows).zip(row.scales()) {
             *to = scale;
         }
+        let lines = self.shape.lines;
+        self.lines[m * lines..][..lines].copy_from_slice(row.lines());
         let pieces = self.codes.chunks_exact_mut(rows * PIECE).zip(row.codes().chunks_exact(PIECE));
         for (to, piece) in pieces {
             to[m * PIECE..][..PIECE].copy_from_slice(piece);

@@ -11,7 +11,7 @@ use super::parallel::for_parts;
 use super::rows::{Element, Rows, RowsMut, slices};
 use super::runs::{BLOCK, GRAIN, Runs};
 use super::wide::wide;
-use super::{Kernel, MAX_ROWS, PANELS, fastest};
+use super::{Kernel, MAX_PANELS, MAX_ROWS, fastest};
 use crate::Result;
 use crate::num::array::FloatView2;
 use crate::num::array_mut::FloatViewMut2;
@@ -131,15 +131,15 @@ fn block<T: Element>(
     let parts = &mut blocked[..out.len()];
     for_parts(0..runs.count(), parts, 1, &|run| runs.start(run) * size_m, &|run, y| {
         let (from, width) = runs.get(run);
-        for first in (0..panels).step_by(PANELS) {
-            let last = (first + PANELS).min(panels);
+        for first in (0..panels).step_by(weight.panels()) {
+            let last = (first + weight.panels()).min(panels);
             let panel = |i: usize| {
                 let i = (first + i).min(last - 1);
                 input.panel(Span { first: start(i), count: start(i + 1) - start(i) }, shape)
             };
-            let pair: [_; PANELS] = std::array::from_fn(panel);
+            let all: [_; MAX_PANELS] = std::array::from_fn(panel);
             let y = &mut y[start(first) * width..];
-            weight.multiply(0, from..from + width, &pair[..last - first], y, width);
+            weight.multiply(0, from..from + width, &all[..last - first], y, width);
         }
     });
     runs.store(blocked, out);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::buffer::RowShape;
-use super::{Kernel, Panel, Run, run_panels};
+use super::{Kernel, PANELS, Panel, Run};
 use crate::num::dims::Shape;
 use crate::w4a8::packed::RhsLayout;
 use crate::w4a8::quantize::ActivationRounding;
@@ -16,7 +16,12 @@ pub(super) trait Matrices: Sync {
     /// Storage of the rows that the kernel takes.
     fn rows(&self) -> RowShape;
 
-    /// The results of up to [`PANELS`](super::PANELS) panels times these columns of a matrix: the row
+    /// The largest number of panels of [`Matrices::multiply`].
+    fn panels(&self) -> usize {
+        PANELS
+    }
+
+    /// The results of up to [`Matrices::panels`] panels times these columns of a matrix: the row
     /// `m` of all panels to `y[m * stride..]`. Returns the number of columns before `columns` in `y`.
     ///
     /// Panics if a slice is too short or the columns are outside the matrix.
@@ -46,7 +51,11 @@ impl Matrices for Int4<'_> {
     }
 
     fn rows(&self) -> RowShape {
-        RowShape::of(self.layout, self.rounding)
+        RowShape::of(self.layout, self.rounding).for_kernel(self.kernel)
+    }
+
+    fn panels(&self) -> usize {
+        self.kernel.panels()
     }
 
     fn multiply(
@@ -60,7 +69,7 @@ impl Matrices for Int4<'_> {
         let len = self.layout.packed_len();
         let bytes = &self.bytes[matrix * len..][..len];
         let (run, before) = Run::covering(self.layout, bytes, columns.start, columns.end);
-        run_panels(self.kernel, panels.iter().copied(), run, y, stride);
+        self.kernel.run_all(panels, run, y, stride);
         before
     }
 }

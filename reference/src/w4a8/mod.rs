@@ -49,7 +49,7 @@ pub mod wide;
 pub mod x86;
 
 pub use linear::{Linear, LinearWorkspace};
-pub use panel::{MAX_ROWS, Panel, PanelRows};
+pub use panel::{Line, MAX_ROWS, Panel, PanelRows};
 pub use quantize::quantize;
 pub use router::{FamilyRouting, LayerRouter};
 pub use values::Values;
@@ -143,6 +143,30 @@ pub trait Kernel: Debug + Send + Sync {
         self.run_one_by_one(panels, rhs, y, stride);
     }
 
+    /// The largest number of panels that [`Kernel::run_all`] takes.
+    fn panels(&self) -> usize {
+        PANELS
+    }
+
+    /// Whether [`Kernel::run_all`] reads [`Panel::lines`].
+    fn reads_lines(&self) -> bool {
+        false
+    }
+
+    /// [`Kernel::run`] of up to [`Kernel::panels`] panels; the rows of each follow those of the
+    /// previous one in `y`.
+    fn run_all(&self, panels: &[Panel<'_>], rhs: Run<'_>, y: &mut [f32], stride: usize) {
+        let mut row = 0;
+        for pair in panels.chunks(2) {
+            let y = &mut y[row * stride..];
+            row += pair.iter().map(Panel::rows).sum::<usize>();
+            match *pair {
+                [first, second] => self.run_pair([first, second], rhs, y, stride),
+                _ => self.run(pair[0], rhs, y, stride),
+            }
+        }
+    }
+
     /// [`Kernel::run_pair`], one [`Kernel::run`] after the other.
     fn run_one_by_one(&self, panels: [Panel<'_>; 2], rhs: Run<'_>, y: &mut [f32], stride: usize) {
         let (first, second) = y.split_at_mut(panels[0].rows() * stride);
@@ -190,31 +214,10 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Panels that kernels process at once, where results are buffered anyway.
+/// Panels that most kernels process at once, where results are buffered anyway.
 pub(crate) const PANELS: usize = if cfg!(target_arch = "aarch64") { 2 } else { 1 };
-
-/// [`Kernel::run`] for one panel after the other, in pairs where possible. The rows of each panel
-/// follow those of the previous one in `y`.
-pub(crate) fn run_panels<'a>(
-    kernel: &dyn Kernel,
-    panels: impl IntoIterator<Item = Panel<'a>>,
-    rhs: Run<'_>,
-    y: &mut [f32],
-    stride: usize,
-) {
-    let (mut panels, mut row) = (panels.into_iter(), 0);
-    while let Some(first) = panels.next() {
-        let y = &mut y[row * stride..];
-        row += first.rows();
-        match panels.next() {
-            Some(second) => {
-                row += second.rows();
-                kernel.run_pair([first, second], rhs, y, stride);
-            }
-            None => kernel.run(first, rhs, y, stride),
-        }
-    }
-}
+/// The largest number of panels that any kernel processes at once.
+pub(crate) const MAX_PANELS: usize = if cfg!(target_arch = "x86_64") { 16 } else { PANELS };
 
 /// What runs the experts of each format.
 static ENGINES: [moe::Engine; 2] = [moe::ENGINE, mxfp4::ENGINE];

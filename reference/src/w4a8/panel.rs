@@ -1,7 +1,7 @@
 //! Rows of quantized activations, interleaved for the kernels.
 
 use super::PANELS;
-use crate::w4a8::packed::{PIECE, PackedLhs, QuantizedRows, RhsLayout};
+use crate::w4a8::packed::{CHUNK, PIECE, PackedLhs, QuantizedRows, RhsLayout};
 
 /// Largest number of rows of a panel.
 pub const MAX_ROWS: usize = 8;
@@ -42,6 +42,35 @@ pub(super) fn panel_start(rows: usize, i: usize) -> usize {
     }
 }
 
+/// Codes of consecutive k of one row, in a cache line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C, align(64))]
+pub struct Line(pub [u8; Self::CODES]);
+
+impl Line {
+    /// Codes of a line.
+    pub const CODES: usize = 64;
+
+    /// Lines of a row of `padded_k` codes: an odd number, so that the rows of a tile are in different
+    /// sets of a cache.
+    pub const fn per_row(padded_k: usize) -> usize {
+        padded_k.div_ceil(Self::CODES) | 1
+    }
+
+    /// Stores chunk `chunk` of the row that begins with `lines[0]`.
+    #[inline(always)]
+    pub(in crate::w4a8) fn put(lines: &mut [Self], chunk: usize, codes: &[u8]) {
+        let half = chunk % 2 * CHUNK;
+        lines[chunk / 2].0[half..half + CHUNK].copy_from_slice(codes);
+    }
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self([0; Self::CODES])
+    }
+}
+
 /// Up to [`MAX_ROWS`] rows, interleaved by pieces of eight codes: KleidiAI's packed activations,
 /// with `mr` equal to the number of rows.
 #[derive(Debug, Clone, Copy)]
@@ -51,6 +80,7 @@ pub struct Panel<'a> {
     reciprocals: &'a [f32],
     starts: &'a [i32],
     scales: &'a [f32],
+    lines: &'a [Line],
 }
 
 impl<'a> Panel<'a> {
@@ -71,7 +101,17 @@ impl<'a> Panel<'a> {
         assert!(negated_zero_points.len() == rows, "a zero point for each row");
         assert!(codes.len().is_multiple_of(rows * PIECE), "whole pieces");
         assert!(starts.len().is_multiple_of(rows), "a start for each group and row");
-        Self { codes, negated_zero_points, reciprocals, starts, scales: &[] }
+        Self { codes, negated_zero_points, reciprocals, starts, scales: &[], lines: &[] }
+    }
+
+    /// The panel with its codes by rows, too: the same codes, [`Line::per_row`] lines for each row.
+    ///
+    /// Panics if the number of lines is wrong.
+    pub fn with_lines(self, lines: &'a [Line]) -> Self {
+        let rows = self.rows();
+        let expected = rows * Line::per_row(self.codes.len() / rows);
+        assert!(lines.len() == expected, "{} lines, not {expected}", lines.len());
+        Self { lines, ..self }
     }
 
     /// The panel with a scale for each group and row.
@@ -104,6 +144,12 @@ impl<'a> Panel<'a> {
         self.scales
     }
 
+    /// The codes by rows, [`Line::per_row`] lines for each; empty unless the kernel
+    /// [reads them](crate::w4a8::Kernel::reads_lines).
+    pub fn lines(&self) -> &'a [Line] {
+        self.lines
+    }
+
     /// −8·Σq, `[groups][rows]`, modulo 2^32: the start of a group's sums in kernels that add 8 to each
     /// weight; −c·Σq in kernels that add c.
     pub fn starts(&self) -> &'a [i32] {
@@ -118,6 +164,7 @@ pub struct PanelRows {
     negated_zero_points: Vec<i32>,
     reciprocals: Vec<f32>,
     starts: Vec<i32>,
+    lines: Vec<Line>,
 }
 
 impl PanelRows {
@@ -133,6 +180,7 @@ impl PanelRows {
         let factors = first..first + count;
         Self {
             starts: starts(&codes, count, layout),
+            lines: lines(&codes, count),
             codes,
             negated_zero_points: rows.negated_zero_points[factors.clone()].to_vec(),
             reciprocals: rows.reciprocals[factors].to_vec(),
@@ -149,6 +197,7 @@ impl PanelRows {
         let codes: Vec<u8> = pieces.flat_map(|rows| &rows[..count * PIECE]).copied().collect();
         Self {
             starts: starts(&codes, count, layout),
+            lines: lines(&codes, count),
             codes,
             negated_zero_points: (0..count).map(|m| i32::from_le_bytes(word(m))).collect(),
             reciprocals: (0..count).map(|m| f32::from_le_bytes(word(mr + m))).collect(),
@@ -158,7 +207,21 @@ impl PanelRows {
     /// The panel.
     pub fn panel(&self) -> Panel<'_> {
         Panel::new(&self.codes, &self.negated_zero_points, &self.reciprocals, &self.starts)
+            .with_lines(&self.lines)
     }
+}
+
+/// The codes of a panel, by rows.
+fn lines(codes: &[u8], rows: usize) -> Vec<Line> {
+    let per_row = Line::per_row(codes.len() / rows);
+    let mut lines = vec![Line::default(); rows * per_row];
+    for (p, pieces) in codes.chunks_exact(rows * PIECE).enumerate() {
+        for (m, piece) in pieces.chunks_exact(PIECE).enumerate() {
+            let line = &mut lines[m * per_row + p * PIECE / Line::CODES];
+            line.0[p * PIECE % Line::CODES..][..PIECE].copy_from_slice(piece);
+        }
+    }
+    lines
 }
 
 /// −8·Σq, `[groups][rows]`.

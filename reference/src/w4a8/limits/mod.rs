@@ -24,6 +24,8 @@ pub enum Instruction {
     Vpdpbusd256,
     /// AVX2's `vpmaddubsw`, whose 16-bit sums a kernel must still widen.
     Vpmaddubsw,
+    /// AMX's `tdpbssd` on whole tiles.
+    Tdpbssd,
     /// Arm's `sdot` on 128 bits.
     Sdot,
     /// Arm's `smmla`.
@@ -32,8 +34,14 @@ pub enum Instruction {
 
 impl Instruction {
     /// All instructions, in no order.
-    pub const ALL: [Self; 5] =
-        [Self::Vpdpbusd512, Self::Vpdpbusd256, Self::Vpmaddubsw, Self::Sdot, Self::Smmla];
+    pub const ALL: [Self; 6] = [
+        Self::Vpdpbusd512,
+        Self::Vpdpbusd256,
+        Self::Vpmaddubsw,
+        Self::Tdpbssd,
+        Self::Sdot,
+        Self::Smmla,
+    ];
 
     /// The multiplication instruction of the kernel with this [`name`](super::Kernel::name); `None` for
     /// the scalar and the portable kernel.
@@ -42,6 +50,7 @@ impl Instruction {
             "avx512-vnni" => Self::Vpdpbusd512,
             "avx-vnni" => Self::Vpdpbusd256,
             "avx2" => Self::Vpmaddubsw,
+            "amx-int8" => Self::Tdpbssd,
             "neon-dotprod" => Self::Sdot,
             "neon-i8mm" => Self::Smmla,
             _ => return None,
@@ -54,6 +63,7 @@ impl Instruction {
             Self::Vpdpbusd512 => "vpdpbusd zmm",
             Self::Vpdpbusd256 => "vpdpbusd ymm",
             Self::Vpmaddubsw => "vpmaddubsw ymm",
+            Self::Tdpbssd => "tdpbssd",
             Self::Sdot => "sdot",
             Self::Smmla => "smmla",
         }
@@ -64,6 +74,7 @@ impl Instruction {
         match self {
             Self::Vpdpbusd512 => 64,
             Self::Vpdpbusd256 | Self::Vpmaddubsw | Self::Smmla => 32,
+            Self::Tdpbssd => 16 * 16 * 64,
             Self::Sdot => 16,
         }
     }
@@ -73,7 +84,7 @@ impl Instruction {
     ///
     /// Returns the chains' lowest lanes (32 bits; `vpmaddubsw` 16 bits), so that tests can verify the
     /// work. Chain i starts at i + 1 in every lane. A step adds 4·1·3 (`smmla`, whose lane is a sum of
-    /// eight products: 8·1·3); `vpmaddubsw` triples the lower byte: x ← 3 · (x mod 256).
+    /// eight products: 8·1·3; `tdpbssd`: 64·1·3); `vpmaddubsw` triples the lower byte: x ← 3 · (x mod 256).
     pub fn run(self, rounds: u64) -> Option<[i32; CHAINS]> {
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         {
@@ -140,6 +151,7 @@ mod tests {
                     match instruction {
                         Instruction::Vpmaddubsw => (0..rounds).fold(start, |x, _| 3 * (x & 255)),
                         Instruction::Smmla => start + rounds as i32 * 24,
+                        Instruction::Tdpbssd => start + rounds as i32 * 192,
                         _ => start + rounds as i32 * 12,
                     }
                 });

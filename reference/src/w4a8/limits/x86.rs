@@ -24,6 +24,7 @@ pub(super) fn run(instruction: Instruction, rounds: u64) -> Option<[i32; CHAINS]
             // SAFETY: the function needs only AVX2, which was detected.
             is_x86_feature_detected!("avx2").then(|| unsafe { vpmaddubsw(rounds) })
         }
+        Instruction::Tdpbssd => crate::w4a8::x86::tile_chains(rounds),
         Instruction::Sdot | Instruction::Smmla => None,
     }
 }

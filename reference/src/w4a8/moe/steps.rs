@@ -11,7 +11,7 @@ use crate::w4a8::parallel::for_parts;
 use crate::w4a8::rows::Element;
 use crate::w4a8::runs::{GRAIN, MAX_WIDTH, Runs};
 use crate::w4a8::wide::{Loop, wide};
-use crate::w4a8::{MAX_ROWS, PANELS, Panel};
+use crate::w4a8::{MAX_PANELS, MAX_ROWS, PANELS, Panel};
 
 /// Step 1: the panels of w13's input, `input`.
 pub(super) fn quantize_input<X: Element>(
@@ -72,37 +72,66 @@ pub(super) fn gate_up<A: Element>(
     for_parts(0..all.len() * runs.count(), activated, 1, &start, &|item, part| {
         let bucket = all[item / runs.count()];
         let (from, width) = runs.get(item % runs.count());
-        let mut gate = [0f32; PANELS * MAX_ROWS * MAX_WIDTH];
-        let mut up = [0f32; PANELS * MAX_ROWS * UP_WIDTH];
-        let mut rows = part.chunks_exact_mut(width);
         let panels = &buckets.panels()[bucket.panels.first..][..bucket.panels.count];
-        for panels in panels.chunks(PANELS) {
-            let codes = codes(input, panels, shape);
-            let (codes, local) = (&codes[..panels.len()], bucket.local);
-            w13.multiply(local, from..from + width, codes, &mut gate, MAX_WIDTH);
-            // Up need not begin at a block boundary.
-            let columns = i + from..i + from + width;
-            let before = w13.multiply(local, columns, codes, &mut up, UP_WIDTH);
-            for (m, row) in rows.by_ref().take(positions(panels).count).enumerate() {
-                let gate = &gate[m * MAX_WIDTH..][..width];
-                let up = &up[m * UP_WIDTH + before..][..width];
-                wide(Activate { kind, gate, up, out: row });
+        let mut rows = part.chunks_exact_mut(width);
+        with_memory(w13.panels().min(panels.len()), |gate, up| {
+            for panels in panels.chunks(w13.panels()) {
+                let codes = codes(input, panels, shape);
+                let (codes, local) = (&codes[..panels.len()], bucket.local);
+                w13.multiply(local, from..from + width, codes, gate, MAX_WIDTH);
+                // Up need not begin at a block boundary.
+                let columns = i + from..i + from + width;
+                let before = w13.multiply(local, columns, codes, up, UP_WIDTH);
+                for (m, row) in rows.by_ref().take(positions(panels).count).enumerate() {
+                    let gate = &gate[m * MAX_WIDTH..][..width];
+                    let up = &up[m * UP_WIDTH + before..][..width];
+                    wide(Activate { kind, gate, up, out: row });
+                }
             }
-        }
+        });
     });
 }
+
+/// Calls `work` with memory for `panels` panels: `MAX_WIDTH` and `UP_WIDTH` values for each row. It is
+/// on the stack, and zeroed, so it is not much larger than necessary.
+fn with_memory(panels: usize, work: impl FnOnce(&mut [f32], &mut [f32])) {
+    if panels <= PANELS {
+        with_fewest(work);
+    } else if panels <= FEW {
+        with_few(work);
+    } else {
+        with_most(work);
+    }
+}
+
+const FEW: usize = 4;
+
+macro_rules! memory {
+    ($name:ident, $panels:expr) => {
+        /// Not inlined: callers are recursive, and their frames must stay small.
+        #[inline(never)]
+        fn $name(work: impl FnOnce(&mut [f32], &mut [f32])) {
+            const ROWS: usize = $panels * MAX_ROWS;
+            work(&mut [0.0; ROWS * MAX_WIDTH], &mut [0.0; ROWS * UP_WIDTH]);
+        }
+    };
+}
+
+memory!(with_fewest, PANELS);
+memory!(with_few, FEW);
+memory!(with_most, MAX_PANELS);
 
 /// Positions in [`Buckets::slot`] of consecutive panels.
 fn positions(panels: &[PanelRows]) -> Span {
     Span { first: panels[0].rows.first, count: panels.iter().map(|p| p.rows.count).sum() }
 }
 
-/// The panels of up to [`PANELS`] entries; the last one fills the array.
+/// The panels of up to [`MAX_PANELS`] entries; the last one fills the array.
 fn codes<'b>(
     buffer: &'b PanelBuffer,
     panels: &[PanelRows],
     shape: RowShape,
-) -> [Panel<'b>; PANELS] {
+) -> [Panel<'b>; MAX_PANELS] {
     std::array::from_fn(|i| buffer.panel(panels[i.min(panels.len() - 1)].rows, shape))
 }
 
@@ -151,23 +180,25 @@ pub(super) fn down<X: Element, A: Element>(
     let (all, on_input) = (buckets.all(), layer.router_weight_on_input);
     for_parts(0..runs.count(), sums, 1, &|run| runs.start(run) * tokens, &|run, sums| {
         let (from, width) = runs.get(run);
-        let mut tile = [0f32; PANELS * MAX_ROWS * MAX_WIDTH];
         sums.fill(0.0);
-        for bucket in all {
-            let panels = &buckets.panels()[bucket.panels.first..][..bucket.panels.count];
-            for panels in panels.chunks(PANELS) {
-                let codes = &codes(inner, panels, shape)[..panels.len()];
-                w2.multiply(bucket.local, from..from + width, codes, &mut tile, MAX_WIDTH);
-                let Span { first, count } = positions(panels);
-                for m in 0..count {
-                    let slot = buckets.slot(first + m);
-                    let sums = &mut sums[slot / routed.top_k * width..][..width];
-                    let row = &tile[m * MAX_WIDTH..][..width];
-                    let weight = (!on_input).then(|| routed.topk_weights[slot]);
-                    wide(Add::<X, A> { sums, row, weight, types: PhantomData });
+        let most = all.iter().map(|bucket| bucket.panels.count).max().unwrap_or(0);
+        with_memory(w2.panels().min(most), |tile, _| {
+            for bucket in all {
+                let panels = &buckets.panels()[bucket.panels.first..][..bucket.panels.count];
+                for panels in panels.chunks(w2.panels()) {
+                    let codes = &codes(inner, panels, shape)[..panels.len()];
+                    w2.multiply(bucket.local, from..from + width, codes, tile, MAX_WIDTH);
+                    let Span { first, count } = positions(panels);
+                    for m in 0..count {
+                        let slot = buckets.slot(first + m);
+                        let sums = &mut sums[slot / routed.top_k * width..][..width];
+                        let row = &tile[m * MAX_WIDTH..][..width];
+                        let weight = (!on_input).then(|| routed.topk_weights[slot]);
+                        wide(Add::<X, A> { sums, row, weight, types: PhantomData });
+                    }
                 }
             }
-        }
+        });
     });
 }
 

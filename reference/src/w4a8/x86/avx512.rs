@@ -34,15 +34,15 @@ const AHEAD: usize = 4096;
 const ORDER: [i32; 16] = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15];
 
 /// [`words`] of neighbouring columns: the first ones, the second ones.
-const FIRST: i32 = 0b10_00_10_00;
-const SECOND: i32 = 0b11_01_11_01;
+pub(super) const FIRST: i32 = 0b10_00_10_00;
+pub(super) const SECOND: i32 = 0b11_01_11_01;
 
 /// Sums of `M` rows and `C` times sixteen columns.
 type Sums<const M: usize, const C: usize> = [[__m512; C]; M];
 /// Integer sums of a group.
 type Ints<const M: usize, const C: usize> = [[__m512i; C]; M];
 /// An address in each of two blocks.
-type Pair = [*const u8; 2];
+pub(super) type Pair = [*const u8; 2];
 
 /// Addresses of the next chunk.
 #[derive(Clone, Copy)]
@@ -59,22 +59,25 @@ struct Cursor<const C: usize> {
 
 impl<const C: usize> Cursor<C> {
     /// Advances by `bytes` in each block.
-    #[inline]
+    #[inline(always)]
     fn skip(&mut self, bytes: usize) {
-        for at in self.weights.as_flattened_mut() {
-            *at = at.wrapping_add(bytes);
+        for pair in &mut self.weights {
+            *pair = [pair[0].wrapping_add(bytes), pair[1].wrapping_add(bytes)];
         }
     }
 
     /// Prefetches a cache line of each block.
-    #[inline]
-    #[target_feature(enable = "avx512f")]
+    // A call would spill all vectors.
+    #[inline(always)]
     // The intrinsic is unsafe in Rust 1.89 and safe in later versions.
     #[allow(unused_unsafe)]
     fn fetch(&self, further: usize) {
-        for at in self.weights.as_flattened() {
-            // SAFETY: A prefetch reads nothing that the program sees; any address is allowed.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(self.ahead + further).cast()) };
+        for pair in &self.weights {
+            for at in pair {
+                let at = at.wrapping_add(self.ahead + further).cast();
+                // SAFETY: A prefetch reads nothing that the program sees; any address is allowed.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(at) };
+            }
         }
     }
 }
@@ -175,10 +178,7 @@ unsafe fn strip<const M: usize, const C: usize>(
         let columns = columns.saturating_sub(c * LANES).min(LANES);
         let mask = ((1u32 << columns) - 1) as __mmask16;
         for (m, sums) in sums.iter().enumerate() {
-            // `min` and `max` return the second operand if one is NaN, so a NaN stays.
-            let sum = _mm512_add_ps(sums[c], bias);
-            let sum = _mm512_min_ps(_mm512_set1_ps(f32::MAX), sum);
-            let sum = _mm512_max_ps(_mm512_set1_ps(f32::MIN), sum);
+            let sum = finished(sums[c], bias);
             // SAFETY: the mask selects only existing columns.
             unsafe { _mm512_mask_storeu_ps(y.add(m * sizes.stride + c * LANES), mask, sum) };
         }
@@ -359,10 +359,20 @@ unsafe fn add_segment<const M: usize, const C: usize, const S: usize, const END:
     }
 }
 
+/// The sum with its bias, clamped to the finite range.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn finished(sum: __m512, bias: __m512) -> __m512 {
+    // `min` and `max` return the second operand if one is NaN, so a NaN stays.
+    let sum = _mm512_add_ps(sum, bias);
+    let sum = _mm512_min_ps(_mm512_set1_ps(f32::MAX), sum);
+    _mm512_max_ps(_mm512_set1_ps(f32::MIN), sum)
+}
+
 /// Two words of each 128 bits of `a`, then two of `b`, by index.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn words<const INDICES: i32>(a: __m512i, b: __m512i) -> __m512i {
+pub(super) fn words<const INDICES: i32>(a: __m512i, b: __m512i) -> __m512i {
     let (a, b) = (_mm512_castsi512_ps(a), _mm512_castsi512_ps(b));
     _mm512_castps_si512(_mm512_shuffle_ps::<INDICES>(a, b))
 }
@@ -377,7 +387,7 @@ pub(super) fn plus_eight(bytes: __m512i) -> __m512i {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn order() -> __m512i {
+pub(super) fn order() -> __m512i {
     // SAFETY: the constant has the vector's 64 bytes.
     unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) }
 }
@@ -388,7 +398,7 @@ fn order() -> __m512i {
 /// 16 bytes can be read of either block.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx2")]
-unsafe fn group_scales(pair: Pair) -> __m512 {
+pub(super) unsafe fn group_scales(pair: Pair) -> __m512 {
     // SAFETY: guaranteed by the caller.
     let [a, b] = unsafe { [_mm_loadu_si128(pair[0].cast()), _mm_loadu_si128(pair[1].cast())] };
     let (low, high) = (_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b));
@@ -402,7 +412,7 @@ unsafe fn group_scales(pair: Pair) -> __m512 {
 /// They can be read.
 #[inline]
 #[target_feature(enable = "avx512f,avx2")]
-unsafe fn tail(pair: Pair, offset: usize) -> __m512 {
+pub(super) unsafe fn tail(pair: Pair, offset: usize) -> __m512 {
     // SAFETY: guaranteed by the caller.
     let [a, b] = unsafe {
         [
