@@ -1,7 +1,7 @@
 //! Version 2 of the canonical schedule: its leaves, and the same bits for every number of ranks.
 
 use marlinspike::Error;
-use marlinspike::ndarray::Array2;
+use marlinspike::ndarray::{Array2, ArrayView2};
 use marlinspike::num::array::{into_vec, rows_of};
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
@@ -50,6 +50,10 @@ fn ranks_of(leaves: usize) -> impl Iterator<Item = usize> {
 /// Columns `range` of x.
 fn cut(x: &[u32], size_k: usize, range: std::ops::Range<usize>) -> Vec<u32> {
     x.chunks_exact(size_k).flat_map(|row| &row[range.clone()]).copied().collect()
+}
+
+fn views(parts: &[Array2<f32>]) -> Vec<ArrayView2<'_, f32>> {
+    parts.iter().map(Array2::view).collect()
 }
 
 fn part_of(w: &Weight<'_>, rank: usize, ranks: usize) -> Part {
