@@ -1,7 +1,7 @@
 //! Whether Marlin runs the experts of a layer, and through which entry point.
 
 use super::linear::{inputs, platform};
-use super::oracle::experts;
+use super::oracle::blocks;
 use super::{
     ActivationFormat, ActivationKey, Backend, Capability, InputType, MoeActivation, MoeDeployment,
     MoeDesc, Reason, Selection, WeightKey, check_moe_marlin_supports_layer,
@@ -21,8 +21,8 @@ pub fn is_supported_config(
     device: &Capability,
 ) -> Vec<Reason> {
     let experts = match backend {
-        Backend::BatchedMarlin => &experts::BATCHED_MARLIN,
-        _ => &experts::MARLIN,
+        Backend::BatchedMarlin => &blocks::BATCHED_MARLIN,
+        _ => &blocks::MARLIN,
     };
     experts.objections(weights, ActivationKey::None, &MoeDeployment::new(*desc), device)
 }

@@ -32,10 +32,14 @@ fn device(name: &str) -> Capability {
     }
 }
 
+fn named(name: &str) -> MoeMethod {
+    MoeMethod::all().find(|m| m.name() == name).unwrap()
+}
+
 fn method(name: &str) -> (MoeMethod, WeightKey, ActivationKey) {
     let (method, scheme) = name.split_once(": ").unwrap();
     let (weights, activations) = scheme.split_once(" x ").unwrap();
-    let method = MoeMethod::ALL.iter().find(|m| m.name() == method).unwrap();
+    let method = named(method);
     let weights = match weights {
         "block128" => WeightKey::Fp8Block128,
         "other_block" => WeightKey::Fp8OtherBlock,
@@ -47,7 +51,7 @@ fn method(name: &str) -> (MoeMethod, WeightKey, ActivationKey) {
         "int8" => WeightKey::Int8,
         other => panic!("{other}"),
     };
-    (*method, weights, ActivationKey::from_name(activations).unwrap())
+    (method, weights, ActivationKey::from_name(activations).unwrap())
 }
 
 fn deployment(point: &Point<'_>) -> MoeDeployment {
@@ -119,8 +123,8 @@ fn answer(point: &Point<'_>, classes: &Value) -> String {
         Err(OracleError::Runner { .. }) => "!runner".to_owned(),
         Err(OracleError::CutlassDisabled) => "!cutlass".to_owned(),
         Err(OracleError::Refused { .. }) => "!refused".to_owned(),
-        Err(OracleError::FlashInferBackend { .. }) => "!flashinfer_backend".to_owned(),
-        Err(OracleError::NoFlashInfer { .. }) => "!flashinfer".to_owned(),
+        Err(OracleError::LibraryBackend { .. }) => "!flashinfer_backend".to_owned(),
+        Err(OracleError::NoLibraryBackend { .. }) => "!flashinfer".to_owned(),
         Err(OracleError::NoBackend { .. }) => "!none".to_owned(),
         Err(other) => panic!("{other}"),
     };
@@ -171,7 +175,7 @@ fn every_deployment_of_the_lattice() {
 #[test]
 fn the_tables_hold_upstreams_classes() {
     let upstream: Value = serde_json::from_str(UPSTREAM).unwrap();
-    for method in MoeMethod::ALL {
+    for method in MoeMethod::all() {
         let mut expected: Vec<_> = upstream["classes"][method.name()].as_array().unwrap().to_vec();
         let mut found: Vec<Value> = Vec::new();
         for row in method.table().rows {
@@ -209,7 +213,7 @@ fn refusals_say_what_would_do() {
     // A backend that was requested by name is not replaced.
     let wish = MoeDeployment { runner: Runner::Marlin, ..deployment };
     let found = ask(
-        MoeMethod::Mxfp8,
+        named("mxfp8"),
         WeightKey::Block(&mxfp8::FORMAT),
         ActivationKey::Block(&mxfp8::FORMAT),
         &wish,
@@ -218,7 +222,7 @@ fn refusals_say_what_would_do() {
     assert!(matches!(found.chosen, Err(OracleError::Refused { .. })), "{found:?}");
     let wish = MoeDeployment { runner: Runner::Triton, ..deployment };
     let found = ask(
-        MoeMethod::Mxfp8,
+        named("mxfp8"),
         WeightKey::Block(&mxfp8::FORMAT),
         ActivationKey::Block(&mxfp8::FORMAT),
         &wish,

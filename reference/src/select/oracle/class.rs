@@ -1,7 +1,9 @@
-//! The columns of the table of kernel classes: devices, quantization, deployments.
+//! The columns of the tables: classes by devices, quantization and deployments; backends of a
+//! method; defaults of the newer release.
 
-use super::super::{ActivationFormat, All2All, MoeActivation as Act, WeightKey as W};
-use super::keys::{ActivationKey as A, MoeDeployment, RoutingMethod as R};
+use super::super::{ActivationFormat, All2All, Capability, MoeActivation as Act, WeightKey as W};
+use super::keys::{ActivationKey as A, MoeDeployment, RoutingMethod as R, Runner, Switches};
+use crate::config::Scheme;
 
 /// A set of compute capabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,4 +98,145 @@ pub struct Experts {
     pub lora: bool,
     /// The class used for small shapes. It must support everything except routing.
     pub fallback: Option<&'static Experts>,
+}
+
+/// A MoE backend, by upstream's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum MoeBackend {
+    FlashInferTrtllm,
+    FlashInferCutlass,
+    FlashInferCuteDsl,
+    FlashInferCuteDslBatched,
+    DeepGemm,
+    BatchedDeepGemm,
+    Marlin,
+    BatchedMarlin,
+    Triton,
+    BatchedTriton,
+    Aiter,
+    VllmCutlass,
+    BatchedVllmCutlass,
+    Xpu,
+    Cpu,
+    Emulation,
+}
+
+impl MoeBackend {
+    /// Upstream's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::FlashInferTrtllm => "FLASHINFER_TRTLLM",
+            Self::FlashInferCutlass => "FLASHINFER_CUTLASS",
+            Self::FlashInferCuteDsl => "FLASHINFER_CUTEDSL",
+            Self::FlashInferCuteDslBatched => "FLASHINFER_CUTEDSL_BATCHED",
+            Self::DeepGemm => "DEEPGEMM",
+            Self::BatchedDeepGemm => "BATCHED_DEEPGEMM",
+            Self::Marlin => "MARLIN",
+            Self::BatchedMarlin => "BATCHED_MARLIN",
+            Self::Triton => "TRITON",
+            Self::BatchedTriton => "BATCHED_TRITON",
+            Self::Aiter => "AITER",
+            Self::VllmCutlass => "VLLM_CUTLASS",
+            Self::BatchedVllmCutlass => "BATCHED_VLLM_CUTLASS",
+            Self::Xpu => "XPU",
+            Self::Cpu => "CPU",
+            Self::Emulation => "EMULATION",
+        }
+    }
+}
+
+/// A backend and its classes, the preferred first.
+#[derive(Debug)]
+pub struct Row {
+    /// Backend.
+    pub backend: MoeBackend,
+    /// Classes.
+    pub experts: &'static [&'static Experts],
+}
+
+/// An environment switch of a library's backends.
+#[derive(Debug)]
+pub struct LibrarySwitch {
+    /// The library.
+    pub library: &'static str,
+    /// Its value: `true` requests the backends, `false` rules them out.
+    pub value: fn(&Switches) -> Option<bool>,
+    /// The backend that another switch requests, and that switch's value.
+    pub requested: fn(&Switches, &Capability) -> Option<(MoeBackend, &'static str)>,
+    /// The backends, in the order in which they are tried on request.
+    pub backends: &'static [MoeBackend],
+}
+
+/// A method's table.
+#[derive(Debug)]
+pub struct Table {
+    /// Backends, the preferred first.
+    pub rows: &'static [Row],
+    /// Names by which a user requests a backend.
+    pub runners: &'static [(Runner, MoeBackend)],
+    /// Backends with a counterpart for tokens sorted by expert, which replaces a requested backend.
+    pub batched: &'static [(MoeBackend, MoeBackend)],
+    /// The switch that requests a library's backends or rules them out.
+    pub switch: Option<LibrarySwitch>,
+    /// Whether `VLLM_TEST_FORCE_FP8_MARLIN` asks for Marlin.
+    pub forces_marlin: bool,
+}
+
+impl Table {
+    /// The classes of a backend.
+    pub fn experts(&self, backend: MoeBackend) -> &'static [&'static Experts] {
+        self.rows.iter().find(|row| row.backend == backend).map_or(&[], |row| row.experts)
+    }
+}
+
+/// A default of vLLM 0.33.0: the kernel of experts with these keys on these devices. The first row
+/// that fits is the answer.
+#[derive(Debug, Clone, Copy)]
+pub struct Newer {
+    /// Weights and activations.
+    pub keys: &'static [(W, A)],
+    /// Compute capabilities.
+    pub cuda: Compute,
+    /// Only with expert parallelism.
+    pub ep: bool,
+    /// FP8: only where the method takes vLLM's CUTLASS kernels.
+    pub cutlass: bool,
+    /// Only for some of the schemes with these keys.
+    pub only: Option<fn(&Scheme) -> bool>,
+    /// Upstream's name of the backend.
+    pub backend: &'static str,
+    /// Upstream's name of the class; `Humming` is the grouped class with expert parallelism and the
+    /// indexed one without.
+    pub class: &'static str,
+}
+
+/// A backend with its classes.
+pub(super) const fn row(backend: MoeBackend, experts: &'static [&'static Experts]) -> Row {
+    Row { backend, experts }
+}
+
+/// A default without further conditions.
+pub(super) const fn newer(
+    keys: &'static [(W, A)],
+    cuda: Compute,
+    backend: &'static str,
+    class: &'static str,
+) -> Newer {
+    Newer { keys, cuda, ep: false, cutlass: false, only: None, backend, class }
+}
+
+/// Humming, which precedes Marlin on 9.0.
+pub(super) const fn humming(keys: &'static [(W, A)], cuda: Compute) -> Newer {
+    newer(keys, cuda, "HUMMING", "Humming")
+}
+
+/// A default that is a row of a method's table.
+pub(super) const fn of(
+    keys: &'static [(W, A)],
+    cuda: Compute,
+    backend: MoeBackend,
+    class: &Experts,
+) -> Newer {
+    newer(keys, cuda, backend.name(), class.name)
 }

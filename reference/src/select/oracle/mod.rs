@@ -1,10 +1,11 @@
 //! The kernel that runs the experts of a layer, for every method that has an oracle upstream.
 //!
-//! [`experts`] has the table of kernel classes ([`class`] defines its columns), [`methods`] the
-//! backends of each quantization method and their order; [`select_moe_backend`] reads both. The
-//! steps, their order and their results are those of vLLM 0.21.0 `fused_moe/oracle/*.py` on CUDA
+//! [`experts`] and [`blocks`] have the table of kernel classes ([`class`] defines its columns),
+//! [`methods`] and [`blocks`] the backends of each quantization method and their order;
+//! [`select_moe_backend`] reads them. The steps, their order and their results are those of vLLM 0.21.0 `fused_moe/oracle/*.py` on CUDA
 //! devices, XPUs and CPUs.
 
+pub mod blocks;
 pub mod class;
 pub mod experts;
 mod keys;
@@ -13,11 +14,12 @@ mod objections;
 mod question;
 
 use super::{ActivationFormat, Capability, Platform, Reason, WeightKey};
+pub use class::MoeBackend;
+use class::{LibrarySwitch, Table};
 pub use keys::{
     ActivationKey, FlashInferBackend, MoeDeployment, Packages, RoutingMethod, Runner, Switches,
 };
-use methods::Table;
-pub use methods::{MoeBackend, MoeMethod};
+pub use methods::MoeMethod;
 pub use question::MoeQuestion;
 
 /// A class that was chosen, with its backend.
@@ -72,9 +74,11 @@ pub enum OracleError {
     /// vLLM's CUTLASS kernels were requested for a method that does not support them.
     #[error("vLLM CUTLASS FP8 MoE is disabled for this quantization method")]
     CutlassDisabled,
-    /// A FlashInfer backend without kernels for the method.
-    #[error("FlashInfer backend {backend:?} does not support {method} MoE")]
-    FlashInferBackend {
+    /// A library's backend without kernels for the method.
+    #[error("{library} backend {backend:?} does not support {method} MoE")]
+    LibraryBackend {
+        /// The library.
+        library: &'static str,
         /// The method.
         method: &'static str,
         /// Value of the switch.
@@ -88,11 +92,13 @@ pub enum OracleError {
         /// First reason of its last class.
         reason: Reason,
     },
-    /// FlashInfer was requested, but none of its kernels runs the layer.
+    /// A library was requested, but none of its kernels runs the layer.
     #[error(
-        "FlashInfer was asked for, but none of its {method} MoE backends supports the deployment"
+        "{library} was asked for, but none of its {method} MoE backends supports the deployment"
     )]
-    NoFlashInfer {
+    NoLibraryBackend {
+        /// The library.
+        library: &'static str,
         /// The method.
         method: &'static str,
     },
@@ -157,7 +163,7 @@ impl Ask<'_> {
             return chosen.map(Some);
         }
         let mut backends = self.priority();
-        if let Some(chosen) = self.flashinfer(&mut backends) {
+        if let Some(chosen) = self.library(&mut backends) {
             return chosen.map(Some);
         }
         if self.method == MoeMethod::Fp8
@@ -251,31 +257,22 @@ impl Ask<'_> {
         backends
     }
 
-    /// Applies the switches that request or exclude FlashInfer.
-    fn flashinfer(&self, backends: &mut Vec<MoeBackend>) -> Option<Chosen> {
+    /// Applies the switches that request or exclude a library.
+    fn library(&self, backends: &mut Vec<MoeBackend>) -> Option<Chosen> {
         let switches = &self.deployment.switches;
-        let switch = self.table.switch.as_ref()?;
-        let wanted = (switch.value)(switches)?;
-        if !wanted {
-            remove(backends, switch.backends);
+        let LibrarySwitch { library, value, requested, backends: own } =
+            *self.table.switch.as_ref()?;
+        if !value(switches)? {
+            remove(backends, own);
             return None;
         }
         let method = self.method.name();
-        let Some(named) = switches.flashinfer_moe_backend else {
-            let found = switch.backends.iter().find_map(|&b| self.class_of(b).ok());
-            return Some(found.ok_or(OracleError::NoFlashInfer { method }));
+        let Some((backend, value)) = requested(switches, self.device) else {
+            let found = own.iter().find_map(|&b| self.class_of(b).ok());
+            return Some(found.ok_or(OracleError::NoLibraryBackend { library, method }));
         };
-        let family_10 = self.device.compute.is_some_and(|(major, _)| major == 10);
-        let backend = match named {
-            FlashInferBackend::Latency if family_10 => MoeBackend::FlashInferTrtllm,
-            FlashInferBackend::Latency | FlashInferBackend::Throughput => {
-                MoeBackend::FlashInferCutlass
-            }
-            FlashInferBackend::MaskedGemm => MoeBackend::FlashInferCuteDsl,
-        };
-        if !switch.backends.contains(&backend) {
-            let backend = named.name();
-            return Some(Err(OracleError::FlashInferBackend { method, backend }));
+        if !own.contains(&backend) {
+            return Some(Err(OracleError::LibraryBackend { library, method, backend: value }));
         }
         Some(self.this(backend))
     }

@@ -1,6 +1,8 @@
 //! Kernels of experts, by release.
 
-use super::super::oracle::methods::{NEWER, Newer, STORED_STACKS};
+use super::super::oracle::blocks::{self, STORED_STACKS};
+use super::super::oracle::class::Newer;
+use super::super::oracle::methods;
 use super::super::{
     ActivationKey, Backend, Capability, MoeDeployment, MoeDesc, MoeQuestion, Platform, WeightKey,
     select_moe, select_moe_backend,
@@ -100,11 +102,11 @@ fn newer(scheme: &Scheme, ep_size: usize, device: &Capability) -> Option<Option<
         let keys = row.keys.iter().any(|&(w, a)| w == weights && a == activations);
         here && keys && scheme_fits && (cutlass || !row.cutlass) && (ep_size > 1 || !row.ep)
     };
-    let rows = NEWER.iter();
+    let mut rows = methods::NEWER.iter().chain(blocks::NEWER);
     let own =
         rows.clone().any(|row| row.keys.iter().any(|&(w, a)| w == weights && a == activations));
     let found = match own {
-        true => NEWER.iter().find(ask),
+        true => rows.find(ask),
         // gpt-oss.
         false if matches!(scheme, Scheme::Block { .. }) => {
             STORED_STACKS[1].iter().find(|row| device.compute.is_some_and(|c| row.cuda.contains(c)))
