@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
@@ -13,77 +13,75 @@ from ._tensors import expect
 _CPU = torch.device("cpu")
 
 
-def pack_fake(
-    weights: torch.Tensor,
-    scales_zeros: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    block_size: int,
-    in_features: int,
-    out_features: int,
-) -> torch.Tensor:
-    expect("weights", weights, (torch.uint8,), [out_features, in_features // 2], weights.device)
-    channel_wise = block_size == in_features
-    kind = torch.float32 if channel_wise else torch.bfloat16
-    groups = 1 if channel_wise else in_features // max(block_size, 1)
-    shape = [out_features] if scales_zeros.dim() == 1 and channel_wise else [out_features, groups]
-    expect("scales_zeros", scales_zeros, (kind,), shape, weights.device)
-    if bias is not None:
-        expect("bias", bias, (torch.float32,), [out_features], weights.device)
-    length = _core.dyn_quant_packed_len(block_size, in_features, out_features)
-    return weights.new_empty((length,))
+class _Pack:
+    """The checked arguments of a packing."""
+
+    def __init__(
+        self,
+        weights: torch.Tensor,
+        scales_zeros: torch.Tensor,
+        bias: Optional[torch.Tensor],
+        block_size: int,
+        in_features: int,
+        out_features: int,
+    ) -> None:
+        expect("weights", weights, (torch.uint8,), [out_features, in_features // 2], weights.device)
+        channel_wise = block_size == in_features
+        kind = torch.float32 if channel_wise else torch.bfloat16
+        groups = 1 if channel_wise else in_features // max(block_size, 1)
+        shape = [out_features] if scales_zeros.dim() == 1 and channel_wise else [out_features, groups]
+        expect("scales_zeros", scales_zeros, (kind,), shape, weights.device)
+        if bias is not None:
+            expect("bias", bias, (torch.float32,), [out_features], weights.device)
+        self.tensors = (weights, scales_zeros, bias)
+        self.sizes = (block_size, in_features, out_features)
+        self.length = _core.dyn_quant_packed_len(*self.sizes)
 
 
-def pack_cpu(
-    weights: torch.Tensor,
-    scales_zeros: torch.Tensor,
-    bias: Optional[torch.Tensor],
-    block_size: int,
-    in_features: int,
-    out_features: int,
-) -> torch.Tensor:
-    pack_fake(weights, scales_zeros, bias, block_size, in_features, out_features)
-    made = _core.dyn_quant_pack(
-        typed(weights, "weights"),
-        typed(scales_zeros, "scales_zeros"),
-        None if bias is None else typed(bias, "bias"),
-        block_size,
-        in_features,
-        out_features,
-    )
-    return like(weights, made)
+def pack_fake(*args: Any, **kwargs: Any) -> torch.Tensor:
+    call = _Pack(*args, **kwargs)
+    return call.tensors[0].new_empty((call.length,))
 
 
-def matmul_fake(
-    inp: torch.Tensor,
-    packed_weights: torch.Tensor,
-    block_size: int,
-    in_features: int,
-    out_features: int,
-) -> torch.Tensor:
-    expect("inp", inp, (torch.float32, torch.bfloat16), [None, in_features], inp.device)
-    length = _core.dyn_quant_packed_len(block_size, in_features, out_features)
-    expect("packed_weights", packed_weights, (torch.uint8,), [length], inp.device)
-    return inp.new_empty((inp.shape[0], out_features))
+def pack_cpu(*args: Any, **kwargs: Any) -> torch.Tensor:
+    call = _Pack(*args, **kwargs)
+    names = ("weights", "scales_zeros", "bias")
+    arrays = [None if t is None else typed(t, name) for t, name in zip(call.tensors, names)]
+    return like(call.tensors[0], _core.dyn_quant_pack(*arrays, *call.sizes))
 
 
-def matmul_cpu(
-    inp: torch.Tensor,
-    packed_weights: torch.Tensor,
-    block_size: int,
-    in_features: int,
-    out_features: int,
-) -> torch.Tensor:
-    y = matmul_fake(inp, packed_weights, block_size, in_features, out_features)
+class _Matmul:
+    """The checked arguments of a product."""
+
+    def __init__(
+        self,
+        inp: torch.Tensor,
+        packed_weights: torch.Tensor,
+        block_size: int,
+        in_features: int,
+        out_features: int,
+    ) -> None:
+        self.inp, self.packed = inp, packed_weights
+        self.sizes = (block_size, in_features, out_features)
+        expect("inp", inp, (torch.float32, torch.bfloat16), [None, in_features], inp.device)
+        length = _core.dyn_quant_packed_len(*self.sizes)
+        expect("packed_weights", packed_weights, (torch.uint8,), [length], inp.device)
+
+    def output(self) -> torch.Tensor:
+        return self.inp.new_empty((self.inp.shape[0], self.sizes[2]))
+
+
+def matmul_fake(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return _Matmul(*args, **kwargs).output()
+
+
+def matmul_cpu(*args: Any, **kwargs: Any) -> torch.Tensor:
+    call = _Matmul(*args, **kwargs)
+    y = call.output()
     if y.numel() == 0:
         return y
-    made = _core.dyn_quant_matmul(
-        typed(inp, "inp"),
-        typed(packed_weights, "packed_weights"),
-        block_size,
-        in_features,
-        out_features,
-    )
-    return like(inp, made)
+    arrays = (typed(call.inp, "inp"), typed(call.packed, "packed_weights"))
+    return like(call.inp, _core.dyn_quant_matmul(*arrays, *call.sizes))
 
 
 def _pack_aten(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 
@@ -13,36 +13,73 @@ from ._tensors import HALVES, aligned, expect, memory, name_of, native, on, opti
 _WORDS = (torch.int32,)
 
 
-def _packed(
-    b_q_weight: torch.Tensor, shape: Tuple[int, ...], size_k: int, size_n: int, num_bits: int, is_a_8bit: bool
-) -> torch.Tensor:
-    if num_bits not in (4, 8):
-        raise Error(f"num_bits: found {num_bits}, expected 4 or 8")
-    tile_k = 32 if is_a_8bit else 16
-    if size_k < 1 or size_k % tile_k or size_n < 1 or size_n % 64:
-        raise Error(
-            f"size_k, size_n: found {size_k}, {size_n}, expected multiples of {tile_k} and 64"
-        )
-    expect("b_q_weight", b_q_weight, _WORDS, shape, b_q_weight.device)
-    out = (*shape[:-2], size_k // 16, size_n * 16 * num_bits // 32)
-    return b_q_weight.new_empty(out)
+class _Repack:
+    """The checked arguments of a repack; those of AWQ have no permutation."""
+
+    #: Whether the words of the checkpoint hold columns, in AWQ's order.
+    columns = False
+
+    def __init__(
+        self,
+        b_q_weight: torch.Tensor,
+        perm: Optional[torch.Tensor],
+        size_k: int,
+        size_n: int,
+        num_bits: int,
+        is_a_8bit: bool = False,
+    ) -> None:
+        self.words = b_q_weight
+        self.perm = None if perm is None or perm.numel() == 0 else perm
+        self.sizes = (size_k, size_n, num_bits, is_a_8bit)
+
+    def output(self) -> torch.Tensor:
+        size_k, size_n, num_bits, is_a_8bit = self.sizes
+        words = self.words
+        stack = () if self.columns else tuple(words.shape[:-2])
+        if len(stack) > 1:
+            raise Error(f"`b_q_weight`: found shape {list(words.shape)}, expected 2 or 3 dimensions")
+        if self.perm is not None:
+            expect("perm", self.perm, _WORDS, [*stack, size_k], words.device)
+        if num_bits not in (4, 8):
+            raise Error(f"num_bits: found {num_bits}, expected 4 or 8")
+        tile_k = 32 if is_a_8bit else 16
+        if size_k < 1 or size_k % tile_k or size_n < 1 or size_n % 64:
+            raise Error(
+                f"size_k, size_n: found {size_k}, {size_n}, expected multiples of {tile_k} and 64"
+            )
+        shape = (size_k, size_n * num_bits // 32) if self.columns else (size_k * num_bits // 32, size_n)
+        expect("b_q_weight", words, _WORDS, (*stack, *shape), words.device)
+        return words.new_empty((*stack, size_k // 16, size_n * 16 * num_bits // 32))
+
+    def launch(self) -> torch.Tensor:
+        out = self.output()
+        if out.numel() == 0:
+            return out
+        if self.perm is not None:
+            _check_perm(self.perm, self.sizes[0])
+        experts = self.words.shape[0] if self.words.dim() == 3 else 1
+        with on(out.device) as place:
+            perm = None if self.perm is None else aligned(self.perm)
+            words, sizes = aligned(self.words), (experts, *self.sizes)
+            order, to = optional_memory("perm", perm), memory("out", out)
+            native("cuda_repack")(
+                place, self.columns, memory("b_q_weight", words), order, sizes, to
+            )
+        return out
 
 
-def gptq_fake(
-    b_q_weight: torch.Tensor,
-    perm: Optional[torch.Tensor],
-    size_k: int,
-    size_n: int,
-    num_bits: int,
-    is_a_8bit: bool = False,
-) -> torch.Tensor:
-    rows = size_k * num_bits // 32
-    stack = tuple(b_q_weight.shape[:-2])
-    if len(stack) > 1:
-        raise Error(f"`b_q_weight`: found shape {list(b_q_weight.shape)}, expected 2 or 3 dimensions")
-    if perm is not None:
-        expect("perm", perm, _WORDS, [*stack, size_k], b_q_weight.device)
-    return _packed(b_q_weight, (*stack, rows, size_n), size_k, size_n, num_bits, is_a_8bit)
+class _AwqRepack(_Repack):
+    columns = True
+
+    def __init__(
+        self,
+        b_q_weight: torch.Tensor,
+        size_k: int,
+        size_n: int,
+        num_bits: int,
+        is_a_8bit: bool = False,
+    ) -> None:
+        super().__init__(b_q_weight, None, size_k, size_n, num_bits, is_a_8bit)
 
 
 def _check_perm(perm: torch.Tensor, size_k: int) -> None:
@@ -53,104 +90,80 @@ def _check_perm(perm: torch.Tensor, size_k: int) -> None:
         raise Error(f"`perm`: found entries from {int(low)} to {int(high)}, expected 0 to {size_k - 1}")
 
 
-def gptq_cuda(
-    b_q_weight: torch.Tensor,
-    perm: Optional[torch.Tensor],
-    size_k: int,
-    size_n: int,
-    num_bits: int,
-    is_a_8bit: bool = False,
-) -> torch.Tensor:
-    perm = None if perm is None or perm.numel() == 0 else perm
-    out = gptq_fake(b_q_weight, perm, size_k, size_n, num_bits, is_a_8bit)
+def gptq_fake(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return _Repack(*args, **kwargs).output()
+
+
+def gptq_cuda(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return _Repack(*args, **kwargs).launch()
+
+
+def gptq_cpu(*args: Any, **kwargs: Any) -> torch.Tensor:
+    call = _Repack(*args, **kwargs)
+    out = call.output()
     if out.numel() == 0:
         return out
-    if perm is not None:
-        _check_perm(perm, size_k)
-        perm = aligned(perm)
-    experts = b_q_weight.shape[0] if b_q_weight.dim() == 3 else 1
-    with on(out.device) as place:
-        words, sizes = aligned(b_q_weight), (experts, size_k, size_n, num_bits, is_a_8bit)
-        order, to = optional_memory("perm", perm), memory("out", out)
-        native("cuda_repack")(place, False, memory("b_q_weight", words), order, sizes, to)
-    return out
+    stacked = call.words.dim() == 3
+    repack = host.gptq_marlin_moe_repack if stacked else host.gptq_marlin_repack
+    return repack(call.words, call.perm, *call.sizes)
 
 
-def gptq_cpu(
-    b_q_weight: torch.Tensor,
-    perm: Optional[torch.Tensor],
-    size_k: int,
-    size_n: int,
-    num_bits: int,
-    is_a_8bit: bool = False,
-) -> torch.Tensor:
-    perm = None if perm is None or perm.numel() == 0 else perm
-    out = gptq_fake(b_q_weight, perm, size_k, size_n, num_bits, is_a_8bit)
+def awq_fake(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return _AwqRepack(*args, **kwargs).output()
+
+
+def awq_cuda(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return _AwqRepack(*args, **kwargs).launch()
+
+
+def awq_cpu(*args: Any, **kwargs: Any) -> torch.Tensor:
+    call = _AwqRepack(*args, **kwargs)
+    call.output()
+    return host.awq_marlin_repack(call.words, *call.sizes)
+
+
+class _Scales:
+    """The checked arguments of a permutation of scales."""
+
+    def __init__(
+        self, s: torch.Tensor, size_k: int, size_n: int, group_size: int, is_a_8bit: bool = False
+    ) -> None:
+        if s.dim() not in (2, 3) or s.shape[-1] != size_n:
+            raise Error(f"`s`: found shape {list(s.shape)}, expected [groups, {size_n}], or a stack of them")
+        if size_n < 1 or size_n % 64:
+            raise Error(f"size_n: found {size_n}, expected a multiple of 64")
+        self.s, self.size_n = s, size_n
+        self.sizes = (size_k, size_n, group_size, is_a_8bit)
+        self.is_grouped = not is_a_8bit and group_size != -1 and group_size < size_k
+
+    def output(self) -> torch.Tensor:
+        return torch.empty_like(self.s, memory_format=torch.contiguous_format)
+
+    def halves(self) -> torch.Tensor:
+        return expect("s", self.s, HALVES, [None] * self.s.dim(), self.s.device)
+
+
+def scales_fake(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return _Scales(*args, **kwargs).output()
+
+
+def scales_cuda(*args: Any, **kwargs: Any) -> torch.Tensor:
+    call = _Scales(*args, **kwargs)
+    s, out = call.halves(), call.output()
     if out.numel() == 0:
         return out
-    if b_q_weight.dim() == 3:
-        return host.gptq_marlin_moe_repack(b_q_weight, perm, size_k, size_n, num_bits, is_a_8bit)
-    return host.gptq_marlin_repack(b_q_weight, perm, size_k, size_n, num_bits, is_a_8bit)
-
-
-def awq_fake(
-    b_q_weight: torch.Tensor, size_k: int, size_n: int, num_bits: int, is_a_8bit: bool = False
-) -> torch.Tensor:
-    shape = (size_k, size_n * num_bits // 32)
-    return _packed(b_q_weight, shape, size_k, size_n, num_bits, is_a_8bit)
-
-
-def awq_cuda(
-    b_q_weight: torch.Tensor, size_k: int, size_n: int, num_bits: int, is_a_8bit: bool = False
-) -> torch.Tensor:
-    out = awq_fake(b_q_weight, size_k, size_n, num_bits, is_a_8bit)
-    with on(out.device) as place:
-        words, sizes = aligned(b_q_weight), (1, size_k, size_n, num_bits, is_a_8bit)
-        to = memory("out", out)
-        native("cuda_repack")(place, True, memory("b_q_weight", words), None, sizes, to)
-    return out
-
-
-def awq_cpu(
-    b_q_weight: torch.Tensor, size_k: int, size_n: int, num_bits: int, is_a_8bit: bool = False
-) -> torch.Tensor:
-    awq_fake(b_q_weight, size_k, size_n, num_bits, is_a_8bit)
-    return host.awq_marlin_repack(b_q_weight, size_k, size_n, num_bits, is_a_8bit)
-
-
-def scales_fake(
-    s: torch.Tensor, size_k: int, size_n: int, group_size: int, is_a_8bit: bool = False
-) -> torch.Tensor:
-    if s.dim() not in (2, 3) or s.shape[-1] != size_n:
-        raise Error(f"`s`: found shape {list(s.shape)}, expected [groups, {size_n}], or a stack of them")
-    if size_n < 1 or size_n % 64:
-        raise Error(f"size_n: found {size_n}, expected a multiple of 64")
-    return torch.empty_like(s, memory_format=torch.contiguous_format)
-
-
-def scales_cuda(
-    s: torch.Tensor, size_k: int, size_n: int, group_size: int, is_a_8bit: bool = False
-) -> torch.Tensor:
-    out = scales_fake(s, size_k, size_n, group_size, is_a_8bit)
-    expect("s", s, HALVES, [None] * s.dim(), s.device)
-    if out.numel() == 0:
-        return out
-    is_grouped = not is_a_8bit and group_size != -1 and group_size < size_k
     with on(out.device) as place:
         scales, to = memory("s", aligned(s)), memory("out", out)
-        native("cuda_permute_scales")(place, scales, size_n, is_grouped, to)
+        native("cuda_permute_scales")(place, scales, call.size_n, call.is_grouped, to)
     return out
 
 
-def scales_cpu(
-    s: torch.Tensor, size_k: int, size_n: int, group_size: int, is_a_8bit: bool = False
-) -> torch.Tensor:
-    out = scales_fake(s, size_k, size_n, group_size, is_a_8bit)
-    expect("s", s, HALVES, [None] * s.dim(), s.device)
+def scales_cpu(*args: Any, **kwargs: Any) -> torch.Tensor:
+    call = _Scales(*args, **kwargs)
+    s, out = call.halves(), call.output()
     if out.numel() == 0:
         return out
-    flat = s.reshape(-1, size_n)
-    made = host.marlin_permute_scales(flat, size_k, size_n, group_size, is_a_8bit)
+    made = host.marlin_permute_scales(s.reshape(-1, call.size_n), *call.sizes)
     return made.reshape(out.shape)
 
 

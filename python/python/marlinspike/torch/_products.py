@@ -131,43 +131,34 @@ def _measure_gemm(
     return native("cuda_gemm")(place, dtype, _null(sizes, has), x, y, None, None)
 
 
-def _dense(a: Any, q: Any, s: Any, z: Any, bias: Any, global_scale: Any, kind: str, bound: int) -> Weight:
-    expect("a", a, HALVES, [None, None], a.device)
-    weight = Weight("b", q, s, z, bias, global_scale, kind, bound, a, 2)
-    expect("a", a, HALVES, [None, weight.size_k], a.device)
-    return weight
+class _Dense:
+    """The checked arguments of a product."""
+
+    def __init__(
+        self,
+        a: torch.Tensor,
+        b_q_weight: torch.Tensor,
+        b_scales: torch.Tensor,
+        b_zeros: Optional[torch.Tensor] = None,
+        b_bias: Optional[torch.Tensor] = None,
+        global_scale: Optional[torch.Tensor] = None,
+        b_q_type: str = "uint4b8",
+        scale_bound: int = 0,
+    ) -> None:
+        expect("a", a, HALVES, [None, None], a.device)
+        parts = (b_q_weight, b_scales, b_zeros, b_bias, global_scale)
+        self.a, self.weight = a, Weight("b", *parts, b_q_type, scale_bound, a, 2)
+        expect("a", a, HALVES, [None, self.weight.size_k], a.device)
 
 
-def gemm_fake(
-    a: torch.Tensor,
-    b_q_weight: torch.Tensor,
-    b_scales: torch.Tensor,
-    b_zeros: Optional[torch.Tensor] = None,
-    b_bias: Optional[torch.Tensor] = None,
-    global_scale: Optional[torch.Tensor] = None,
-    b_q_type: str = "uint4b8",
-    scale_bound: int = 0,
-) -> torch.Tensor:
-    weight = _dense(
-        a, b_q_weight, b_scales, b_zeros, b_bias, global_scale, b_q_type, scale_bound
-    )
-    return a.new_empty((a.shape[0], weight.size_n))
+def gemm_fake(*args: Any, **kwargs: Any) -> torch.Tensor:
+    product = _Dense(*args, **kwargs)
+    return product.a.new_empty((product.a.shape[0], product.weight.size_n))
 
 
-def gemm_cuda(
-    a: torch.Tensor,
-    b_q_weight: torch.Tensor,
-    b_scales: torch.Tensor,
-    b_zeros: Optional[torch.Tensor] = None,
-    b_bias: Optional[torch.Tensor] = None,
-    global_scale: Optional[torch.Tensor] = None,
-    b_q_type: str = "uint4b8",
-    scale_bound: int = 0,
-) -> torch.Tensor:
-    weight = _dense(
-        a, b_q_weight, b_scales, b_zeros, b_bias, global_scale, b_q_type, scale_bound
-    )
-    a = aligned(a)
+def gemm_cuda(*args: Any, **kwargs: Any) -> torch.Tensor:
+    product = _Dense(*args, **kwargs)
+    a, weight = aligned(product.a), product.weight
     y = torch.empty((a.shape[0], weight.size_n), dtype=a.dtype, device=a.device)
     if a.shape[0] == 0:
         return y
@@ -183,23 +174,14 @@ def gemm_cuda(
     return y
 
 
-def gemm_cpu(
-    a: torch.Tensor,
-    b_q_weight: torch.Tensor,
-    b_scales: torch.Tensor,
-    b_zeros: Optional[torch.Tensor] = None,
-    b_bias: Optional[torch.Tensor] = None,
-    global_scale: Optional[torch.Tensor] = None,
-    b_q_type: str = "uint4b8",
-    scale_bound: int = 0,
-) -> torch.Tensor:
-    weight = _dense(
-        a, b_q_weight, b_scales, b_zeros, b_bias, global_scale, b_q_type, scale_bound
-    )
+def gemm_cpu(*args: Any, **kwargs: Any) -> torch.Tensor:
+    product = _Dense(*args, **kwargs)
+    a, weight = product.a, product.weight
     _no_nvfp4(weight)
+    q, s, z, bias, _ = weight.parts
     sizes = (int(a.shape[0]), int(weight.size_n), int(weight.size_k))
     return host.gptq_marlin_gemm(
-        a, None, b_q_weight, b_bias, b_scales, None, None, b_zeros, None, None, None, b_q_type, *sizes
+        a, None, q, bias, s, None, None, z, None, None, None, weight.quant_type, *sizes
     )
 
 
