@@ -1,11 +1,13 @@
 //! Version 2 of the canonical schedule: its leaves, and the same bits for every number of ranks.
 
 use marlinspike::Error;
-use marlinspike::ndarray::{Array2, ArrayView2};
+use marlinspike::ndarray::Array2;
 use marlinspike::num::array::{into_vec, rows_of};
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
-use marlinspike::products::schedule::{Extras, Order, Schedule, Split, Step, StepOp, Sum};
+use marlinspike::products::schedule::{
+    Extras, Order, RankSums, Schedule, ScheduleError, Split, Step, StepOp, Sum,
+};
 use marlinspike::products::tensor_core::Decoded;
 use marlinspike::weight::{Groups, Weight};
 
@@ -70,8 +72,11 @@ fn parts(
     (0..ranks).map(part).collect()
 }
 
-fn views(parts: &[Array2<f32>]) -> Vec<ArrayView2<'_, f32>> {
-    parts.iter().map(Array2::view).collect()
+/// `parts` as those of ranks 0, 1, … of the model's K.
+fn of_ranks(size_k: usize, parts: &[Array2<f32>]) -> Vec<RankSums<'_>> {
+    let split = |rank| Split::new(size_k, rank, parts.len()).unwrap();
+    let parts = parts.iter().enumerate();
+    parts.map(|(rank, sums)| RankSums { split: split(rank), sums: sums.view() }).collect()
 }
 
 #[test]
@@ -132,7 +137,8 @@ fn every_number_of_ranks_has_the_bits_of_one_gpu() {
         for ranks in ranks_of(leaves) {
             let own = w.slice_rows(0..size_k / ranks).unwrap();
             let parts = parts(&x, &w, ranks, F16, Extras::default());
-            let y = into_vec(schedule.add_ranks(&views(&parts), &own, Extras::default()).unwrap());
+            let parts = of_ranks(size_k, &parts);
+            let y = into_vec(schedule.add_ranks(&parts, &own, Extras::default()).unwrap());
             assert!(y == whole, "size_k {size_k}, {ranks} ranks");
         }
     }
@@ -160,7 +166,7 @@ fn eight_bit_activations_and_router_weights() {
         for ranks in [1, 2, 4, 8] {
             let parts = parts(&x, &w, ranks, input, extras);
             let own = w.slice_rows(0..size_k / ranks).unwrap();
-            let y = schedule.add_ranks(&views(&parts), &own, extras).unwrap();
+            let y = schedule.add_ranks(&of_ranks(size_k, &parts), &own, extras).unwrap();
             assert!(y == whole, "{input}, {ranks} ranks");
         }
     }
@@ -174,15 +180,24 @@ fn wrong_reductions_differ() {
     let schedule = v2(&w);
     let whole = execute(&schedule, &x, &w).unwrap();
     let own = w.slice_rows(0..size_k / ranks).unwrap();
-    let add = |schedule: &Schedule, parts: &[Array2<f32>]| {
-        into_vec(schedule.add_ranks(&views(parts), &own, Extras::default()).unwrap())
+    let add = |parts: &[Array2<f32>]| {
+        let parts = of_ranks(size_k, parts);
+        into_vec(schedule.add_ranks(&parts, &own, Extras::default()).unwrap())
     };
     let right = parts(&x, &w, ranks, F16, Extras::default());
-    assert!(add(&schedule, &right) == whole);
+    assert!(add(&right) == whole);
 
-    // A chain over ranks.
-    let chain = Schedule { chunk_sum: Sum::default(), ..schedule.clone() };
-    assert!(add(&chain, &right) != whole);
+    // A chain over ranks, and by hand the tree.
+    let finish = |sums: Array2<f32>| -> Vec<u32> {
+        let bias = |n| w.bias.as_ref().unwrap().value(0, n) as f32;
+        let rounded =
+            |((_, n), sum): ((usize, usize), &f32)| F16.encode_rne(f64::from(sum + bias(n)));
+        sums.indexed_iter().map(rounded).collect()
+    };
+    let tree = (&right[0] + &right[1]) + (&right[2] + &right[3]);
+    assert!(finish(tree) == whole);
+    let chain = ((&right[0] + &right[1]) + &right[2]) + &right[3];
+    assert!(finish(chain) != whole);
     // Version 1 on each rank: chunks of the rank's K.
     let of_rank = |rank: usize| {
         let range = rank * size_k / ranks..(rank + 1) * size_k / ranks;
@@ -193,21 +208,21 @@ fn wrong_reductions_differ() {
         let rows = rows_of("x", &x, size_k / ranks).unwrap();
         v1.execute(rows, &own, Extras::default()).unwrap().mapv(f32::from_bits)
     };
-    assert!(add(&schedule, &(0..ranks).map(of_rank).collect::<Vec<_>>()) != whole);
+    assert!(add(&(0..ranks).map(of_rank).collect::<Vec<_>>()) != whole);
     // Parts on a 16-bit wire.
     let half = |v: &f32| F16.to_f64(F16.encode_rne(f64::from(*v))) as f32;
-    assert!(add(&schedule, &right.iter().map(|p| p.map(half)).collect::<Vec<_>>()) != whole);
+    assert!(add(&right.iter().map(|p| p.map(half)).collect::<Vec<_>>()) != whole);
     // The bias of one rank in its part, and again at the end.
     let mut twice = right.clone();
     for (n, mut column) in twice[0].columns_mut().into_iter().enumerate() {
         column += w.bias.as_ref().unwrap().value(0, n) as f32;
     }
-    assert!(add(&schedule, &twice) != whole);
+    assert!(add(&twice) != whole);
     // Version 1 of the whole product; ranks in another order.
     let v1 = Schedule::canonical(&w, F16, F16).unwrap();
     assert!(execute(&v1, &x, &w).unwrap() != whole);
     let turned = [0, 2, 1, 3].map(|rank: usize| right[rank].clone());
-    assert!(add(&schedule, &turned) != whole);
+    assert!(add(&turned) != whole);
 }
 
 /// An implementation of version 1, judged as version 2, is named.
@@ -257,16 +272,68 @@ fn what_ranks_cannot_share_is_refused_by_name() {
     sorted.groups = Groups::Indexed { g_idx, group_size: GroupSize::Of(64) };
     assert!(matches!(part(&sorted, split, F16), Err(Error::Unsupported { .. })));
     assert!(part(&sorted, Split::whole(768), F16).is_ok());
+}
 
-    let schedule = v2(&weight(1536, COLUMNS, 0));
-    let add = |parts: &[Array2<f32>]| {
-        schedule.add_ranks(&views(parts), &w, Extras::default()).unwrap_err().to_string()
-    };
+/// Parts that are not every rank's, and schedules that are not the product's, are refused.
+#[test]
+fn sums_that_are_not_those_of_all_ranks_are_refused() {
+    let whole = weight(1536, COLUMNS, 0);
+    let w = weight(768, COLUMNS, 0);
+    let schedule = v2(&whole);
     let zeros = |m, n| Array2::<f32>::zeros((m, n));
-    assert!(add(&[]).contains("power of two"));
-    assert!(
-        add(&[zeros(2, COLUMNS), zeros(2, COLUMNS), zeros(2, COLUMNS)]).contains("power of two")
-    );
-    assert!(add(&[zeros(2, COLUMNS), zeros(3, COLUMNS)]).contains("[3, 24]"));
-    assert!(add(&[zeros(2, 8), zeros(2, 8)]).contains("[2, 8]"));
+    let sums = zeros(2, COLUMNS);
+    let of =
+        |rank, ranks| RankSums { split: Split::new(1536, rank, ranks).unwrap(), sums: sums.view() };
+    let refused = |schedule: &Schedule, parts: &[RankSums<'_>], w: &Weight<'_>| {
+        schedule.add_ranks(parts, w, Extras::default()).unwrap_err()
+    };
+    let text = |parts: &[RankSums<'_>]| {
+        let error = refused(&schedule, parts, &w);
+        assert!(matches!(error, Error::Size { .. }), "{error:?}");
+        error.to_string()
+    };
+    assert!(schedule.add_ranks(&[of(0, 2), of(1, 2)], &w, Extras::default()).is_ok());
+    assert!(schedule.add_ranks(&[of(0, 1)], &whole, Extras::default()).is_ok());
+
+    assert!(text(&[]).contains("every rank"));
+    // No number of ranks is 3; without the last of 4; and of 2 ranks, one.
+    let three = text(&[of(0, 4), of(1, 4), of(2, 4)]);
+    assert!(three.contains('3') && three.contains("4, one of each rank"), "{three}");
+    assert!(text(&[of(0, 2)]).contains("2, one of each rank"));
+    // Another order, one rank twice, one rank too many, a rank of another K.
+    let turned = text(&[of(1, 2), of(0, 2)]);
+    assert!(turned.contains("parts[0]") && turned.contains("rank 1 of 2"), "{turned}");
+    assert!(text(&[of(0, 2), of(0, 2)]).contains("parts[1]"));
+    assert!(text(&[of(0, 2), of(1, 2), of(0, 2)]).contains("parts[2]"));
+    let other = RankSums { split: Split::new(768, 1, 2).unwrap(), sums: sums.view() };
+    assert!(text(&[of(0, 2), other]).contains("of 768 k"));
+
+    // Version 1, a chain, the version 2 of another K, and a rank's own schedule.
+    let both = [of(0, 2), of(1, 2)];
+    let key_of = |schedule: &Schedule, parts: &[RankSums<'_>], w: &Weight<'_>| {
+        let error = refused(schedule, parts, w);
+        match error.downcast_ref::<ScheduleError>() {
+            Some(ScheduleError::Value { key, .. }) => key.clone(),
+            _ => panic!("{error:?}"),
+        }
+    };
+    let v1 = Schedule::canonical(&whole, F16, F16).unwrap();
+    assert_eq!(key_of(&v1, &both, &w), "chunks");
+    let chain = Schedule { chunk_sum: Sum::default(), ..schedule.clone() };
+    assert_eq!(key_of(&chain, &both, &w), "chunk_sum");
+    assert_eq!(key_of(&v2(&weight(4096, COLUMNS, 0)), &both, &w), "chunks");
+    let own = Schedule::canonical_v2_part(&whole, Split::whole(1536), F16, F16).unwrap();
+    assert_eq!(key_of(&own, &[of(0, 1)], &whole), "epilogue");
+
+    // Sums and weights of other shapes.
+    let shaped = |a: &Array2<f32>, b: &Array2<f32>| {
+        let parts = [a, b].map(Array2::view);
+        let split = |rank| Split::new(1536, rank, 2).unwrap();
+        let parts = [0, 1].map(|rank| RankSums { split: split(rank), sums: parts[rank] });
+        refused(&schedule, &parts, &w).to_string()
+    };
+    assert!(shaped(&zeros(2, COLUMNS), &zeros(3, COLUMNS)).contains("[3, 24]"));
+    assert!(shaped(&zeros(2, 8), &zeros(2, 8)).contains("[2, 8]"));
+    let error = refused(&schedule, &both, &weight(384, COLUMNS, 0));
+    assert!(matches!(&error, Error::Shape { .. }) && error.to_string().contains("768"), "{error}");
 }

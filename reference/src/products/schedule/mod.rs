@@ -47,7 +47,7 @@ pub use named::Cta;
 pub use names::{AccumulatorType, UnitName};
 pub use related::Related;
 pub(crate) use sample::Sample;
-pub use tree::{Cut, Split};
+pub use tree::{Cut, RankSums, Split};
 pub use w8a8::{FP8_PROMOTION, FP8_UNIT, Fp8BlockKernel, Fp8Kernel};
 
 use crate::num::scalar::ScalarType;

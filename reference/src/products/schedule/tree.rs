@@ -16,6 +16,7 @@
 //! # Ok::<(), marlinspike::Error>(())
 //! ```
 
+use std::fmt;
 use std::ops::Range;
 
 use ndarray::{Array2, ArrayView2};
@@ -23,8 +24,9 @@ use ndarray::{Array2, ArrayView2};
 use super::named::{chunk_length, step};
 use super::operand::Plan;
 use super::steps::Operands;
-use super::{Chunks, Extras, Order, Schedule, StepOp, Sum};
+use super::{Chunks, Extras, Order, Schedule, ScheduleError, Step, StepOp, Sum};
 use crate::num::array::row_major;
+use crate::num::dims::Shape;
 use crate::num::scalar::ScalarType;
 use crate::products::tensor_core::{LANES, Lanes};
 use crate::weight::{Groups, Weight};
@@ -212,7 +214,7 @@ impl Schedule {
             return Err(Error::unsupported(what, whole));
         }
         let mut part = Self::canonical(weight, dtype, input)?.with_leaves(split);
-        part.epilogue = vec![step(StepOp::Round, F32)];
+        part.epilogue = rank_epilogue();
         Ok(part)
     }
 
@@ -231,31 +233,37 @@ impl Schedule {
         self
     }
 
-    /// The outputs `[M, N]` of a product from the f32 sums `[M, N]` of its ranks, in order of rank, as
-    /// bits of the output's type: the upper levels of the tree, then the epilogue of `self`, the
-    /// schedule of the whole product. `weight` is the model's, or a rank's by [`Split::part_of`]: its bias and its scales of columns or
-    /// of the matrix are every rank's.
+    /// The outputs `[M, N]` of a product from the f32 sums of its ranks, as bits of the output's type:
+    /// the upper levels of the tree, then the epilogue of `self`, [`Schedule::canonical_v2`] of the
+    /// whole product. `weight` is the model's, or a rank's by [`Split::part_of`]: its bias and its
+    /// scales of columns or of the matrix are every rank's.
     ///
     /// # Errors
-    /// [`Error::Size`] for a number of parts that is no power of two; [`Error::Shape`] for parts and
-    /// extras of another shape; the errors of [`Schedule::execute`] for `weight`.
+    /// [`Error::Size`] unless `parts` are every rank's, in order of rank; [`Error::Shape`] for sums,
+    /// extras and a weight of other shapes; [`ScheduleError::Value`] for a schedule other than version
+    /// 2 of this K, or one rank's; the errors of [`Schedule::execute`] for `weight`.
     pub fn add_ranks(
         &self,
-        parts: &[ArrayView2<'_, f32>],
+        parts: &[RankSums<'_>],
         weight: &Weight<'_>,
         extras: Extras<'_>,
     ) -> Result<Array2<u32>> {
-        if !parts.len().is_power_of_two() {
-            return Err(Error::size("parts", parts.len(), "a power of two"));
+        let split = every_rank(parts)?;
+        self.expect_version_2(split.size_k)?;
+        let Shape { size_k, size_n } = weight.shape();
+        if size_k != split.size_k && size_k != split.rows().len() {
+            let expected = format!("K of {}, or of a rank, {}", split.size_k, split.rows().len());
+            return Err(Error::shape(&weight.name, &[size_k, size_n], expected));
         }
-        let (size_m, size_n) = (parts[0].nrows(), weight.shape().size_n);
-        if let Some(part) = parts.iter().find(|p| p.dim() != (size_m, size_n)) {
-            return Err(Error::shape("parts", part.shape(), format!("[{size_m}, {size_n}]")));
+        let size_m = parts[0].sums.nrows();
+        if let Some(part) = parts.iter().find(|p| p.sums.dim() != (size_m, size_n)) {
+            let expected = format!("[{size_m}, {size_n}]");
+            return Err(Error::shape("parts", part.sums.shape(), expected));
         }
         self.expect_extras([size_m, weight.scales.rows()], extras)?;
         let tree = Self { chunks: Chunks::Whole, leaf_chunks: None, ..self.clone() };
         let plan = Plan::new(&tree, weight, None, f32::NEG_INFINITY)?;
-        let rows: Vec<Vec<f32>> = parts.iter().map(|p| row_major(*p).into_owned()).collect();
+        let rows: Vec<Vec<f32>> = parts.iter().map(|p| row_major(p.sums).into_owned()).collect();
         let mut y = vec![0; size_m * size_n];
         for first in (0..size_n).step_by(LANES) {
             let operands = plan.columns(first)?.operands;
@@ -276,5 +284,72 @@ impl Schedule {
             }
         }
         Ok(Array2::from_shape_vec((size_m, size_n), y).expect("every output"))
+    }
+
+    /// Refuses schedules other than version 2 of `size_k`, and one rank's.
+    fn expect_version_2(&self, size_k: usize) -> Result<()> {
+        let v1 = Self {
+            chunks: Chunks::Size(Self::canonical_chunk(size_k)),
+            leaf_chunks: None,
+            chunk_sum: Sum::default(),
+            ..self.clone()
+        };
+        let v2 = v1.with_leaves(Split::whole(size_k));
+        let of_rank = self.epilogue == rank_epilogue();
+        let keys = [
+            ("chunks", format!("{:?}", self.chunks), format!("{:?}", v2.chunks)),
+            ("leaf_chunks", format!("{:?}", self.leaf_chunks), format!("{:?}", v2.leaf_chunks)),
+            ("chunk_sum", format!("{:?}", self.chunk_sum), format!("{:?}", v2.chunk_sum)),
+        ];
+        if let Some((key, found, expected)) = keys.into_iter().find(|(_, f, e)| f != e) {
+            let expected = format!("{expected}, as canonical_v2 has for {size_k} k");
+            return Err(ScheduleError::value(key, found, expected).into());
+        }
+        if of_rank {
+            let found = "a rank's, which rounds to float32 alone";
+            return Err(ScheduleError::value("epilogue", found, "the whole product's").into());
+        }
+        Ok(())
+    }
+}
+
+/// The last step of a rank's sum.
+fn rank_epilogue() -> Vec<Step> {
+    vec![step(StepOp::Round, F32)]
+}
+
+/// One rank's f32 sums `[M, N]`, by [`Schedule::canonical_v2_part`].
+#[derive(Debug, Clone, Copy)]
+pub struct RankSums<'a> {
+    /// The rank's part of K.
+    pub split: Split,
+    /// The sums.
+    pub sums: ArrayView2<'a, f32>,
+}
+
+/// The first rank's part; refuses parts that are not every rank's, in order.
+fn every_rank(parts: &[RankSums<'_>]) -> Result<Split> {
+    let Some(RankSums { split: first, .. }) = parts.first() else {
+        return Err(Error::size("parts", 0, "the sums of every rank"));
+    };
+    for (rank, RankSums { split, .. }) in parts.iter().enumerate() {
+        let expected = Split { rank, ..*first };
+        if *split != expected {
+            return Err(Error::size(format!("parts[{rank}]"), split, expected));
+        }
+    }
+    if parts.len() != first.ranks {
+        return Err(Error::size(
+            "parts",
+            parts.len(),
+            format!("{}, one of each rank", first.ranks),
+        ));
+    }
+    Ok(*first)
+}
+
+impl fmt::Display for Split {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {} of {} k", self.rank, self.ranks, self.size_k)
     }
 }
