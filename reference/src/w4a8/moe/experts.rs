@@ -121,57 +121,65 @@ pub(in crate::w4a8) fn named_kernel<K: ?Sized>(
     }
 }
 
+/// The methods of [`ExpertLayer`] that a layer has under the same name, and its config's values.
+macro_rules! methods_of_the_layer {
+    () => {
+        fn hidden_size(&self) -> usize {
+            self.hidden_size()
+        }
+
+        fn intermediate_size(&self) -> usize {
+            self.intermediate_size()
+        }
+
+        fn num_experts(&self) -> usize {
+            self.config().num_experts
+        }
+
+        fn expert_map(&self) -> Option<&[i32]> {
+            self.config().expert_map.as_deref()
+        }
+
+        fn router(&self) -> &LayerRouter<'_> {
+            &self.config().router
+        }
+
+        fn activation(&self) -> GatedActivation {
+            self.kind()
+        }
+
+        fn kernel_name(&self) -> &'static str {
+            self.kernel().name()
+        }
+
+        fn forward(
+            &self,
+            x: FloatView2<'_>,
+            router_logits: ArrayView2<'_, f32>,
+            workspace: &mut Workspace,
+            out: FloatViewMut2<'_>,
+        ) -> Result<()> {
+            self.forward(x, router_logits, workspace, out)
+        }
+
+        fn forward_routed(
+            &self,
+            x: FloatView2<'_>,
+            routed: Routed<'_>,
+            workspace: &mut Workspace,
+            out: FloatViewMut2<'_>,
+        ) -> Result<()> {
+            self.forward_routed(x, routed, workspace, out)
+        }
+    };
+}
+pub(in crate::w4a8) use methods_of_the_layer;
+
 impl ExpertLayer for MoeLayer<'_> {
-    fn hidden_size(&self) -> usize {
-        self.hidden_size()
-    }
-
-    fn intermediate_size(&self) -> usize {
-        self.intermediate_size()
-    }
-
-    fn num_experts(&self) -> usize {
-        self.config().num_experts
-    }
-
-    fn expert_map(&self) -> Option<&[i32]> {
-        self.config().expert_map.as_deref()
-    }
-
-    fn router(&self) -> &LayerRouter<'_> {
-        &self.config().router
-    }
-
-    fn activation(&self) -> GatedActivation {
-        self.kind()
-    }
-
-    fn kernel_name(&self) -> &'static str {
-        self.kernel().name()
-    }
+    methods_of_the_layer!();
 
     fn workspace(&self, max_tokens: usize) -> Workspace {
         Workspace::for_tokens(self, max_tokens)
-    }
-
-    fn forward(
-        &self,
-        x: FloatView2<'_>,
-        router_logits: ArrayView2<'_, f32>,
-        workspace: &mut Workspace,
-        out: FloatViewMut2<'_>,
-    ) -> Result<()> {
-        self.forward(x, router_logits, workspace, out)
-    }
-
-    fn forward_routed(
-        &self,
-        x: FloatView2<'_>,
-        routed: Routed<'_>,
-        workspace: &mut Workspace,
-        out: FloatViewMut2<'_>,
-    ) -> Result<()> {
-        self.forward_routed(x, routed, workspace, out)
     }
 
     fn definition(&self, x: &Values, routed: Routed<'_>) -> Result<Values> {

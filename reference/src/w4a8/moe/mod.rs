@@ -30,7 +30,7 @@ pub use layer::{MoeConfig, MoeLayer};
 pub use refusal::{Mode, Refusal, Settings};
 pub use workspace::Workspace;
 
-pub(super) use experts::{Engine, named_kernel};
+pub(super) use experts::{Engine, methods_of_the_layer, named_kernel};
 pub(super) use layer::gated;
 pub(super) use load::ENGINE;
 pub(super) use parts::Parts;

@@ -11,7 +11,9 @@ use crate::moe::layer::Routed;
 use crate::moe::router::Router;
 use crate::num::array::FloatView2;
 use crate::num::array_mut::FloatViewMut2;
-use crate::w4a8::moe::{Engine, ExpertLayer, GatedActivation, Workspace, named_kernel};
+use crate::w4a8::moe::{
+    Engine, ExpertLayer, GatedActivation, Workspace, methods_of_the_layer, named_kernel,
+};
 use crate::w4a8::stored::StoredRouting;
 use crate::w4a8::{LayerRouter, Values};
 
@@ -45,56 +47,10 @@ pub(in crate::w4a8) const ENGINE: Engine = Engine {
 };
 
 impl ExpertLayer for Mxfp4Layer<'_> {
-    fn hidden_size(&self) -> usize {
-        self.hidden_size()
-    }
-
-    fn intermediate_size(&self) -> usize {
-        self.intermediate_size()
-    }
-
-    fn num_experts(&self) -> usize {
-        self.config().num_experts
-    }
-
-    fn expert_map(&self) -> Option<&[i32]> {
-        self.config().expert_map.as_deref()
-    }
-
-    fn router(&self) -> &LayerRouter<'_> {
-        &self.config().router
-    }
-
-    fn activation(&self) -> GatedActivation {
-        self.kind()
-    }
-
-    fn kernel_name(&self) -> &'static str {
-        self.kernel().name()
-    }
+    methods_of_the_layer!();
 
     fn workspace(&self, max_tokens: usize) -> Workspace {
         self.workspace(max_tokens)
-    }
-
-    fn forward(
-        &self,
-        x: FloatView2<'_>,
-        router_logits: ArrayView2<'_, f32>,
-        workspace: &mut Workspace,
-        out: FloatViewMut2<'_>,
-    ) -> Result<()> {
-        self.forward(x, router_logits, workspace, out)
-    }
-
-    fn forward_routed(
-        &self,
-        x: FloatView2<'_>,
-        routed: Routed<'_>,
-        workspace: &mut Workspace,
-        out: FloatViewMut2<'_>,
-    ) -> Result<()> {
-        self.forward_routed(x, routed, workspace, out)
     }
 
     fn definition(&self, x: &Values, routed: Routed<'_>) -> Result<Values> {
