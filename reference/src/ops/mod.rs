@@ -62,6 +62,7 @@ pub(crate) mod configs {
     pub use super::per_token_group_quant::{GroupQuantConfig, GroupScaleLayout};
     pub use super::preprocess::PreprocessConfig;
     pub use super::quant::{CheckpointFormat, QuantConfig};
+    pub use super::quantized_moe::QuantizedLayer;
     pub use super::router::{GroupedTopk, RouterConfig};
     pub use super::scaled_fp4_mm::Fp4MmConfig;
     pub use super::scaled_fp4_quant::{Fp4QuantConfig, Reciprocal};

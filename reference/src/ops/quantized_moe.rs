@@ -1,43 +1,186 @@
-//! What the layers of 8-bit weights and activations share: names, checks of inputs, outputs, known
-//! mistakes.
+//! What the layers of 8-bit weights and activations share: config keys, tensors, checks of inputs,
+//! outputs, known mistakes.
+
+use serde_json::{Value, json};
 
 use crate::Result;
 use crate::judge::OutputReport;
 use crate::judge::compare::Rows;
+use crate::moe::activation::Activation;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
 use crate::ops::computation::{Expected, Form};
-use crate::ops::schema::{Inputs, expert_ids, expert_map, finite};
-use crate::ops::tensors::half;
+use crate::ops::quant::keys::{at_most, extend, joined};
+use crate::ops::schema::{
+    CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_ids, expert_map, finite, stored,
+};
+use crate::ops::tensors::{
+    F32, HALF_TYPES, I32, half, input, is, optional, output, w13_size_n, whole,
+};
 use crate::weight::Weight;
+
+/// The keys that every layer of 8-bit weights and activations has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QuantizedLayer {
+    /// Activations and outputs.
+    pub dtype: ScalarType,
+    /// Tokens.
+    pub size_m: usize,
+    /// Experts of all ranks.
+    pub num_experts: usize,
+    /// Experts of this rank, whose weights the case has.
+    pub num_local_experts: usize,
+    /// Experts per token.
+    pub top_k: usize,
+    /// H.
+    pub hidden_size: usize,
+    /// I.
+    pub intermediate_size: usize,
+    /// Activation between the products.
+    pub activation: Activation,
+    /// Whether router weights multiply `gate_up` instead of `down`.
+    pub apply_router_weight_on_input: bool,
+}
+
+/// The keys that [`QuantizedLayer::read`] reads.
+const LAYER_KEYS: [&str; 9] = [
+    "dtype",
+    "size_m",
+    "num_experts",
+    "num_local_experts",
+    "top_k",
+    "hidden_size",
+    "intermediate_size",
+    "activation",
+    "apply_router_weight_on_input",
+];
+
+/// [`LAYER_KEYS`], then an operation's own.
+pub(super) const fn with_layer_keys<const OWN: usize, const ALL: usize>(
+    own: [&'static str; OWN],
+) -> [&'static str; ALL] {
+    joined(LAYER_KEYS, own)
+}
+
+/// The inputs that have a row for each token.
+pub(super) const ROWS: [&str; 3] = ["x", "topk_ids", "topk_weights"];
+
+impl QuantizedLayer {
+    /// Reads and checks the keys.
+    pub(super) fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
+        let num_experts = r.size("num_experts")?;
+        let layer = Self {
+            dtype: r.name("dtype", HALF_TYPES)?,
+            size_m: r.size("size_m")?,
+            num_experts,
+            num_local_experts: r.optional_size("num_local_experts")?.unwrap_or(num_experts),
+            top_k: r.size("top_k")?,
+            hidden_size: r.size("hidden_size")?,
+            intermediate_size: r.size("intermediate_size")?,
+            activation: r.name("activation", Activation::NAMED)?,
+            apply_router_weight_on_input: r.flag("apply_router_weight_on_input", false)?,
+        };
+        at_most("top_k", layer.top_k, "num_experts", num_experts)?;
+        at_most("num_local_experts", layer.num_local_experts, "num_experts", num_experts)?;
+        whole(r, "hidden_size", layer.hidden_size, 4)?;
+        whole(r, "intermediate_size", layer.intermediate_size, 4)?;
+        Ok(layer)
+    }
+
+    /// The keys, the last of which `own` precedes.
+    pub(super) fn json(&self, own: Value) -> Value {
+        let mut v = json!({
+            "dtype": self.dtype.name(), "size_m": self.size_m, "num_experts": self.num_experts,
+            "num_local_experts": self.num_local_experts, "top_k": self.top_k,
+            "hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size,
+            "activation": self.activation.name(),
+        });
+        extend(&mut v, own);
+        v["apply_router_weight_on_input"] = self.apply_router_weight_on_input.into();
+        v
+    }
+
+    /// N of w13.
+    pub const fn w13_size_n(&self) -> usize {
+        w13_size_n(self.intermediate_size, self.activation.is_gated())
+    }
+
+    /// Rows of `gate_up`, `activated` and `down`.
+    pub const fn rows(&self) -> usize {
+        self.size_m.saturating_mul(self.top_k)
+    }
+
+    /// Prefix, N and K of both matrices.
+    pub(crate) const fn matrices(&self) -> [(&'static str, usize, usize); 2] {
+        let (h, i) = (self.hidden_size, self.intermediate_size);
+        [("w13", self.w13_size_n(), h), ("w2", h, i)]
+    }
+
+    /// Every tensor but the scales of weights. `scales` are the shapes of the scales of both quantized
+    /// activations.
+    pub(super) fn tensors(&self, codes: &[DType], scales: [Vec<Dim>; 2]) -> Vec<TensorRule> {
+        let half = [stored(self.dtype)];
+        let (m, h, i, rows) =
+            (is(self.size_m), is(self.hidden_size), is(self.intermediate_size), is(self.rows()));
+        let (l, topk) = (is(self.num_local_experts), [m, is(self.top_k)]);
+        let absent = self.num_local_experts != self.num_experts;
+        let [a1, a2] = scales;
+        let mut rules = vec![
+            input("x", &half, &[m, h]),
+            input("topk_weights", F32, &topk),
+            input("topk_ids", I32, &topk),
+            optional("expert_map", I32, &[is(self.num_experts)]).required(absent),
+            output("a1q", codes, &[m, h]),
+            output("a1q_scale", F32, &a1),
+            output("gate_up", &half, &[rows, is(self.w13_size_n())]),
+            output("activated", &half, &[rows, i]),
+            output("a2q", codes, &[rows, i]),
+            output("a2q_scale", F32, &a2),
+            output("down", &half, &[rows, h]),
+            output("y", &half, &[m, h]),
+        ];
+        rules.extend(self.matrices().map(|(name, size_n, size_k)| {
+            input(&format!("{name}_weight"), codes, &[l, is(size_n), is(size_k)])
+        }));
+        rules
+    }
+
+    /// Checks the inputs; `scales` those whose names end in `_scale`.
+    ///
+    /// # Errors
+    /// As the checks of each input.
+    pub(super) fn check_inputs(
+        &self,
+        inputs: &Inputs<'_>,
+        scales: fn(&Tensor<'_>) -> Result<()>,
+    ) -> Result<()> {
+        for (name, tensor) in inputs {
+            match name.as_str() {
+                "x" | "topk_weights" => finite(tensor)?,
+                "topk_ids" => expert_ids(tensor, self.num_experts)?,
+                "expert_map" => expert_map(tensor, Some(self.num_local_experts))?,
+                name if name.ends_with("_scale") => scales(tensor)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The memory and time of a check.
+    pub(super) fn demands(&self, case: &Case<'_>) -> Vec<Demand> {
+        if case.outputs.is_empty() {
+            return Vec::new();
+        }
+        Demand::layer(self.rows(), self.hidden_size, self.w13_size_n(), self.intermediate_size)
+    }
+}
 
 /// Names of the quantized activations of w13 and w2 and of their scales.
 pub(super) const QUANTIZED: [[&str; 2]; 2] = [["a1q", "a1q_scale"], ["a2q", "a2q_scale"]];
 
 /// Experts, those of the rank, and experts per token of generated cases.
 pub(super) const EXPERTS: [(usize, usize, usize); 3] = [(4, 4, 2), (6, 3, 3), (8, 8, 1)];
-
-/// Checks the inputs of a layer with `num_experts` experts, of which the case has `num_local`.
-///
-/// # Errors
-/// As the checks of each input, and `scales` of tensors whose names end in `_scale`.
-pub(super) fn check_inputs(
-    inputs: &Inputs<'_>,
-    [num_experts, num_local]: [usize; 2],
-    scales: fn(&Tensor<'_>) -> Result<()>,
-) -> Result<()> {
-    for (name, tensor) in inputs {
-        match name.as_str() {
-            "x" | "topk_weights" => finite(tensor)?,
-            "topk_ids" => expert_ids(tensor, num_experts)?,
-            "expert_map" => expert_map(tensor, Some(num_local))?,
-            name if name.ends_with("_scale") => scales(tensor)?,
-            _ => {}
-        }
-    }
-    Ok(())
-}
 
 /// Codes of rows `[_, cols]` that enter w13 (`which` 0) or w2 (1).
 pub(super) fn codes(which: usize, dtype: DType, cols: usize, elements: &[u32]) -> Expected {

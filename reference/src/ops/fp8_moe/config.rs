@@ -1,23 +1,22 @@
 //! Keys, tensors and generated cases of `fused_experts_fp8_w8a8`.
 
+use std::ops::Deref;
+
 use serde_json::{Value, json};
 
 use super::{Fp8Moe, walk};
 use crate::Result;
 use crate::judge::{Declared, OutputReport};
 use crate::moe::activation::Activation;
-use crate::num::scalar::ScalarType;
 use crate::ops::case::Case;
 use crate::ops::computation::{Defined, ids};
 use crate::ops::draw::{Rng, activations, routes};
 use crate::ops::draw::{e4m3, small};
 use crate::ops::fp8_blocks::{BlockSize, SCALES, check_scales, draw_scales};
-use crate::ops::quant::keys::{at_most, schedule_json};
-use crate::ops::quantized_moe::{self, EXPERTS};
-use crate::ops::schema::{CaseError, Demand, Dim, Inputs, Reader, TensorRule, stored};
-use crate::ops::tensors::{
-    E4M3, F32, HALF, HALF_TYPES, I32, input, is, name_of, optional, output, w13_size_n, whole,
-};
+use crate::ops::quant::keys::schedule_json;
+use crate::ops::quantized_moe::{EXPERTS, QuantizedLayer, ROWS, with_layer_keys};
+use crate::ops::schema::{CaseError, Demand, Dim, Inputs, Reader, TensorRule};
+use crate::ops::tensors::{E4M3, F32, HALF, input, is, name_of};
 use crate::ops::w8a8_fp8::{read_convention, schedules};
 use crate::ops::{CaseConfig, Operation};
 use crate::products::schedule::ScheduleChoice;
@@ -39,22 +38,8 @@ use crate::quantize::Fp8GroupRule;
 /// (router weight applied), `y` `[M, H]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fp8LayerConfig {
-    /// Activations and outputs.
-    pub dtype: ScalarType,
-    /// Tokens.
-    pub size_m: usize,
-    /// Experts of all ranks.
-    pub num_experts: usize,
-    /// Experts of this rank, whose weights the case has.
-    pub num_local_experts: usize,
-    /// Experts per token.
-    pub top_k: usize,
-    /// H.
-    pub hidden_size: usize,
-    /// I.
-    pub intermediate_size: usize,
-    /// Activation between the products.
-    pub activation: Activation,
+    /// The keys of every layer of 8-bit weights.
+    pub layer: QuantizedLayer,
     /// Whether each row of activations has its own dynamic scale; otherwise there is one static
     /// scale.
     pub per_act_token_quant: bool,
@@ -66,8 +51,6 @@ pub struct Fp8LayerConfig {
     pub quantizer: Fp8GroupRule,
     /// Whether scales of groups of activations are rounded up to powers of two.
     pub use_ue8m0: bool,
-    /// Whether router weights multiply `gate_up` instead of `down`.
-    pub apply_router_weight_on_input: bool,
     /// Schedule of `gate_up`, if its bits are declared.
     pub schedule_w13: Option<ScheduleChoice>,
     /// Schedule of `down`, if its bits are declared.
@@ -75,16 +58,6 @@ pub struct Fp8LayerConfig {
 }
 
 impl Fp8LayerConfig {
-    /// N of w13.
-    pub const fn w13_size_n(&self) -> usize {
-        w13_size_n(self.intermediate_size, self.activation.is_gated())
-    }
-
-    /// Rows of `gate_up`, `activated` and `down`.
-    pub const fn rows(&self) -> usize {
-        self.size_m.saturating_mul(self.top_k)
-    }
-
     /// Shape of the scales of `rows` rows of activations.
     pub(super) fn activation_scales(&self, rows: usize, size_k: usize) -> Vec<usize> {
         match self.block {
@@ -111,40 +84,35 @@ impl Fp8LayerConfig {
     pub(super) fn has_input_scales(&self) -> bool {
         !self.per_act_token_quant && self.block.is_none()
     }
+}
 
-    /// Prefix, N and K of both matrices.
-    pub(crate) const fn matrices(&self) -> [(&'static str, usize, usize); 2] {
-        let (h, i) = (self.hidden_size, self.intermediate_size);
-        [("w13", self.w13_size_n(), h), ("w2", h, i)]
+/// The shared keys are read as if they were the config's own.
+impl Deref for Fp8LayerConfig {
+    type Target = QuantizedLayer;
+
+    fn deref(&self) -> &QuantizedLayer {
+        &self.layer
     }
 }
 
 impl Operation for Fp8LayerConfig {
     fn keys() -> &'static [&'static str] {
-        &[
-            "num_experts",
-            "hidden_size",
-            "intermediate_size",
-            "dtype",
-            "size_m",
-            "num_local_experts",
-            "top_k",
-            "activation",
+        const KEYS: [&str; 17] = with_layer_keys([
             "per_act_token_quant",
             "per_out_ch_quant",
             "weight_block_size",
             "quantizer",
             "use_ue8m0",
-            "apply_router_weight_on_input",
             "schedule_w13",
             "schedule_w2",
             "convention",
-        ]
+        ]);
+        &KEYS
     }
 
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
         read_convention(r)?;
-        let num_experts = r.size("num_experts")?;
+        let layer = QuantizedLayer::read(r)?;
         let own = ["per_act_token_quant", "per_out_ch_quant"];
         let flags = [r.flag(own[0], false)?, r.flag(own[1], false)?];
         let block = BlockSize::read(r, &[(own[0], flags[0]), (own[1], flags[1])])?;
@@ -160,27 +128,15 @@ impl Operation for Fp8LayerConfig {
             }
         }
         let config = Self {
-            dtype: r.name("dtype", HALF_TYPES)?,
-            size_m: r.size("size_m")?,
-            num_experts,
-            num_local_experts: r.optional_size("num_local_experts")?.unwrap_or(num_experts),
-            top_k: r.size("top_k")?,
-            hidden_size: r.size("hidden_size")?,
-            intermediate_size: r.size("intermediate_size")?,
-            activation: r.name("activation", Activation::NAMED)?,
+            layer,
             per_act_token_quant: flags[0],
             per_out_ch_quant: flags[1],
             block,
             quantizer: quantizer.unwrap_or_default(),
             use_ue8m0,
-            apply_router_weight_on_input: r.flag("apply_router_weight_on_input", false)?,
             schedule_w13: r.schedule("schedule_w13")?,
             schedule_w2: r.schedule("schedule_w2")?,
         };
-        at_most("top_k", config.top_k, "num_experts", num_experts)?;
-        at_most("num_local_experts", config.num_local_experts, "num_experts", num_experts)?;
-        whole(r, "hidden_size", config.hidden_size, 4)?;
-        whole(r, "intermediate_size", config.intermediate_size, 4)?;
         for (key, size) in
             [("hidden_size", config.hidden_size), ("intermediate_size", config.intermediate_size)]
         {
@@ -192,16 +148,11 @@ impl Operation for Fp8LayerConfig {
     }
 
     fn json(&self) -> Value {
-        let mut v = json!({
-            "dtype": self.dtype.name(), "size_m": self.size_m, "num_experts": self.num_experts,
-            "num_local_experts": self.num_local_experts, "top_k": self.top_k,
-            "hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size,
-            "activation": self.activation.name(),
+        let mut v = self.layer.json(json!({
             "per_act_token_quant": self.per_act_token_quant,
             "per_out_ch_quant": self.per_out_ch_quant,
             "weight_block_size": BlockSize::json(self.block),
-            "apply_router_weight_on_input": self.apply_router_weight_on_input,
-        });
+        }));
         if self.block.is_some() {
             v["quantizer"] = name_of(Fp8GroupRule::NAMED, &self.quantizer).into();
             v["use_ue8m0"] = self.use_ue8m0.into();
@@ -219,32 +170,14 @@ impl Operation for Fp8LayerConfig {
     }
 
     fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
-        let half = [stored(self.dtype)];
-        let (m, h, i, rows) =
-            (is(self.size_m), is(self.hidden_size), is(self.intermediate_size), is(self.rows()));
-        let l = is(self.num_local_experts);
-        let topk = [m, is(self.top_k)];
-        let absent = self.num_local_experts != self.num_experts;
         let scale = |rows: usize, size_k: usize| -> Vec<Dim> {
             let shape = self.activation_scales(rows, size_k);
             shape.into_iter().map(is).collect()
         };
-        let mut rules = vec![
-            input("x", &half, &[m, h]),
-            input("topk_weights", F32, &topk),
-            input("topk_ids", I32, &topk),
-            optional("expert_map", I32, &[is(self.num_experts)]).required(absent),
-            output("a1q", E4M3, &[m, h]),
-            output("a1q_scale", F32, &scale(self.size_m, self.hidden_size)),
-            output("gate_up", &half, &[rows, is(self.w13_size_n())]),
-            output("activated", &half, &[rows, i]),
-            output("a2q", E4M3, &[rows, i]),
-            output("a2q_scale", F32, &scale(self.rows(), self.intermediate_size)),
-            output("down", &half, &[rows, h]),
-            output("y", &half, &[m, h]),
-        ];
+        let of_rows =
+            [scale(self.size_m, self.hidden_size), scale(self.rows(), self.intermediate_size)];
+        let mut rules = self.layer.tensors(E4M3, of_rows);
         for (name, size_n, size_k) in self.matrices() {
-            rules.push(input(&format!("{name}_weight"), E4M3, &[l, is(size_n), is(size_k)]));
             let types = if self.block.is_some() { SCALES } else { F32 };
             let scales: Vec<Dim> =
                 self.weight_scales([size_n, size_k]).into_iter().map(is).collect();
@@ -257,8 +190,7 @@ impl Operation for Fp8LayerConfig {
     }
 
     fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
-        let experts = [self.num_experts, self.num_local_experts];
-        quantized_moe::check_inputs(inputs, experts, check_scales)
+        self.layer.check_inputs(inputs, check_scales)
     }
 
     fn lattice() -> Result<Vec<Self>> {
@@ -276,20 +208,22 @@ impl Operation for Fp8LayerConfig {
                         for (num_experts, num_local_experts, top_k) in EXPERTS {
                             for apply_router_weight_on_input in [false, top_k == 1] {
                                 all.push(Fp8LayerConfig {
-                                    dtype,
-                                    size_m: 5,
-                                    num_experts,
-                                    num_local_experts,
-                                    top_k,
-                                    hidden_size: 160,
-                                    intermediate_size: 64,
-                                    activation,
+                                    layer: QuantizedLayer {
+                                        dtype,
+                                        size_m: 5,
+                                        num_experts,
+                                        num_local_experts,
+                                        top_k,
+                                        hidden_size: 160,
+                                        intermediate_size: 64,
+                                        activation,
+                                        apply_router_weight_on_input,
+                                    },
                                     per_act_token_quant,
                                     per_out_ch_quant,
                                     block: None,
                                     quantizer: Fp8GroupRule::default(),
                                     use_ue8m0: false,
-                                    apply_router_weight_on_input,
                                     schedule_w13: Some(schedule.clone()),
                                     schedule_w2: Some(schedule.clone()),
                                 });
@@ -328,13 +262,7 @@ impl Operation for Fp8LayerConfig {
     }
 
     fn demands(&self, case: &Case<'_>) -> Result<Vec<Demand>> {
-        Ok(match case.outputs.is_empty() {
-            true => Vec::new(),
-            false => {
-                let (h, i) = (self.hidden_size, self.intermediate_size);
-                Demand::layer(self.rows(), h, self.w13_size_n(), i)
-            }
-        })
+        Ok(self.layer.demands(case))
     }
 
     fn judge(&self, case: &Case<'_>, declared: &Declared) -> Result<Vec<OutputReport>> {
@@ -342,7 +270,7 @@ impl Operation for Fp8LayerConfig {
     }
 
     fn with_one_row(&self) -> Option<(CaseConfig, &'static [&'static str])> {
-        let rows = &["x", "topk_ids", "topk_weights"];
-        Some((Self { size_m: 1, ..self.clone() }.into(), rows))
+        let layer = QuantizedLayer { size_m: 1, ..self.layer.clone() };
+        Some((Self { layer, ..self.clone() }.into(), &ROWS))
     }
 }

@@ -17,7 +17,7 @@ use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Mistake, known};
 use crate::ops::fp8_blocks::{BlockSize, block_schedules, block_weight, move_scales, scale_values};
 use crate::ops::quantized_moe::{
-    QUANTIZED, codes, halves, ignore_map, scales_of_first_expert, swap_halves,
+    QUANTIZED, QuantizedLayer, codes, halves, ignore_map, scales_of_first_expert, swap_halves,
 };
 use crate::ops::w8a8_fp8::{E4M3_TYPE, fp8_weight, other_promotion};
 use crate::products::schedule::ScheduleChoice;
@@ -214,11 +214,11 @@ impl Computation for Fp8Moe {
                 |c| c.topk_weights.fill(1.0);
             "router-weight-on-the-other-side",
             "router weights multiply the other product than the config says" =>
-                |c| c.config.apply_router_weight_on_input ^= true;
+                |c| c.config.layer.apply_router_weight_on_input ^= true;
             "expert-map-ignored", "global expert ids were used as this rank's" => |c| {
                 let local = c.config.num_local_experts;
                 if ignore_map(&mut c.map, &mut c.topk_ids, local) {
-                    c.config.num_experts = local;
+                    c.config.layer.num_experts = local;
                 }
             };
             "e4m3-saturates-early", "activations were limited to 240 scales, not to 448" =>
@@ -249,20 +249,22 @@ impl Fp8LayerConfig {
                 for (num_experts, num_local_experts, top_k) in [(4, 4, 2), (6, 3, 1)] {
                     for use_ue8m0 in [false, true] {
                         all.push(Self {
-                            dtype,
-                            size_m: 5,
-                            num_experts,
-                            num_local_experts,
-                            top_k,
-                            hidden_size,
-                            intermediate_size,
-                            activation: Activation::Silu,
+                            layer: QuantizedLayer {
+                                dtype,
+                                size_m: 5,
+                                num_experts,
+                                num_local_experts,
+                                top_k,
+                                hidden_size,
+                                intermediate_size,
+                                activation: Activation::Silu,
+                                apply_router_weight_on_input: use_ue8m0 && top_k == 1,
+                            },
                             per_act_token_quant: false,
                             per_out_ch_quant: false,
                             block: Some(block),
                             quantizer,
                             use_ue8m0,
-                            apply_router_weight_on_input: use_ue8m0 && top_k == 1,
                             schedule_w13: Some(schedule.clone()),
                             schedule_w2: Some(schedule.clone()),
                         });

@@ -1,22 +1,20 @@
 //! Keys, tensors and generated cases of `fused_experts_int8_w8a8`.
 
+use std::ops::Deref;
+
 use serde_json::{Value, json};
 
 use super::{Int8Moe, walk};
 use crate::Result;
 use crate::judge::{Declared, OutputReport};
 use crate::moe::activation::Activation;
-use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
 use crate::ops::computation::{Defined, ids};
 use crate::ops::draw::{Rng, activations, any_bits, routes, small};
-use crate::ops::quant::keys::at_most;
-use crate::ops::quantized_moe::{self, EXPERTS};
-use crate::ops::schema::{CaseError, Demand, Inputs, Reader, TensorRule, positive, stored};
-use crate::ops::tensors::{
-    F32, HALF, HALF_TYPES, I8, I32, input, is, name_of, optional, output, w13_size_n, whole,
-};
+use crate::ops::quantized_moe::{EXPERTS, QuantizedLayer, ROWS, with_layer_keys};
+use crate::ops::schema::{CaseError, Demand, Inputs, Reader, TensorRule, positive};
+use crate::ops::tensors::{F32, HALF, I8, input, is, name_of, whole};
 use crate::ops::{CaseConfig, Operation};
 use crate::products::LEAST_BLOCK;
 use crate::quantize::ActivationRule;
@@ -45,84 +43,42 @@ const QUANTIZERS: &[(&str, ActivationRule)] = &[
 /// `a2q` and `a2q_scale` likewise of `activated`, `down` `[M·top_k, H]` (router weight applied), `y` `[M, H]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Int8LayerConfig {
-    /// Activations and outputs.
-    pub dtype: ScalarType,
-    /// Tokens.
-    pub size_m: usize,
-    /// Experts of all ranks.
-    pub num_experts: usize,
-    /// Experts of this rank, whose weights the case has.
-    pub num_local_experts: usize,
-    /// Experts per token.
-    pub top_k: usize,
-    /// H.
-    pub hidden_size: usize,
-    /// I.
-    pub intermediate_size: usize,
-    /// Activation between the products.
-    pub activation: Activation,
+    /// The keys of every layer of 8-bit weights.
+    pub layer: QuantizedLayer,
     /// How rows are quantized; `None` tries every known rule.
     pub quantizer: Option<ActivationRule>,
     /// k of the kernel's int32 sums, if the bits of both products are declared.
     pub block_size_k: Option<usize>,
-    /// Whether router weights multiply `gate_up` instead of `down`.
-    pub apply_router_weight_on_input: bool,
 }
 
 impl Int8LayerConfig {
-    /// Rows of `gate_up`, `activated` and `down`.
-    pub const fn rows(&self) -> usize {
-        self.size_m.saturating_mul(self.top_k)
-    }
-
     /// The declared rule, if it fixes every code.
     pub(super) fn rule(&self) -> Option<ActivationRule> {
         self.quantizer.filter(|rule| *rule != ActivationRule::ProductApproximate)
     }
+}
 
-    /// Prefix, N and K of both matrices.
-    pub(crate) const fn matrices(&self) -> [(&'static str, usize, usize); 2] {
-        let (h, i) = (self.hidden_size, self.intermediate_size);
-        [("w13", w13_size_n(i, self.activation.is_gated()), h), ("w2", h, i)]
+/// The shared keys are read as if they were the config's own.
+impl Deref for Int8LayerConfig {
+    type Target = QuantizedLayer;
+
+    fn deref(&self) -> &QuantizedLayer {
+        &self.layer
     }
 }
 
 impl Operation for Int8LayerConfig {
     fn keys() -> &'static [&'static str] {
-        &[
-            "dtype",
-            "size_m",
-            "num_experts",
-            "num_local_experts",
-            "top_k",
-            "hidden_size",
-            "intermediate_size",
-            "activation",
-            "quantizer",
-            "block_size_k",
-            "apply_router_weight_on_input",
-        ]
+        const KEYS: [&str; 11] = with_layer_keys(["quantizer", "block_size_k"]);
+        &KEYS
     }
 
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
-        let num_experts = r.size("num_experts")?;
         let config = Self {
-            dtype: r.name("dtype", HALF_TYPES)?,
-            size_m: r.size("size_m")?,
-            num_experts,
-            num_local_experts: r.optional_size("num_local_experts")?.unwrap_or(num_experts),
-            top_k: r.size("top_k")?,
-            hidden_size: r.size("hidden_size")?,
-            intermediate_size: r.size("intermediate_size")?,
-            activation: r.name("activation", Activation::NAMED)?,
+            layer: QuantizedLayer::read(r)?,
             quantizer: r.optional_name("quantizer", QUANTIZERS)?,
             block_size_k: r.optional_size("block_size_k")?,
-            apply_router_weight_on_input: r.flag("apply_router_weight_on_input", false)?,
         };
-        at_most("top_k", config.top_k, "num_experts", num_experts)?;
-        at_most("num_local_experts", config.num_local_experts, "num_experts", num_experts)?;
-        whole(r, "hidden_size", config.hidden_size, 4)?;
-        whole(r, "intermediate_size", config.intermediate_size, 4)?;
         if let Some(size) = config.block_size_k {
             whole(r, "block_size_k", size, LEAST_BLOCK)?;
         }
@@ -130,15 +86,10 @@ impl Operation for Int8LayerConfig {
     }
 
     fn json(&self) -> Value {
-        json!({
-            "dtype": self.dtype.name(), "size_m": self.size_m, "num_experts": self.num_experts,
-            "num_local_experts": self.num_local_experts, "top_k": self.top_k,
-            "hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size,
-            "activation": self.activation.name(),
+        self.layer.json(json!({
             "quantizer": self.quantizer.map(|rule| name_of(QUANTIZERS, &rule)),
             "block_size_k": self.block_size_k,
-            "apply_router_weight_on_input": self.apply_router_weight_on_input,
-        })
+        }))
     }
 
     fn is_gated(&self) -> Option<bool> {
@@ -146,37 +97,18 @@ impl Operation for Int8LayerConfig {
     }
 
     fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
-        let half = [stored(self.dtype)];
-        let (m, h, i, rows) =
-            (is(self.size_m), is(self.hidden_size), is(self.intermediate_size), is(self.rows()));
-        let [(_, w13_size_n, _), _] = self.matrices();
-        let (l, topk, one) = (is(self.num_local_experts), [m, is(self.top_k)], is(1));
-        let absent = self.num_local_experts != self.num_experts;
-        let mut rules = vec![
-            input("x", &half, &[m, h]),
-            input("topk_weights", F32, &topk),
-            input("topk_ids", I32, &topk),
-            optional("expert_map", I32, &[is(self.num_experts)]).required(absent),
-            output("a1q", I8, &[m, h]),
-            output("a1q_scale", F32, &[m, one]),
-            output("gate_up", &half, &[rows, is(w13_size_n)]),
-            output("activated", &half, &[rows, i]),
-            output("a2q", I8, &[rows, i]),
-            output("a2q_scale", F32, &[rows, one]),
-            output("down", &half, &[rows, h]),
-            output("y", &half, &[m, h]),
-        ];
-        for (name, size_n, size_k) in self.matrices() {
-            let n = is(size_n);
-            rules.push(input(&format!("{name}_weight"), I8, &[l, n, is(size_k)]));
-            rules.push(input(&format!("{name}_weight_scale"), F32, &[l, n, one]));
+        let one = is(1);
+        let scales = [vec![is(self.size_m), one], vec![is(self.rows()), one]];
+        let mut rules = self.layer.tensors(I8, scales);
+        for (name, size_n, _) in self.matrices() {
+            let shape = [is(self.num_local_experts), is(size_n), one];
+            rules.push(input(&format!("{name}_weight_scale"), F32, &shape));
         }
         Ok(rules)
     }
 
     fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
-        let experts = [self.num_experts, self.num_local_experts];
-        quantized_moe::check_inputs(inputs, experts, positive)
+        self.layer.check_inputs(inputs, positive)
     }
 
     /// The last size has more than 1024 k, so that f32 does not have every sum.
@@ -192,17 +124,19 @@ impl Operation for Int8LayerConfig {
                         let sides: &[bool] = if top_k == 1 { &[false, true] } else { &[false] };
                         for &apply_router_weight_on_input in sides {
                             all.push(Self {
-                                dtype,
-                                size_m: 5,
-                                num_experts,
-                                num_local_experts,
-                                top_k,
-                                hidden_size,
-                                intermediate_size,
-                                activation,
+                                layer: QuantizedLayer {
+                                    dtype,
+                                    size_m: 5,
+                                    num_experts,
+                                    num_local_experts,
+                                    top_k,
+                                    hidden_size,
+                                    intermediate_size,
+                                    activation,
+                                    apply_router_weight_on_input,
+                                },
                                 quantizer: Some(ActivationRule::Product),
                                 block_size_k: Some(block_size_k),
-                                apply_router_weight_on_input,
                             });
                         }
                     }
@@ -243,13 +177,7 @@ impl Operation for Int8LayerConfig {
     }
 
     fn demands(&self, case: &Case<'_>) -> Result<Vec<Demand>> {
-        Ok(match case.outputs.is_empty() {
-            true => Vec::new(),
-            false => {
-                let [(_, w13_size_n, h), (_, _, i)] = self.matrices();
-                Demand::layer(self.rows(), h, w13_size_n, i)
-            }
-        })
+        Ok(self.layer.demands(case))
     }
 
     fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
@@ -261,7 +189,7 @@ impl Operation for Int8LayerConfig {
     }
 
     fn with_one_row(&self) -> Option<(CaseConfig, &'static [&'static str])> {
-        let rows = &["x", "topk_ids", "topk_weights"];
-        Some((Self { size_m: 1, ..self.clone() }.into(), rows))
+        let layer = QuantizedLayer { size_m: 1, ..self.layer.clone() };
+        Some((Self { layer, ..self.clone() }.into(), &ROWS))
     }
 }

@@ -224,11 +224,11 @@ impl Computation for Int8Moe {
                 |c| c.topk_weights.fill(1.0);
             "router-weight-on-the-other-side",
             "router weights multiply the other product than the config says" =>
-                |c| c.config.apply_router_weight_on_input ^= true;
+                |c| c.config.layer.apply_router_weight_on_input ^= true;
             "expert-map-ignored", "global expert ids were used as this rank's" => |c| {
                 let local = c.config.num_local_experts;
                 if ignore_map(&mut c.map, &mut c.topk_ids, local) {
-                    c.config.num_experts = local;
+                    c.config.layer.num_experts = local;
                 }
             };
         }

@@ -99,11 +99,19 @@ pub(in crate::ops) const QUANT_KEYS: [&str; 10] = [
 pub(in crate::ops) const fn with_quant_keys<const OWN: usize, const ALL: usize>(
     own: [&'static str; OWN],
 ) -> [&'static str; ALL] {
-    assert!(ALL == QUANT_KEYS.len() + OWN, "no key is lost");
+    joined(QUANT_KEYS, own)
+}
+
+/// Keys that operations share, then an operation's own.
+pub(in crate::ops) const fn joined<const SHARED: usize, const OWN: usize, const ALL: usize>(
+    shared: [&'static str; SHARED],
+    own: [&'static str; OWN],
+) -> [&'static str; ALL] {
+    assert!(ALL == SHARED + OWN, "no key is lost");
     let mut all = [""; ALL];
     let mut i = 0;
     while i < ALL {
-        all[i] = if i < QUANT_KEYS.len() { QUANT_KEYS[i] } else { own[i - QUANT_KEYS.len()] };
+        all[i] = if i < SHARED { shared[i] } else { own[i - SHARED] };
         i += 1;
     }
     all
