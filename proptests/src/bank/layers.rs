@@ -8,7 +8,7 @@ use serde_json::json;
 use super::edit::{self, columns, grouped, misread, rounded, single, value};
 use super::{Bug, VALUES, Wrong};
 
-const fn bug(
+pub(super) const fn bug(
     number: u32,
     name: &'static str,
     seen: &'static str,
@@ -23,8 +23,6 @@ const fn bug(
 /// int4 without act-order, in small shapes.
 const INT4: &str = "checkpoint_format=gptq,weight_type=uint4b8,input_dtype=null,desc_act=false,\
                     hidden_size=128,intermediate_size=64";
-const NVFP4: &str = "checkpoint_format=nvfp4,input_dtype=null,activation=silu|gelu|gelu_tanh,\
-                     hidden_size=128,intermediate_size=64";
 const WEIGHTED: &str = "checkpoint_format=gptq,weight_type=uint4b8,input_dtype=null,desc_act=false,\
                         apply_router_weight_on_input=false,top_k=2|3|4,hidden_size=128,\
                         intermediate_size=64";
@@ -81,24 +79,6 @@ fn weights() -> Vec<Bug> {
                 add_outputs(case)
             },
         ),
-        bug(
-            9,
-            "gate's global scale applied to up",
-            "V#54150, V#54974",
-            (NVFP4, &["gate_up"]),
-            &["gate-scale-on-up"],
-            |case| {
-                let dtype = edit::moe(case)?.quant.dtype;
-                add_outputs(case)?;
-                // Up's own global scale is 4/3 of gate's.
-                edit::output::<u16>(case, "gate_up", |y, shape| {
-                    for row in y.chunks_exact_mut(shape[1]) {
-                        let up = &mut row[shape[1] / 2..];
-                        up.iter_mut().for_each(|b| *b = rounded(dtype, 0.75 * value(dtype, *b)));
-                    }
-                })
-            },
-        ),
     ]
 }
 
@@ -124,18 +104,6 @@ fn shapes() -> Vec<Bug> {
                 },
             )
         },
-        bug(
-            31,
-            "NVFP4 global scale folded into the router weight, so the bias is scaled too",
-            "V 0.21.0's Marlin MoE, confirmed",
-            (
-                "checkpoint_format=nvfp4,input_dtype=null,dtype=float16,has_bias=true,\
-                 apply_router_weight_on_input=false,hidden_size=128,intermediate_size=64",
-                &["activated", "down"],
-            ),
-            &["upstream-nvfp4-bias-scaled"],
-            bias_scaled,
-        ),
         bug(
             39,
             "gate and up read as interleaved although they are halves",
@@ -169,20 +137,6 @@ fn shapes() -> Vec<Bug> {
             },
         ),
     ]
-}
-
-/// The kernel form of the global scale multiplies the bias, too.
-fn bias_scaled(case: &mut Case<'static>) -> Result<()> {
-    let dtype = edit::moe(case)?.quant.dtype;
-    add_outputs(case)?;
-    let global = edit::found(case, "w2_marlin_global_scale")?.elements::<f32>().into_owned();
-    edit::input::<u16>(case, "w2_bias", |bias, shape| {
-        for (bias, global) in bias.chunks_exact_mut(shape[1]).zip(global) {
-            let scale = |b: u16| rounded(dtype, value(dtype, b) * f64::from(global));
-            bias.iter_mut().for_each(|b| *b = scale(*b));
-        }
-    })?;
-    add_outputs(case)
 }
 
 fn rows() -> Vec<Bug> {

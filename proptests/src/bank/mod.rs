@@ -6,6 +6,7 @@
 //! documentation.
 
 mod edit;
+mod formats;
 mod layers;
 mod measure;
 mod methods;
@@ -133,8 +134,9 @@ fn answer(
 
 /// The bank, in the order of its numbers: 31 bugs of published kernels and loaders, and 20 more.
 pub fn bugs() -> Vec<Bug> {
-    let matrices = [scales::bugs(), products::bugs(), races::bugs()];
-    let mut all = [matrices.concat(), layers::bugs(), routing::bugs(), methods::bugs()].concat();
+    let matrices = [scales::bugs(), products::bugs(), races::bugs()].concat();
+    let layers = [layers::bugs(), routing::bugs(), methods::bugs()].concat();
+    let mut all = [matrices, layers, formats::bugs()].concat();
     all.sort_by_key(|bug| bug.number);
     all
 }

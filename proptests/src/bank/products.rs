@@ -25,14 +25,6 @@ pub(super) const fn bug(
 const INT4: &str = "checkpoint_format=gptq,weight_type=uint4b8,input_dtype=null,desc_act=false,\
                     tensor_parallel.size=null,size_k=128,size_n=64|192";
 
-/// Nibble i of an AWQ word holds column `AWQ[i]` of its eight.
-const AWQ: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-
-const ZEROS: &str = "checkpoint_format=awq,weight_type=uint4,input_dtype=null,\
-                     tensor_parallel.size=null,size_k=128,size_n=64|192";
-const SCALED: &str = "checkpoint_format=nvfp4,dtype=bfloat16,tensor_parallel.size=null,\
-                      size_k=128,size_n=64|192";
-
 pub(super) fn bugs() -> Vec<Bug> {
     let mut all = parameters();
     all.extend(epilogues());
@@ -42,78 +34,23 @@ pub(super) fn bugs() -> Vec<Bug> {
 }
 
 fn parameters() -> Vec<Bug> {
-    vec![
-        bug(
-            7,
-            "GPTQ v2 zeros read as v1 (off by one)",
-            "V#26092, V#38966",
-            ZEROS,
-            &["zero-off-by-one"],
-            |case| {
-                let next = |word: u32| {
-                    (0..8).fold(0, |w, i| w | (((word >> (4 * i)) + 1) & 15) << (4 * i))
-                };
-                edit::input::<u32>(case, "qzeros", |zeros, _| {
-                    zeros.iter_mut().for_each(|word| *word = next(*word));
-                })?;
-                add_outputs(case)
-            },
-        ),
-        bug(
-            10,
-            "global scale multiplied where the format divides",
-            "compressed-tensors NVFP4",
-            SCALED,
-            &["global-scale-inverted"],
-            |case| {
-                edit::input::<f32>(case, "weight_global_scale", |scale, _| {
-                    scale.iter_mut().for_each(|s| *s = 1.0 / *s);
-                })?;
-                add_outputs(case)
-            },
-        ),
-        bug(
-            12,
-            "nibble order: even k in the high nibble",
-            "the `anamnesis` crate's history",
-            INT4,
-            &["nibbles-swapped"],
-            |case| {
-                edit::input::<u32>(case, "qweight", |words, _| {
-                    words.iter_mut().for_each(|word| *word = nibbles(*word, |i| i ^ 1));
-                })?;
-                add_outputs(case)
-            },
-        ),
-        bug(
-            13,
-            "AWQ interleave undone with the permutation instead of its inverse",
-            "common in ports",
-            ZEROS,
-            &["awq-interleave-inverted", "interleave-inverted"],
-            |case| {
-                // Column c is taken from nibble AWQ[c]; it is nibble i with AWQ[i] = c.
-                let from = |i: usize| AWQ[AWQ[i]];
-                edit::input::<u32>(case, "qweight", |words, _| {
-                    words.iter_mut().for_each(|word| *word = nibbles(*word, from));
-                })?;
-                add_outputs(case)
-            },
-        ),
-    ]
+    vec![bug(
+        12,
+        "nibble order: even k in the high nibble",
+        "the `anamnesis` crate's history",
+        INT4,
+        &["nibbles-swapped"],
+        |case| {
+            edit::input::<u32>(case, "qweight", |words, _| {
+                words.iter_mut().for_each(|word| *word = nibbles(*word, |i| i ^ 1));
+            })?;
+            add_outputs(case)
+        },
+    )]
 }
 
 fn epilogues() -> Vec<Bug> {
     vec![
-        bug(
-            19,
-            "cast to f16 before the global scale: overflow to infinity",
-            "V#37135",
-            "checkpoint_format=nvfp4,dtype=float16,tensor_parallel.size=null,has_bias=false,\
-             size_k=256,size_n=64",
-            &["overflow-before-global-scale", "global-scale-after-rounding"],
-            cast_early,
-        ),
         bug(
             27,
             "bias not permuted",
@@ -125,17 +62,6 @@ fn epilogues() -> Vec<Bug> {
                 edit::input::<u16>(case, "bias", |bias, shape| {
                     misread(bias, shape[0], |p| p, single);
                 })?;
-                add_outputs(case)
-            },
-        ),
-        bug(
-            44,
-            "zero points not subtracted",
-            "common in ports",
-            ZEROS,
-            &["zeros-missing"],
-            |case| {
-                edit::input::<u32>(case, "qzeros", |zeros, _| zeros.fill(0))?;
                 add_outputs(case)
             },
         ),
@@ -171,17 +97,6 @@ fn epilogues() -> Vec<Bug> {
             )
         },
     ]
-}
-
-/// The product is rounded to f16, then multiplied by the global scale.
-fn cast_early(case: &mut Case<'static>) -> Result<()> {
-    let dtype = edit::linear(case)?.quant.dtype;
-    let global = f64::from(case.input("weight_global_scale")?.elements::<f32>()[0]);
-    edit::input::<f32>(case, "weight_global_scale", |scale, _| scale.fill(1.0))?;
-    add_outputs(case)?;
-    edit::output::<u16>(case, "y", |y, _| {
-        y.iter_mut().for_each(|bits| *bits = rounded(dtype, value(dtype, *bits) * global));
-    })
 }
 
 fn order() -> Vec<Bug> {
