@@ -4,6 +4,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use marlinspike::formats::{self, titles};
 use marlinspike::layouts::marlin::InputDtype;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike_model::convert::parallel::Ranks;
@@ -29,11 +30,19 @@ scales. With --ep-size above 1 each rank gets whole experts, and --tp-size cuts 
 With --merge-projections the columns of a rank's q_proj, k_proj and v_proj become one layer, qkv_proj,
 and those of gate_proj and up_proj become gate_up_proj, like the parameters of a loaded engine.";
 
-const WORK: &str = "\
+/// How experts are prepared, by the formats that each step concerns.
+fn preparation() -> String {
+    let (scaled, stacked) =
+        (titles(formats::Format::has_global_scale), titles(formats::Format::has_stacks));
+    format!(
+        "\
 Experts are prepared as upstream prepares them. FP8 experts with one scale per tensor are
-requantized to the larger scale of w1 and w3 (--requantize). NVFP4 experts take the global scale of
-w1 (--w13-scale). MXFP4 experts get sizes that are multiples of 256 and 128 (--no-padding).
+requantized to the larger scale of w1 and w3 (--requantize). {scaled} experts take the global scale of
+w1 (--w13-scale). {stacked} experts get sizes that are multiples of 256 and 128 (--no-padding)."
+    )
+}
 
+const WORK: &str = "\
 The same command continues an interrupted conversion: it hashes the files that are finished and
 writes damaged ones again. Only one process at a time may convert into a folder.
 
@@ -56,11 +65,12 @@ fn details() -> String {
     format!(
         "Example: marlinspike convert {}\n\n\
          Names of the converted tensors (experts have a leading dimension E):\n{}\n{LAYERS}\n\n\
-         Examples:\n{}\n\n{}\n\n{WORK}",
+         Examples:\n{}\n\n{}\n\n{}\n\n{WORK}",
         formats().flat_map(|d| d.examples).next().unwrap_or(&""),
         tensors.join("\n"),
         examples.join("\n"),
         takes.join("\n\n"),
+        preparation(),
     )
 }
 

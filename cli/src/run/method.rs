@@ -5,7 +5,7 @@ use marlinspike::formats::BLOCK_FORMATS;
 use marlinspike::formats::blocks::BlockFormat;
 use marlinspike::method::Arithmetic;
 use marlinspike::quantize::Fp8GroupRule;
-use marlinspike_model::run::options::{Activations, ExpertBackend, MethodOptions};
+use marlinspike_model::run::options::{Activations, EXPERT_BACKEND, ExpertBackend, MethodOptions};
 
 use crate::convert::preparation::PreparationArgs;
 
@@ -73,8 +73,8 @@ pub struct MethodArgs {
     #[arg(long, default_value = "auto", value_parser = activations(), value_name = "HOW")]
     pub activations: Activations,
     /// NVFP4: upstream's name of the kernel whose rule gives the global scales of the activations.
-    #[arg(long, default_value = ExpertBackend::NAMES[0], value_parser = backend, value_name = "NAME")]
-    pub nvfp4_backend: ExpertBackend,
+    #[arg(long = EXPERT_BACKEND.name, default_value = ExpertBackend::NAMES[0], value_parser = backend, value_name = "NAME")]
+    pub expert_backend: ExpertBackend,
     /// FP8 blocks: how each group of 128 activations is quantized. `quotient` is vLLM's CUDA
     /// operator, `reciprocal` its Triton kernel, `deep_gemm` DeepGEMM's own function.
     #[arg(long, default_value = Fp8GroupRule::NAMED[0].0, value_parser = rule, value_name = "RULE")]
@@ -97,7 +97,7 @@ impl MethodArgs {
     pub(super) fn options(&self) -> MethodOptions {
         MethodOptions {
             activations: self.activations,
-            backend: self.nvfp4_backend,
+            backend: self.expert_backend,
             group_rule: self.group_rule,
             preparation: self.preparation.preparation(false),
         }

@@ -55,8 +55,7 @@ pub struct Format {
     chosen: usize,
 }
 
-/// The names alone: a manifest's hash of the settings is made of this text, so it must be the same in
-/// every process and not change with a help text.
+/// The names alone.
 impl fmt::Debug for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let chosen = self.descriptor.choice.map(|choice| choice.values[self.chosen]);

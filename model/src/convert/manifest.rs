@@ -73,24 +73,39 @@ pub struct Manifest {
     pub files: Vec<FileRecord>,
 }
 
-/// The settings by the names of their options, and a hash of all of them.
+/// The settings by the names of their options, and a hash of them. Every setting is named here: the
+/// hash is of this JSON, so it is the same in every process and does not depend on how a type is printed.
 fn options(settings: &Settings) -> Map<String, Value> {
+    let Settings {
+        format,
+        // Options of the formats that read them.
+        dtype: _,
+        input: _,
+        tp,
+        ep,
+        device,
+        skip_unsupported,
+        shard_bytes,
+        preparation,
+        merge_projections,
+    } = settings;
     let mut options = Map::new();
     let mut set = |key: &str, value: Value| options.insert(key.to_owned(), value);
-    set("to", json!(settings.format.name()));
-    for (key, value) in settings.format.target().options(settings) {
+    set("to", json!(format.name()));
+    for (key, value) in format.target().options(settings) {
         set(key, value);
     }
-    set("tp_size", json!(settings.tp.size));
-    set("tp_rank", json!(settings.tp.rank));
-    set("ep_size", json!(settings.ep.size));
-    set("ep_rank", json!(settings.ep.rank));
-    set("skip_unsupported", json!(settings.skip_unsupported));
-    set("max_shard_bytes", json!(settings.shard_bytes));
-    set("merge_projections", json!(settings.merge_projections));
-    set("preparation", json!(format!("{:?}", settings.preparation)));
-    let all = Sha256::new_with_prefix(format!("{settings:?}"));
-    set("settings_sha256", json!(io::hex(all)));
+    set("device", json!(device.to_string()));
+    set("tp_size", json!(tp.size));
+    set("tp_rank", json!(tp.rank));
+    set("ep_size", json!(ep.size));
+    set("ep_rank", json!(ep.rank));
+    set("skip_unsupported", json!(skip_unsupported));
+    set("max_shard_bytes", json!(shard_bytes));
+    set("merge_projections", json!(merge_projections));
+    set("preparation", preparation.json());
+    let all = Sha256::new_with_prefix(Value::Object(options.clone()).to_string());
+    options.insert("settings_sha256".to_owned(), json!(io::hex(all)));
     options
 }
 
@@ -119,7 +134,7 @@ impl Manifest {
     #[must_use]
     pub fn with_routing(mut self, stated: Option<&RoutingRule>) -> Self {
         if let Some(routing) = stated {
-            self.options.insert("routing".to_owned(), json!(format!("{routing:?}")));
+            self.options.insert("routing".to_owned(), routing.to_json());
         }
         self
     }
@@ -250,7 +265,15 @@ fn model(inputs: &[InputRecord]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use marlinspike::formats::global_scale::W13Scale;
+    use marlinspike::layouts::marlin::InputDtype;
+    use marlinspike::num::scalar::ScalarType;
+    use marlinspike::select::Capability;
+
     use super::*;
+    use crate::convert::parallel::Ranks;
+    use crate::convert::settings::Format;
+    use crate::load::preparation::Preparation;
 
     fn sample() -> Manifest {
         Manifest {
@@ -267,6 +290,53 @@ mod tests {
                 sha256: "ab".to_owned(),
             }],
         }
+    }
+
+    /// The text is fixed: a conversion continues only with equal options, in any process and with any
+    /// build. The hash is by Python's `json` and `hashlib`.
+    #[test]
+    fn settings_are_named_options() {
+        let format = Format::from_name("marlin").unwrap();
+        let settings = Settings { shard_bytes: 5_000_000_000, ..Settings::new(format) };
+        let found = options(&settings);
+        let expected = json!({
+            "to": "marlin", "dtype": "bfloat16", "input_dtype": "model", "device": "CUDA 8.0",
+            "tp_size": 1, "tp_rank": 0, "ep_size": 1, "ep_rank": 0, "skip_unsupported": true,
+            "max_shard_bytes": 5_000_000_000_u64, "merge_projections": false,
+            "preparation": {"requantize": "upstream-cuda", "w13_scale": "first", "padding": true},
+            "settings_sha256": "f63bafcd470c94fab613f5f9f65a6074709b45557b106d53e282d8c0f4c30bb4",
+        });
+        assert_eq!(Value::Object(found.clone()), expected);
+
+        let own = Preparation { requantize: None, ..settings.preparation };
+        let raised = Preparation { w13_scale: W13Scale::Own, ..settings.preparation };
+        let unpadded = Preparation { padding: false, ..settings.preparation };
+        let with = |preparation| Settings { preparation, ..settings.clone() };
+        let of_two = Ranks { size: 2, rank: 0 };
+        let other = Format::from_name("flashinfer").unwrap();
+        let chosen = other.with("nvfp4-backend", "VLLM_CUTLASS").unwrap();
+        let changed = [
+            with(own),
+            with(raised),
+            with(unpadded),
+            Settings { dtype: ScalarType::FLOAT16, ..settings.clone() },
+            Settings { input: InputDtype::Int8, ..settings.clone() },
+            Settings { tp: of_two, ..settings.clone() },
+            Settings { tp: Ranks { rank: 1, ..of_two }, ..settings.clone() },
+            Settings { ep: of_two, ..settings.clone() },
+            Settings { ep: Ranks { rank: 1, ..of_two }, ..settings.clone() },
+            Settings { device: Capability::cuda(8, 9), ..settings.clone() },
+            Settings { skip_unsupported: false, ..settings.clone() },
+            Settings { shard_bytes: 1, ..settings.clone() },
+            Settings { merge_projections: true, ..settings.clone() },
+            Settings { format: other, ..settings.clone() },
+            Settings { format: chosen, ..settings.clone() },
+        ];
+        let hash = |settings: &Settings| options(settings)["settings_sha256"].to_string();
+        let mut hashes: Vec<String> = changed.iter().chain([&settings]).map(hash).collect();
+        hashes.sort();
+        hashes.dedup();
+        assert_eq!(hashes.len(), changed.len() + 1);
     }
 
     #[test]

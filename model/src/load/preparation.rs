@@ -2,6 +2,7 @@
 
 use marlinspike::formats::global_scale::W13Scale;
 use marlinspike::prepare::requantize::Requantize;
+use serde_json::{Value, json};
 
 /// How experts are prepared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,4 +25,21 @@ impl Preparation {
     };
     /// Values and sizes of the file, unchanged.
     pub const AS_STORED: Self = Self { requantize: None, w13_scale: W13Scale::Own, padding: false };
+
+    /// The options by name, for manifests. Conversions continue only with equal text, so it states
+    /// every option and changes with nothing else.
+    pub(crate) fn json(&self) -> Value {
+        let Self { requantize, w13_scale, padding } = self;
+        let requantize = match requantize {
+            None => "own",
+            Some(Requantize::Exact) => "exact",
+            Some(Requantize::UpstreamCuda) => "upstream-cuda",
+            Some(Requantize::UpstreamCpu) => "upstream-cpu",
+        };
+        let w13_scale = match w13_scale {
+            W13Scale::First => "first",
+            W13Scale::Own => "own",
+        };
+        json!({"requantize": requantize, "w13_scale": w13_scale, "padding": padding})
+    }
 }

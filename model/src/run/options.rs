@@ -10,6 +10,7 @@ use marlinspike::method::Arithmetic;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::quantize::Fp8GroupRule;
 
+pub use crate::convert::target::flashinfer::EXPERT_BACKEND;
 use crate::load::preparation::Preparation;
 
 /// How activations enter the products of a layer outside the int4 path.

@@ -97,6 +97,11 @@ impl BlockFormat {
         GroupSize::Of(self.block)
     }
 
+    /// Whether files may keep the experts of a layer in stacks, as gpt-oss does.
+    pub const fn has_stacks(&self) -> bool {
+        !self.expert_methods.is_empty()
+    }
+
     /// Whether a float32 scale multiplies all blocks.
     pub const fn has_global_scale(&self) -> bool {
         !self.global_suffixes.is_empty()

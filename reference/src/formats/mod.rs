@@ -131,6 +131,11 @@ impl Format {
         matches!(self, Self::Int(IntFormat { act_order: true, .. }))
     }
 
+    /// Whether files may keep the experts of a layer in stacks.
+    pub const fn has_stacks(self) -> bool {
+        matches!(self, Self::Block(format) if format.has_stacks())
+    }
+
     /// Whether a float32 scale multiplies all blocks.
     pub const fn has_global_scale(self) -> bool {
         matches!(self, Self::Block(format) if format.has_global_scale())

@@ -153,13 +153,16 @@ experts of FP8 blocks of 128 x 128 with quantized activations.
 --skip-unsupported copies the rest of the model unchanged.",
     examples: &["model out --to flashinfer --nvfp4-backend VLLM_CUTLASS --skip-unsupported"],
     model_dtype: false,
-    choice: Some(Choice {
-        name: "nvfp4-backend",
-        about: "the kernel for NVFP4 weights and FP8 blocks, by upstream's name [default: \
-                FLASHINFER_TRTLLM]",
-        values: &ExpertBackend::NAMES,
-    }),
+    choice: Some(EXPERT_BACKEND),
 });
+
+/// The option that names the kernel of experts; `run` has it, too.
+pub const EXPERT_BACKEND: Choice = Choice {
+    name: "nvfp4-backend",
+    about: "the kernel for NVFP4 weights and FP8 blocks, by upstream's name [default: \
+            FLASHINFER_TRTLLM]",
+    values: &ExpertBackend::NAMES,
+};
 
 /// FlashInfer's and CUTLASS's experts, NVFP4 and FP8 blocks for the kernel `backend`.
 #[derive(Debug, Clone, Copy)]
@@ -208,7 +211,7 @@ fn fp8_blocks(role: Role, scheme: &Scheme) -> Option<bool> {
 
 impl Target for Flashinfer {
     fn options(&self, _settings: &Settings) -> Vec<(&'static str, Value)> {
-        vec![("nvfp4_backend", json!(format!("{:?}", self.backend)))]
+        vec![("nvfp4_backend", json!(self.backend.name()))]
     }
 
     fn layer(&self, plan: &StackPlan, _settings: &Settings) -> Vec<(&'static str, Value)> {

@@ -33,6 +33,11 @@ impl ExpertBackend {
         ("VLLM_CUTLASS", Self::VllmCutlass),
     ];
 
+    /// Upstream's name.
+    pub fn name(self) -> &'static str {
+        Self::NAMED.iter().find(|(_, backend)| *backend == self).map_or("", |(name, _)| name)
+    }
+
     /// Upstream's names, in the order of [`Self::NAMED`].
     pub const NAMES: [&'static str; 5] = {
         let mut names = [""; 5];
