@@ -8,7 +8,7 @@
 //! The model's end: an expert layer over ranks, a row-parallel product over ranks, logits by columns. Each line is a
 //! configuration with the hash of the first token's logits; then the same as engines compute it, with the rank's own
 //! K, 16-bit parts and each rank's own sum over experts. It fails unless the first hashes are one.
-//! `--times`: the sums of ranks beside the sum of as many bytes in slots, and a whole call on ranks that share the GPU.
+//! `--times`: the sums of ranks next to the sum of as many bytes in slots, and a whole call on ranks that share the GPU.
 
 use std::{collections::BTreeSet, process::ExitCode, time::Instant};
 

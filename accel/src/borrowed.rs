@@ -79,7 +79,7 @@ impl Rank {
     /// multiple of 256.
     ///
     /// # Safety
-    /// - At each address are so many bytes that kernels of this device read and write, memory of this device or of a
+    /// - At each address are this many bytes that kernels of this device read and write, memory of this device or of a
     ///   peer. They are zeros, on all ranks, before the first call on any rank.
     /// - Nothing else uses them until the last call on every rank is done.
     /// - Every rank has the same capacity, and the memory of the same ranks in the same order.

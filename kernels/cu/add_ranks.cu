@@ -11,7 +11,7 @@
 //   IS_BF16   0: f16, 1: bf16
 //   RANKS     1, 2, 4 or 8
 //   SHOTS     ONE: every rank adds everything; TWO: a rank adds its share of the elements for all, and the shares are
-//             exchanged; GATHERED: all parts are in this rank's memory, and nobody waits. The bits are the same.
+//             exchanged; GATHERED: all parts are in this rank's memory, and no rank waits. The bits are the same.
 //
 // Launch: RANK_BLOCKS thread blocks of any number of threads, on every rank, with the same sizes; all at once, since
 // they wait for each other; with GATHERED any number of blocks. N is a multiple of 64. Without elements the kernel does

@@ -18,7 +18,7 @@ enum Owner {
     This,
     /// Mapped from another process; unmapped when dropped.
     Process,
-    /// Something else, or nobody: left as it is.
+    /// Something else, or nothing: left as it is.
     Other,
 }
 

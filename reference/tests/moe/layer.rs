@@ -360,7 +360,7 @@ fn rows_without_an_expert_are_zero() {
     assert!(stages.y.bits()[2 * H..3 * H].iter().all(|&b| b == 0), "both experts are elsewhere");
 }
 
-/// Experts on several ranks: the rows of all slots, brought to the token's owner and added in slot order, give the bits of
+/// Experts on several ranks: the rows of all slots, copied to the token's owner and added in slot order, give the bits of
 /// one rank. Sums in the order of ranks and sums of sums give others: these inputs can tell.
 #[test]
 fn slots_of_several_ranks_added_in_slot_order_are_the_whole_layer() {

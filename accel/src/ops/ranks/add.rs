@@ -115,7 +115,7 @@ impl Addition {
     }
 }
 
-/// Launches the kernel on the sums of so many ranks.
+/// Launches the kernel on the sums of this many ranks.
 pub(super) fn add(
     device: &Device,
     count: usize,
@@ -141,7 +141,7 @@ pub(super) fn add(
     KERNEL.launch(device, &parameters, grid, arguments)
 }
 
-/// y `[M, N]` of the f32 sums `[ranks, M, N]` of all ranks, in order of rank, that any library has brought here:
+/// y `[M, N]` of the f32 sums `[ranks, M, N]` of all ranks, in order of rank, that any library has copied here:
 /// their tree, the global scale, the bias and one rounding, as [`Rank::add`](super::Rank::add). `weight` is a rank's
 /// part ([`MarlinWeight::of_part`]), of any rank.
 ///
@@ -169,7 +169,7 @@ pub fn add_gathered(
     add_at(device, split.ranks(), sums.address(), addition)
 }
 
-/// Adds the sums of so many ranks from `address` on, one rank's after the other's.
+/// Adds the sums of this many ranks from `address` on, one rank's after the other's.
 pub(super) fn add_at(
     device: &Device,
     ranks: usize,

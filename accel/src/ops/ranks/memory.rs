@@ -342,7 +342,7 @@ mod tests {
     fn handles_pass_through_bytes() {
         let (handle, bytes) = (handle(), handle().to_bytes());
         assert_eq!(Handle::from_bytes(&bytes).unwrap(), handle);
-        // By the layout that the version stands for: capacity, bytes, rank, ranks.
+        // By the layout that the version means: capacity, bytes, rank, ranks.
         assert_eq!(bytes[..8], *b"MSRANKS\x01");
         assert_eq!(bytes[8..16], 1024u64.to_le_bytes());
         assert_eq!(bytes[16..24], 18_432u64.to_le_bytes());

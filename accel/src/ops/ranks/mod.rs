@@ -117,7 +117,7 @@ impl Rank {
     }
 
     /// This process's rank of several, each in a process of its own on this machine; `handles` are of all
-    /// ranks, in order of rank. Any channel may have brought them.
+    /// ranks, in order of rank. Any channel may have carried them.
     ///
     /// Dropping it waits for the other processes, up to 10 seconds, until none of them uses this one's memory
     /// any more; else that stays allocated.
