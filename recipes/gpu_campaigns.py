@@ -3,7 +3,7 @@
     pip install marlinspike torch==2.11.0 ml_dtypes
     python gpu_campaigns.py LIBRARIES --out RESULTS                       # every operator of vLLM 0.21.0
     python gpu_campaigns.py LIBRARIES --out RESULTS marlin_nvfp4 topk --cases 20000 --seconds 60
-    python gpu_campaigns.py LIBRARIES --out RESULTS humming_uint4b8 triton_mxfp4
+    python gpu_campaigns.py LIBRARIES --out RESULTS humming_uint4b8:20 triton_mxfp4:45    # seconds of each
 
 LIBRARIES is a folder with `_C.abi3.so`, `_moe_C.abi3.so` and `_C_stable_libtorch.abi3.so` of vLLM's wheel, which
 need PyTorch 2.11, or with what `triton_kernels_operators.py`, `humming_operators.py`, `fbgemm_operators.py` and
@@ -128,7 +128,7 @@ def work(options, names):
         start = time.monotonic()
         file = options.out / f"{name}-{part}.json"
         if name in COMPARISONS:
-            shared = {"cases": -(-options.cases // parts), "seed": options.seed + part, "seconds": options.seconds}
+            shared = {"cases": -(-options.cases // parts), "seed": options.seed + part, "seconds": limit(options, name)}
             result = COMPARISONS[name](**shared)
             file.write_text(json.dumps({"comparison": result, "seconds": time.monotonic() - start}))
             continue
@@ -140,15 +140,15 @@ def campaign(options, name, entry):
     """This process's share of one campaign; returns how often the operator refused a case for which reason."""
     op, where, keys, outputs, _ = entry
     if not options.stand_ins:
-        # The first calls load the kernels.
-        first = Kernel(name, entry, options.out, False)
+        # The first calls compile and load the kernels, other kernels in each process.
+        first, parts = Kernel(name, entry, options.out, False), int(options.worker.split("/")[1])
         marlinspike.run_fuzz(
-            lambda inputs, config, reference: first(inputs, config, reference), op, where, cases=16, seconds=6.0,
-            seed=options.seed + 1, outputs=list(outputs), config=keys)  # fmt: skip
+            lambda inputs, config, reference: first(inputs, config, reference), op, where, cases=16 * parts,
+            seconds=6.0, seed=options.seed + 1, outputs=list(outputs), config=keys, shard=options.worker)  # fmt: skip
     kernel, part = Kernel(name, entry, options.out, options.stand_ins), options.worker.split("/")[0]
     summary = marlinspike.run_fuzz(
         lambda inputs, config, reference: kernel(inputs, config, reference), op, where, cases=options.cases,
-        seed=options.seed, seconds=options.seconds, outputs=list(outputs), config=keys, shard=options.worker,
+        seed=options.seed, seconds=limit(options, name), outputs=list(outputs), config=keys, shard=options.worker,
         folder=str(options.out / "kept" / f"{name}-{part}"))  # fmt: skip
     summary.write(options.out / f"{name}-{part}.json")
     return dict(kernel.reasons)
@@ -185,8 +185,9 @@ def share(options, names):
     ended, running = collections.Counter(), {}
 
     def start(part, rest):
-        command = [sys.executable, __file__, str(options.libraries), "--out", str(options.out), *rest]
-        numbers = {"cases": options.cases, "seed": options.seed, "seconds": options.seconds}
+        timed = [f"{name}:{limit(options, name)}" for name in rest]
+        command = [sys.executable, __file__, str(options.libraries), "--out", str(options.out), *timed]
+        numbers = {"cases": options.cases, "seed": options.seed}
         command += [text for key, value in numbers.items() for text in (f"--{key}", str(value))]
         command += ["--worker", f"{part}/{options.jobs}"] + ["--stand-ins"] * options.stand_ins
         environment = {**os.environ, "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -209,10 +210,15 @@ def share(options, names):
     return ended
 
 
+def limit(options, name):
+    """Seconds of a campaign."""
+    return options.limits.get(name, options.seconds)
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("libraries", type=pathlib.Path)
-    parser.add_argument("operators", nargs="*", metavar="OPERATOR")
+    parser.add_argument("operators", nargs="*", metavar="OPERATOR[:SECONDS]")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--cases", type=int, default=20000)
     parser.add_argument("--seconds", type=float, default=60.0, help="limit for each operator")
@@ -223,7 +229,9 @@ def main(arguments=None):
     options = parser.parse_intermixed_args(arguments)
     known = [*campaigns(), *COMPARISONS]
     of_peers = {name for peer in PEERS for name in (*peer.PRODUCTS, *peer.COMPARISONS)}
-    names = options.operators or [name for name in known if name not in of_peers]
+    given = [name.partition(":") for name in options.operators]
+    options.limits = {name: float(seconds) for name, _, seconds in given if seconds}
+    names = [name for name, _, _ in given] or [name for name in known if name not in of_peers]
     unknown = [name for name in names if name not in known]
     if unknown:
         parser.error(f"operator {unknown[0]!r}: expected one of {', '.join(known)}")

@@ -1,8 +1,8 @@
 """Humming 0.1.19 for `gpu_campaigns.py`: products of 16-bit activations with the library's own layout of the weights.
 
 LIBRARIES is a folder with the package `humming` (`pip install --no-deps --target LIBRARIES humming-kernels==0.1.19`).
-Every shape, format and group size is a kernel of its own, compiled by NVRTC at its first call, so `SIZES` are those of drawn
-cases. vLLM pads weights to 256 columns and 128 rows, and so does this file.
+Every shape, format and group size is a kernel of its own, compiled by NVRTC at its first call, so campaigns have the shapes
+`SIZES` alone. vLLM pads weights to 256 columns and 128 rows, and so does this file.
 """
 
 import functools
@@ -12,7 +12,8 @@ import torch
 import torch_operators as base
 from triton_kernels_operators import whole_scales
 
-SIZES = ((64, 128), (64, 256), (128, 256), (192, 128), (192, 384), (320, 128))
+# Columns and rows.
+SIZES = ((64, 128), (192, 128), (192, 384))
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -119,7 +120,8 @@ def product(config, t, invariant=False, every_scale=True, rows=0):
 
 
 def campaign(where, **keys):
-    return ("linear", f"input_dtype=null,{where}", {}, ["y"], lambda config, t: product(config, t, **keys))
+    where = f"input_dtype=null,size_n=64|192,size_k=128|384,{where}"
+    return ("linear", where, {}, ["y"], lambda config, t: product(config, t, **keys))
 
 
 FORMS = {

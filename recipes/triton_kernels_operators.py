@@ -13,6 +13,8 @@ import vllm_operators as more
 import marlinspike
 
 MXFP4 = "checkpoint_format=mxfp4,input_dtype=null"
+# Triton compiles a kernel for each kind of size, so campaigns of products draw few sizes.
+FEW = "size_n=64|192,size_k=128|384"
 BLOCK = 32
 
 
@@ -136,18 +138,18 @@ def topk(config, t):
 
 
 PRODUCTS = {
-    "triton_mxfp4": ("linear", f"{MXFP4},dtype=bfloat16", {}, ["y"], product),
+    "triton_mxfp4": ("linear", f"{MXFP4},{FEW},dtype=bfloat16", {}, ["y"], product),
     "triton_mxfp4_every_scale": (
-        "linear", f"{MXFP4},dtype=bfloat16", {}, ["y"], lambda c, t: product(c, t, every_scale=True),
+        "linear", f"{MXFP4},{FEW},dtype=bfloat16", {}, ["y"], lambda c, t: product(c, t, every_scale=True),
     ),
     "triton_mxfp4_invariant": (
-        "linear", f"{MXFP4},dtype=bfloat16", {}, ["y"], lambda c, t: product(c, t, invariant=True),
+        "linear", f"{MXFP4},{FEW},dtype=bfloat16", {}, ["y"], lambda c, t: product(c, t, invariant=True),
     ),
-    "triton_mxfp4_plain": ("linear", MXFP4, {}, ["y"], lambda c, t: product(c, t, None)),
-    "triton_mxfp4_300": ("linear", f"{MXFP4},dtype=bfloat16", {}, ["y"], lambda c, t: product(c, t, rows=300)),
+    "triton_mxfp4_plain": ("linear", f"{MXFP4},{FEW}", {}, ["y"], lambda c, t: product(c, t, None)),
+    "triton_mxfp4_300": ("linear", f"{MXFP4},{FEW},dtype=bfloat16", {}, ["y"], lambda c, t: product(c, t, rows=300)),
     "triton_moe": (
-        "moe", f"{MXFP4},dtype=bfloat16,activation=swigluoai,ep_size=1", {}, ["gate_up", "activated", "down", "y"],
-        expert_layer,
+        "moe", f"{MXFP4},dtype=bfloat16,activation=swigluoai,ep_size=1,hidden_size=256,has_bias=true", {},
+        ["gate_up", "activated", "down", "y"], expert_layer,
     ),
     "triton_topk": (
         "router", "use_grouped_topk=false,scoring_func=softmax,renormalize=true", {}, ["topk_weights", "topk_ids"], topk,

@@ -108,7 +108,7 @@ def test_campaigns_of_gpu_operators(tmp_path):
     for name, off in (("moe_align_block_size", 0), ("topk", 1)):
         for part in (1, 2):
             options = types.SimpleNamespace(
-                out=tmp_path, stand_ins=True, worker=f"{part}/2", cases=40, seed=22, seconds=60.0
+                out=tmp_path, stand_ins=True, worker=f"{part}/2", cases=40, seed=22, seconds=60.0, limits={}
             )
             entry = ("moe_align_block_size", "", {}, [], align(off))
             reasons = gpu_campaigns.campaign(options, name, entry)
