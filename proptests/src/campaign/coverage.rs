@@ -25,7 +25,7 @@ impl Coverage {
         Self { axes }
     }
 
-    /// Counts one judged case, by the configuration it was drawn from.
+    /// Counts one judged case, with the sizes that were drawn for it.
     pub(super) fn count(&mut self, config: &CaseConfig) {
         let tried = axes(config);
         for (key, values) in &mut self.axes {

@@ -292,7 +292,7 @@ impl Campaign {
             let judgement = self.judge(kernel, &trial);
             on(Event::Judged(index, &judgement));
             if !matches!(judgement, Judgement::Skipped(_)) {
-                summary.coverage.count(self.generator.configuration(index));
+                summary.coverage.count(&trial.case.config);
             }
             match judgement {
                 Judgement::Pass => summary.passed += 1,

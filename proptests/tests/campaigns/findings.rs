@@ -1,5 +1,6 @@
 //! Campaigns over cases: findings, shrinking, kept cases.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use marlinspike::case::Op;
@@ -79,8 +80,17 @@ fn run(kernel: impl FnMut(&Trial) -> Result<Outputs, Fault>, cases: u64) -> Summ
 
 #[test]
 fn a_right_kernel_passes_and_covers_its_axes() {
-    let summary = run(|trial| Ok(product(trial, 8, |k| k)), 24);
+    let mut rows = BTreeMap::<String, u64>::new();
+    let summary = run(
+        |trial| {
+            *rows.entry(trial.case.inputs["x"].shape()[0].to_string()).or_default() += 1;
+            Ok(product(trial, 8, |k| k))
+        },
+        24,
+    );
     assert_eq!((summary.passed, summary.failed, summary.unchecked), (24, 0, 0));
+    // The rows are drawn for each case.
+    assert!(rows.len() > 3 && summary.coverage.axes["size_m"] == rows);
     let group_sizes = &summary.coverage.axes["group_size"];
     assert!(group_sizes.len() > 2 && group_sizes.values().all(|count| *count > 0));
 }
