@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use walkdir::WalkDir;
 
@@ -27,8 +28,19 @@ pub struct Package {
     dropped: BTreeSet<u32>,
 }
 
+/// What a build made.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Built {
+    /// The mutants in it.
+    pub mutants: Vec<Mutant>,
+    /// Mutants that constant functions and items would have, by file.
+    pub constant: Vec<(String, usize)>,
+    /// The tests.
+    pub programs: Vec<Program>,
+}
+
 /// A test program of the package.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Program {
     /// Its name: the target's.
     pub name: String,
@@ -37,14 +49,21 @@ pub struct Program {
 }
 
 impl Package {
-    /// Finds the mutants below `modules`: files or folders of the package, `src/num` for example.
+    /// Finds the mutants below `modules`: files or folders of the package in the workspace `from`, `src/num` for
+    /// example. `root` is the workspace's copy.
     ///
     /// # Errors
     /// Where a file cannot be read or is not Rust, or there is no file.
-    pub fn open(root: &Path, folder: &str, name: &str, modules: &[String]) -> Result<Self> {
+    pub fn open(
+        from: &Path,
+        root: &Path,
+        folder: &str,
+        name: &str,
+        modules: &[String],
+    ) -> Result<Self> {
         let mut paths = Vec::new();
         for module in modules {
-            for entry in WalkDir::new(root.join(folder).join(module)).sort_by_file_name() {
+            for entry in WalkDir::new(from.join(folder).join(module)).sort_by_file_name() {
                 let path = entry.with_context(|| format!("module {module}"))?.into_path();
                 let is_test = path.file_stem().is_some_and(|stem| stem == "tests");
                 if path.extension().is_some_and(|extension| extension == "rs") && !is_test {
@@ -52,16 +71,23 @@ impl Package {
                 }
             }
         }
+        // The root of the crate gets the branches' module.
+        let library = from.join(folder).join("src/lib.rs");
         let (mut files, mut next) = (Vec::new(), 0);
         for path in paths {
             let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-            let file = path.strip_prefix(root.join(folder))?.display().to_string();
+            let file = path.strip_prefix(from.join(folder))?.display().to_string();
             let source = Source::parse(&file, &text, next)?;
             next += source.mutants.len() as u32;
             files.push((file, source));
         }
         if files.is_empty() {
             bail!("found no Rust file below {}, expected the modules' files", modules.join(", "));
+        }
+        if !files.iter().any(|(file, _)| file == "src/lib.rs") {
+            let text =
+                fs::read_to_string(&library).with_context(|| library.display().to_string())?;
+            files.push(("src/lib.rs".to_owned(), Source::plain(&text)));
         }
         Ok(Self {
             root: root.to_owned(),
@@ -72,6 +98,12 @@ impl Package {
         })
     }
 
+    /// Whether `path`, below the root, is a file that the build writes.
+    pub fn writes(&self, path: &str) -> bool {
+        let file = path.strip_prefix(&self.folder).and_then(|rest| rest.strip_prefix('/'));
+        self.files.iter().any(|(own, _)| Some(own.as_str()) == file)
+    }
+
     /// All mutants, in the order of their numbers.
     pub fn mutants(&self) -> impl Iterator<Item = &Mutant> {
         self.files.iter().flat_map(|(_, source)| &source.mutants)
@@ -80,11 +112,6 @@ impl Package {
     /// Whether a mutant does not compile.
     pub fn is_dropped(&self, mutant: &Mutant) -> bool {
         self.dropped.contains(&mutant.id)
-    }
-
-    /// Mutants that constant functions and items would have, by file.
-    pub fn constant(&self) -> impl Iterator<Item = (&str, usize)> {
-        self.files.iter().map(|(file, source)| (file.as_str(), source.constant))
     }
 
     /// Takes out mutants that are known not to compile.
@@ -99,8 +126,7 @@ impl Package {
     ///
     /// # Errors
     /// Where the package does not compile for another reason than its mutants.
-    pub fn build(&mut self, names: &[String], dropped: &dyn Fn(&Mutant)) -> Result<Vec<Program>> {
-        let root = self.root.join(&self.folder).join("src/lib.rs");
+    pub fn build(&mut self, names: &[String], dropped: &dyn Fn(&Mutant)) -> Result<Built> {
         let count = self.mutants().count().max(1);
         let runtime = include_str!("runtime.in").replace("COUNT", &count.to_string());
         for round in 0..ROUNDS {
@@ -110,16 +136,25 @@ impl Package {
                 written.push((format!("{}/{file}", self.folder), branched));
             }
             for (path, branched) in &written {
-                fs::write(self.root.join(path), &branched.text)?;
-            }
-            let text = fs::read_to_string(&root)?;
-            if !text.contains("mod mutation {") {
-                fs::write(&root, text + &runtime)?;
+                let runtime = if path.ends_with("src/lib.rs") { &runtime } else { "" };
+                write_changed(&self.root.join(path), (branched.text.clone() + runtime).as_bytes())?;
             }
             let wrong = self.errors(&written)?;
             eprintln!("round {round}: {} mutants that do not compile", wrong.len());
             if wrong.is_empty() {
-                return self.programs(names);
+                return Ok(Built {
+                    mutants: self
+                        .mutants()
+                        .filter(|mutant| !self.is_dropped(mutant))
+                        .cloned()
+                        .collect(),
+                    constant: self
+                        .files
+                        .iter()
+                        .map(|(file, source)| (file.clone(), source.constant))
+                        .collect(),
+                    programs: self.programs(names)?,
+                });
             }
             self.mutants().filter(|mutant| wrong.contains(&mutant.id)).for_each(dropped);
             self.dropped.extend(wrong);
@@ -195,6 +230,15 @@ fn messages(output: &[u8]) -> impl Iterator<Item = Value> {
 fn range(span: &Value) -> Range<usize> {
     let at = |key: &str| span[key].as_u64().unwrap_or(0) as usize;
     at("byte_start")..at("byte_end")
+}
+
+/// Writes a file unless it has these bytes: cargo builds again what is newer.
+pub fn write_changed(path: &Path, bytes: &[u8]) -> Result<()> {
+    if fs::read(path).is_ok_and(|found| found == bytes) {
+        return Ok(());
+    }
+    fs::create_dir_all(path.parent().unwrap_or(path))?;
+    fs::write(path, bytes).with_context(|| path.display().to_string())
 }
 
 /// The mutant whose change contains the error, otherwise all mutants of the innermost place around it.

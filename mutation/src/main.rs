@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use marlinspike_mutation::build::Package;
+use marlinspike_mutation::build::{self, Built, Package};
 use marlinspike_mutation::report::{self, Line};
 use marlinspike_mutation::source::Mutant;
 use marlinspike_mutation::trials::{self, Limits, Outcome};
@@ -22,7 +22,7 @@ struct Options {
     /// Folder for the copy of the workspace and its build; `results.jsonl` there is continued
     copy: PathBuf,
     /// Files or folders of the package
-    #[arg(required = true)]
+    #[arg(required_unless_present = "built")]
     modules: Vec<String>,
     /// Folder of the package
     #[arg(long, default_value = "reference")]
@@ -33,6 +33,12 @@ struct Options {
     /// Test programs to run: `marlinspike` for the unit tests, `layouts` for `tests/layouts`; all by default
     #[arg(long)]
     program: Vec<String>,
+    /// Stop before the tests are run
+    #[arg(long)]
+    build_only: bool,
+    /// Run the tests of an earlier build: its folder may be that of another machine, at the same path
+    #[arg(long)]
+    built: bool,
     /// Processes at once
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -46,13 +52,9 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    copy(&options.copy)?;
-    let mut package =
-        Package::open(&options.copy, &options.folder, &options.package, &options.modules)?;
     let path = options.copy.join("results.jsonl");
-    let before = lines(&path)?;
-    let before: HashMap<u32, Line> =
-        before.into_iter().map(|line| (line.mutant.id, line)).collect();
+    let before =
+        lines(&path)?.into_iter().map(|line| (line.mutant.id, line)).collect::<HashMap<_, _>>();
     let known = |mutant: &Mutant| before.get(&mutant.id).filter(|line| line.mutant == *mutant);
     let file = Mutex::new(OpenOptions::new().create(true).append(true).open(&path)?);
     let write = |mutant: &Mutant, outcome: &Outcome| {
@@ -62,38 +64,54 @@ fn main() -> Result<()> {
         writeln!(file, "{}", line.expect("strings and numbers"))
             .expect("results.jsonl can be written");
     };
-    package.drop_known(&|mutant| {
-        known(mutant).is_some_and(|line| line.outcome == Outcome::DoesNotCompile)
-    });
-    let programs =
-        package.build(&options.program, &|mutant| write(mutant, &Outcome::DoesNotCompile))?;
+    let built = options.copy.join("built.json");
+    if !options.built {
+        let (from, to) = (Path::new("."), &options.copy);
+        let mut package =
+            Package::open(from, to, &options.folder, &options.package, &options.modules)?;
+        copy(to, &|path| !package.writes(path))?;
+        package.drop_known(&|mutant| {
+            known(mutant).is_some_and(|line| line.outcome == Outcome::DoesNotCompile)
+        });
+        let made =
+            package.build(&options.program, &|mutant| write(mutant, &Outcome::DoesNotCompile))?;
+        fs::write(&built, serde_json::to_string(&made)?)?;
+        if options.build_only {
+            return Ok(());
+        }
+    }
+    let built: Built = serde_json::from_str(
+        &fs::read_to_string(&built).context("built.json of an earlier build")?,
+    )?;
     let limits = Limits {
         jobs: options.jobs,
         test: Duration::from_secs_f64(options.test_seconds),
         mutant: Duration::from_secs_f64(options.mutant_seconds),
         memory: 16 << 20,
     };
-    let folder = package.root.join(&package.folder);
-    let tests = trials::baseline(&programs, &folder, &limits)?;
-    eprintln!("{} mutants, {} tests", package.mutants().count(), tests.len());
-
-    let left =
-        package.mutants().filter(|&mutant| !package.is_dropped(mutant) && known(mutant).is_none());
-    trials::run_all(&left.collect::<Vec<_>>(), &tests, &folder, &limits, &write);
-    print!("{}", report::markdown(&lines(&path)?, package.constant()));
+    let folder = options.copy.join(&options.folder);
+    let tests = trials::baseline(&built.programs, &folder, &limits)?;
+    eprintln!("{} mutants, {} tests", built.mutants.len(), tests.len());
+    let left: Vec<_> = built.mutants.iter().filter(|&mutant| known(mutant).is_none()).collect();
+    trials::run_all(&left, &tests, &folder, &limits, &write);
+    print!("{}", report::markdown(&lines(&path)?, &built.constant));
     Ok(())
 }
 
-/// Copies the files of the commit that is checked out, over what an earlier run left.
-fn copy(to: &Path) -> Result<()> {
-    fs::create_dir_all(to)?;
-    let archive = to.join("sources.tar");
-    let git = Command::new("git").args(["archive", "--output"]).arg(&archive).arg("HEAD").status();
-    let tar = || Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(to).status();
-    if !git.context("git")?.success() || !tar().context("tar")?.success() {
-        bail!("found no commit to copy, expected to run in the project's checkout");
+/// Copies the files that git knows and `wanted` accepts.
+fn copy(to: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
+    let listed = Command::new("git").args(["ls-files", "-z"]).output().context("git")?;
+    if !listed.status.success() {
+        bail!("found no git checkout, expected to run in the root of the project's");
     }
-    Ok(fs::remove_file(archive)?)
+    let listed = String::from_utf8(listed.stdout).context("names of files")?;
+    for path in listed.split_terminator('\0').filter(|path| wanted(path)) {
+        // A file that was deleted is still listed.
+        if let Ok(bytes) = fs::read(path) {
+            build::write_changed(&to.join(path), &bytes)?;
+        }
+    }
+    Ok(())
 }
 
 fn lines(path: &Path) -> Result<Vec<Line>> {

@@ -38,7 +38,7 @@ fn module(file: &str) -> String {
 }
 
 /// A Markdown table with a row for each module, and the list of survivors.
-pub fn markdown<'a>(lines: &[Line], constant: impl Iterator<Item = (&'a str, usize)>) -> String {
+pub fn markdown(lines: &[Line], constant: &[(String, usize)]) -> String {
     let mut rows: BTreeMap<String, Row> = BTreeMap::new();
     for (file, count) in constant {
         rows.entry(module(file)).or_default().constant += count;

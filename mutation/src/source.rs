@@ -77,12 +77,16 @@ impl Source {
     pub fn parse(file: &str, text: &str, first: u32) -> Result<Self> {
         let parsed =
             syn::parse_file(text).with_context(|| format!("{file}: expected Rust source"))?;
-        let source =
-            Self { text: text.to_owned(), places: Vec::new(), mutants: Vec::new(), constant: 0 };
+        let source = Self::plain(text);
         let mut finder =
             Finder { file, source, next: first, functions: Vec::new(), constant: false };
         finder.visit_file(&parsed);
         Ok(finder.source)
+    }
+
+    /// A file without mutants.
+    pub fn plain(text: &str) -> Self {
+        Self { text: text.to_owned(), places: Vec::new(), mutants: Vec::new(), constant: 0 }
     }
 
     /// The file with a branch for each mutant that `keep` accepts.

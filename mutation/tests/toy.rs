@@ -86,8 +86,9 @@ fn a_toy_package() {
     write("toy/Cargo.toml", "[package]\nname = \"toy\"\nversion = \"0.1.0\"\nedition = \"2024\"\n");
     write("toy/src/lib.rs", TOY);
 
-    let mut package = Package::open(root.path(), "toy", "toy", &["src".to_owned()]).unwrap();
-    let programs = package.build(&[], &|_| ()).unwrap();
+    let mut package =
+        Package::open(root.path(), root.path(), "toy", "toy", &["src".to_owned()]).unwrap();
+    let built = package.build(&[], &|_| ()).unwrap();
     let limits = Limits {
         jobs: 2,
         test: Duration::from_secs(60),
@@ -95,10 +96,10 @@ fn a_toy_package() {
         memory: 16 << 20,
     };
     let folder = root.path().join("toy");
-    let tests = trials::baseline(&programs, &folder, &limits).unwrap();
+    let tests = trials::baseline(&built.programs, &folder, &limits).unwrap();
     assert_eq!(tests.len(), 4);
 
-    let viable: Vec<_> = package.mutants().filter(|mutant| !package.is_dropped(mutant)).collect();
+    let viable: Vec<_> = built.mutants.iter().collect();
     let lines = std::sync::Mutex::new(Vec::new());
     trials::run_all(&viable, &tests, &folder, &limits, &|mutant, outcome| {
         lines.lock().unwrap().push(Line { mutant: mutant.clone(), outcome: outcome.clone() });
@@ -134,7 +135,7 @@ fn a_toy_package() {
         "{dropped:?}"
     );
     assert!(!outcomes.keys().any(|name| name.starts_with("constant")));
-    let table = report::markdown(&lines, package.constant());
+    let table = report::markdown(&lines, &built.constant);
     assert!(
         table.contains("- src/lib.rs:7 weakly_tested: replace > with >= (survived)"),
         "{table}"
