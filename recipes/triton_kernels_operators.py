@@ -193,6 +193,9 @@ def drawn_blocks(random, kind):
         x[:, : BLOCK] = 0
     elif form == 4 and kind != torch.float16:
         x = np.clip(x, -3, 3) * 2.0 ** random.integers(-100, 125, (shape[0], 1))
+    if kind == torch.float16:
+        # Infinite values have no block scale.
+        x = np.clip(x, -65504, 65504)
     made = torch.from_numpy(x).to(kind).to(base.DEVICE)
     return made, made.float().cpu().numpy()
 
