@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 use crate::source::Mutant;
 use crate::trials::Outcome;
 
-/// A mutant and what became of it: one line of a results file.
+/// A mutant and its outcome: one line of a results file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Line {
     /// The mutant.
     #[serde(flatten)]
     pub mutant: Mutant,
-    /// What became of it.
+    /// Its outcome.
     #[serde(flatten)]
     pub outcome: Outcome,
 }

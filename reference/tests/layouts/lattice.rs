@@ -360,3 +360,32 @@ fn scales_of_another_shape_are_refused() {
         }
     }
 }
+
+/// As many words as the packed weight has, in another shape.
+#[test]
+fn packed_weights_of_another_shape_are_refused() {
+    let layout = WeightLayout::new(Shape::new(128, 64), 4, Activations::Bits16).unwrap();
+    for (rows, columns) in [(16, 64), (4, 256), (128, 8), (1, 1024)] {
+        let packed = ndarray::Array2::<u32>::zeros((rows, columns));
+        let text = layout.unpack(packed.view(), None).unwrap_err().to_string();
+        assert!(
+            text.contains(&format!("[{rows}, {columns}]")) && text.contains("[8, 128]"),
+            "{text}"
+        );
+    }
+    assert!(layout.unpack(ndarray::Array2::zeros((8, 128)).view(), None).is_ok());
+}
+
+#[test]
+fn columns_beyond_a_table_are_refused() {
+    let values = TableData::B16(vec![1, 2, 3, 4, 5, 6]);
+    let table = Table::new(ScalarType::BFLOAT16, 2, 3, values).unwrap();
+    let cut = |range| table.slice_columns(range);
+    assert!(matches!(cut(1..3).unwrap().data(), TableData::B16(v) if v[..] == [2, 3, 5, 6]));
+    assert_eq!(cut(3..3).unwrap().cols(), 0);
+    #[allow(clippy::reversed_empty_ranges)]
+    for range in [2..4, 2..1, 4..4] {
+        let text = cut(range.clone()).unwrap_err().to_string();
+        assert!(text.contains(&format!("{range:?}")) && text.contains('3'), "{text}");
+    }
+}
