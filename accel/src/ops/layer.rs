@@ -6,6 +6,7 @@
 pub(crate) mod blocks;
 mod entries;
 mod many;
+mod placement;
 
 use marlinspike::moe::activation::{Columns, Definition};
 use marlinspike::moe::layer::Layer;
@@ -15,13 +16,13 @@ use super::{
     align::{DeviceBlocks, Runs},
     check,
     gemm::{MOE as ROW, MarlinWeight, Tiling, is_fusible},
-    ranks::ExpertRanks,
     sum::{Slots, sum_on_device},
 };
 use crate::{device::Device, error::AccelError, memory::Buffer};
 use blocks::RoutedTokens;
 use entries::{EntryBuffers, Product};
 use many::ManyRowsBuffers;
+pub(crate) use placement::ExpertRanks;
 
 /// One rank's layer in Marlin's layout in a device's memory.
 #[derive(Debug)]

@@ -12,8 +12,7 @@ use std::{
 
 use cudarc::driver::{CudaStream, sys};
 
-use super::words;
-use crate::memory::Buffer;
+use super::{peers::PeerMemory, words};
 
 type Handle = *mut c_void;
 type Status = c_int;
@@ -158,23 +157,26 @@ impl Communicator {
         }
     }
 
-    /// Starts a gather of `count` floats of each rank in `all`, memory of this stream, where this rank's are in their
-    /// place.
+    /// Starts a gather of `count` floats of each rank in `all`, where this rank's are in their place.
     pub(crate) fn gather(
         &mut self,
-        all: &Buffer<f32>,
+        all: &PeerMemory,
         count: usize,
         stream: &Arc<CudaStream>,
     ) -> Result<(), String> {
         let [rank, ranks] = self.place.map(|place| place as usize);
-        assert!(all.len() / ranks >= count, "{} floats for {ranks} times {count}", all.len());
+        assert!(
+            all.bytes() / 4 / ranks >= count,
+            "{} bytes for {ranks} times {count}",
+            all.bytes()
+        );
         if self.handle.is_null() {
             return Err("found a communicator that was given up".into());
         }
         stream.context().bind_to_thread().map_err(|error| error.to_string())?;
         let at = |address: u64| ptr::with_exposed_provenance_mut::<c_void>(address as usize);
         let (own, all) = (at(all.address() + (4 * rank * count) as u64), at(all.address()));
-        // SAFETY: the memory has the floats of all ranks, and is freed in the order of its stream; the communicator and
+        // SAFETY: the memory has the floats of all ranks, and freeing it waits for the device; the communicator and
         // the stream are alive.
         let status = unsafe {
             (self.library.all_gather)(own, all, count, FLOAT32, self.handle, stream.cu_stream())

@@ -1,6 +1,6 @@
 //! Expert layers over ranks: each has some of the experts, whole, and all tokens.
 
-use super::{MOST_RANKS, Rank, Started, grid};
+use super::{Rank, Started, grid};
 use crate::{
     device::Device,
     error::AccelError,
@@ -51,40 +51,6 @@ arguments! {
         num_experts: u32,
         capacity: u64,
         limit_ms: u32,
-    }
-}
-
-/// Which rank has each expert.
-#[derive(Debug)]
-pub(crate) struct ExpertRanks {
-    rank: usize,
-    /// One more than the largest rank of an expert.
-    ranks: usize,
-    /// `[num_experts]`.
-    rank_of: Buffer<i32>,
-}
-
-impl ExpertRanks {
-    /// Of the experts that are `here`, on `rank`, and all others.
-    pub(crate) fn new(
-        device: &Device,
-        here: &[bool],
-        rank: usize,
-        rank_of: &[usize],
-    ) -> Result<Self, AccelError> {
-        if rank_of.len() != here.len() {
-            return Err(ROW.refuse("rank_of", format!("{} experts", rank_of.len()), here.len()));
-        }
-        for (expert, (&of, &is_here)) in rank_of.iter().zip(here).enumerate() {
-            if of >= MOST_RANKS || (of == rank) != is_here {
-                let found = format!("expert {expert} on rank {of}, here: {is_here}");
-                let expected = format!("ranks below {MOST_RANKS}, and {rank} for experts here");
-                return Err(ROW.refuse("rank_of", found, expected));
-            }
-        }
-        let ranks = rank_of.iter().max().map_or(0, |rank| rank + 1);
-        let rank_of: Vec<i32> = rank_of.iter().map(|&rank| rank as i32).collect();
-        Ok(Self { rank, ranks, rank_of: device.upload(&rank_of)? })
     }
 }
 

@@ -17,7 +17,7 @@ use super::{
     memory::check_ranks,
 };
 use crate::{
-    device::Device,
+    device::{self, Device},
     error::AccelError,
     launch::Pointer,
     memory::Buffer,
@@ -25,7 +25,10 @@ use crate::{
         check,
         gemm::{MarlinWeight, Output, PeerSums, part},
     },
-    raw::nccl::{Communicator, Library, UniqueId},
+    raw::{
+        nccl::{Communicator, Library, UniqueId},
+        peers::PeerMemory,
+    },
 };
 
 /// Names NCCL's library, or gives its path.
@@ -88,7 +91,8 @@ impl NcclId {
 pub struct NcclRank {
     communicator: Communicator,
     /// `[ranks, M, N]`
-    sums: Buffer<f32>,
+    sums: PeerMemory,
+    capacity: usize,
     stream: Arc<CudaStream>,
     rank: usize,
     ranks: usize,
@@ -123,12 +127,13 @@ impl NcclRank {
         let Some(len) = capacity.checked_mul(ranks).filter(|&len| len < usize::MAX / 8) else {
             return Err(ROW.refuse("capacity", capacity, "fewer than 2^57 outputs"));
         };
-        let (sums, stream) = (device.zeroed(len)?, device.stream().clone());
+        let sums = PeerMemory::zeroed(device.context(), 4 * len.max(1));
+        let (sums, stream) = (sums.map_err(device::failed("cuMemAlloc"))?, device.stream().clone());
         // Both are at most 8.
         let place = [rank as i32, ranks as i32];
         let communicator = Communicator::join(library()?, id.0, place, &stream, limit)
             .map_err(failed("ncclCommInitRankConfig"))?;
-        Ok(Self { communicator, sums, stream, rank, ranks, multiplied: None })
+        Ok(Self { communicator, sums, capacity, stream, rank, ranks, multiplied: None })
     }
 
     /// As [`Rank::multiply`](super::Rank::multiply).
@@ -149,7 +154,7 @@ impl NcclRank {
         }
         let shape = weight.shape();
         let size = [x.len() / shape.size_k, shape.size_n];
-        let (len, capacity) = (size[0] * size[1], self.sums.len() / self.ranks);
+        let (len, capacity) = (size[0] * size[1], self.capacity);
         if len > capacity {
             return Err(ROW.refuse("outputs", len, format!("at most {capacity}")));
         }
