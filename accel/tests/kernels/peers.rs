@@ -192,52 +192,6 @@ fn graphs_of_two_calls_replay_a_thousand_times() {
     law.held();
 }
 
-/// Each group has memory of its own, so several may run at once.
-#[test]
-fn two_groups_at_once_have_the_bits_of_the_reference() {
-    let test = "two_groups_at_once_have_the_bits_of_the_reference";
-    if common::device_or_skip(test).is_none() {
-        return;
-    }
-    let _alone = alone();
-    let mut random = Random(0x5EED_0013_89AB_CDEF);
-    let size_m = 33;
-    let mut group = |size_n: usize| {
-        let shape = Shape::new(1536, size_n);
-        let w = weight(&mut random, ScalarType::UINT4B8, BF16, shape, GroupSize::Of(64), true);
-        let x = random.halves(BF16, size_m * shape.size_k, 1.0);
-        let layer = Layer::new(open(2), &w, &x);
-        let (mut ranks, mut y) = (layer.ranks(size_m), layer.outputs(size_m));
-        // Modules are loaded before ranks of the other group wait.
-        layer.call(&mut ranks, &mut y);
-        layer.check(&ranks);
-        (layer, ranks, whole(&x, &w))
-    };
-    let groups = [group(128), group(320)];
-    let found: Vec<_> = std::thread::scope(|scope| {
-        let run = |(layer, mut ranks, wanted): (Layer, Vec<Rank>, Vec<u16>)| {
-            let mut all = Vec::new();
-            for _ in 0..50 {
-                let mut y = layer.outputs(size_m);
-                layer.call(&mut ranks, &mut y);
-                layer.check(&ranks);
-                let y = y.iter().zip(&layer.devices);
-                all.extend(y.map(|(y, device)| device.download(y).unwrap()));
-            }
-            (all, wanted)
-        };
-        let threads = groups.map(|group| scope.spawn(move || run(group)));
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    let mut law = Law::new("row-parallel product, two groups of 2 ranks at once");
-    for (group, (all, wanted)) in found.iter().enumerate() {
-        for (at, found) in all.iter().enumerate() {
-            law.equal(&format!("group {group}, call {}, rank {}", at / 2, at % 2), found, wanted);
-        }
-    }
-    law.held();
-}
-
 #[test]
 fn a_missing_rank_is_an_error_and_no_hang() {
     if common::device_or_skip("a_missing_rank_is_an_error_and_no_hang").is_none() {

@@ -30,8 +30,10 @@ const INT4_PATH: Test = Some(("model/tests/convert/kleidi.rs", "every_format_tha
 const CANONICAL: Test =
     Some(("accel/tests/kernels/gemm.rs", "products_equal_the_canonical_schedule"));
 /// On a GPU; both kinds of scales.
-const W8A8: Test =
-    Some(("accel/tests/mutants/fp8_gemm.rs", "fp8_products_equal_the_reference_under_every_plan"));
+const W8A8: Test = Some((
+    "accel/tests/mutants/fp8_gemm/products.rs",
+    "fp8_products_equal_the_reference_under_every_plan",
+));
 const W4A8_CASES: Test = Some(("reference/tests/methods/w4a8_fp8.rs", "damaged_outputs_fail"));
 const MICROSCALED: Test = Some((MODELS, "microscaled_models"));
 

@@ -31,6 +31,9 @@
 //!
 //! Experts over ranks give their slots' rows to the token's owner, which adds them in slot order:
 //! [`Rank::compute_experts`], [`Rank::add_experts`].
+//!
+//! A call that waits for other ranks holds thread blocks of its GPU. Calls of several groups of ranks on one
+//! GPU must therefore not overlap: issue them on one stream, or one after the other.
 
 mod add;
 mod experts;

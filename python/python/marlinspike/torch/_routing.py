@@ -136,7 +136,9 @@ def align_cuda(*args: Any, **kwargs: Any) -> Tuple[torch.Tensor, torch.Tensor, t
     with on(device) as place:
         run_of, expert_of, here = tables(call.num_experts, call.num_experts, call.expert_map, device)
         table = (memory("run_of", run_of), optional_memory("expert_map", expert_of), here)
-        ids = memory("topk_ids", aligned(call.ids))
+        # The copy, if there is one, must outlive the allocations that follow.
+        own = aligned(call.ids)
+        ids = memory("topk_ids", own)
         align = native("cuda_align")
         size, _, _ = align((place[0], 0), ids, call.block_size, table, None, None)
         room, _ = scratch(size, 0, device)
