@@ -14,10 +14,10 @@
 //! f32 in any order with one rounding at the end, or for top_k 2, 3, 4 upstream's chain. In f32,
 //! each addition errs by at most u = 2^-24 of its result; a partial sum is at most A = Σ|x|, so
 //! top_k terms err by at most u·((top_k − 2)·A·(1 + top_k·u) + |Σ|). There is no error if every
-//! term is a multiple of one power of two g ≥ 2^-126 and A ≤ 2^24·g, because then every partial sum
-//! is, too; nor is there one for the sum of two numbers of a 16-bit type, once it is rounded to
-//! that type (24 ≥ 2·11 + 2 digits). Subnormal results may be flushed to zero, and partial sums
-//! above the largest f32 may be infinite.
+//! term is a multiple of one power of two g ≥ 2^-126, A ≤ 2^24·g and A is at most the largest f32,
+//! because then every partial sum is such a multiple, too; nor is there one for the sum of two numbers
+//! of a 16-bit type, once it is rounded to that type (24 ≥ 2·11 + 2 digits). Subnormal results may be
+//! flushed to zero, and partial sums above the largest f32 may be infinite.
 
 use ndarray::{Array2, ArrayView3, s};
 
@@ -176,7 +176,7 @@ fn in_f32(slots: &[Bound], ty: ScalarType) -> Bound {
         let interval = if must { Interval::EMPTY } else { all };
         return Bound { exact: if must { f64::NAN } else { exact }, interval, nan: true };
     }
-    let exact_terms = grid >= FLUSH && size <= grid / U;
+    let exact_terms = grid >= FLUSH && size <= (grid / U).min(f32::MAX.into());
     if exact_terms || slots.len() <= 2 && grid >= FLUSH {
         // One term, or two values of the type.
         let interval = Interval { lo, hi }.rounded_once(ty);

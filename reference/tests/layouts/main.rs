@@ -4,6 +4,7 @@
 mod bijection;
 mod blackwell;
 mod blockscale;
+mod e4m3;
 mod fp8_blocks;
 mod lattice;
 mod quantize_act_order;

@@ -76,6 +76,11 @@ fn groups_are_chosen_by_their_two_best_with_a_bias() {
     let routing = biased.route(logits.view()).expect("a row");
     assert_eq!(routing.topk_ids, array![[5, 3]]);
     assert_eq!(routing.topk_weights[[0, 0]], sigmoid(-9.0) * 2.5);
+    // Scores 0.9 and 0.1 against 0.5 and 0.45: the larger sum, the smaller product.
+    let logits = array![[2.2, -2.2, -9.0, 0.0, -0.2, -9.0]];
+    let bias = [0.0; 6];
+    let biased = Router { bias: Some(&bias), top_k: 1, ..biased };
+    assert_eq!(biased.route(logits.view()).expect("a row").topk_ids, array![[0]]);
 }
 
 #[test]

@@ -128,6 +128,48 @@ fn special_values() {
     }
 }
 
+/// Every order of five `values`, added in f32 one after the other and in pairs.
+fn in_every_order(values: &mut Vec<f32>, done: usize, found: &mut Vec<f32>) {
+    if done == values.len() {
+        found.push(values.iter().fold(0.0, |sum, x| sum + x));
+        found.push((values[0] + values[1]) + (values[2] + values[3]) + values[4]);
+    }
+    for i in done..values.len() {
+        values.swap(done, i);
+        in_every_order(values, done + 1, found);
+        values.swap(done, i);
+    }
+}
+
+/// Partial sums beyond the largest f32 are infinite in some orders, also where the values have few digits.
+#[test]
+fn sums_that_overflow_in_some_order() {
+    let (a, b) = (2f32.powi(127), 1.5 * 2f32.powi(126));
+    // Infinite in some order: below, above; NaN in some order.
+    let cases = [
+        ([a, a, -a, 0.0, 0.0], [false, true], false),
+        ([-a, -a, a, 1.0, 0.0], [true, false], false),
+        ([a, a, -a, -a, 0.0], [true, true], true),
+        ([a, a, -a, -a, 1.0], [true, true], true),
+        ([b, b, b, -b, -1.0], [false, true], false),
+        ([a, -a, 1.0, 0.0, 0.0], [false, false], false),
+        ([b, -b, b, -b, 2.0], [false, false], false),
+    ];
+    for (values, infinite, nan) in cases {
+        let y = bound(&points(ScalarType::BFLOAT16, &values), ScalarType::BFLOAT16);
+        let mut found = Vec::new();
+        in_every_order(&mut values.to_vec(), 0, &mut found);
+        let ends = [f32::NEG_INFINITY, f32::INFINITY].map(|end| found.contains(&end));
+        assert_eq!((ends, found.iter().any(|x| x.is_nan())), (infinite, nan), "{values:?}");
+        for x in found.into_iter().filter(|x| !x.is_nan()) {
+            let x = f64::from(value(ScalarType::BFLOAT16, bits(ScalarType::BFLOAT16, x)));
+            assert!(y.interval.contains(x), "{values:?}: {x} is not in {:?}", y.interval);
+        }
+        assert_eq!([y.interval.lo, y.interval.hi].map(f64::is_infinite), infinite, "{values:?}");
+        assert_eq!(y.nan, nan, "{values:?}");
+    }
+}
+
 #[test]
 fn refusals() {
     for (top_k, size_n) in [(0, 4), (2, 0), (3, 4), (usize::MAX, 2)] {
