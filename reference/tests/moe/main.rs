@@ -18,6 +18,7 @@ mod layer_stages;
 mod norm_bound;
 mod nvfp4_moe;
 mod router;
+mod router_bound;
 mod sum;
 
 #[path = "../layouts/blackwell/mod.rs"]
