@@ -170,6 +170,33 @@ fn sums_that_overflow_in_some_order() {
     }
 }
 
+/// Infinities of both signs in different terms give NaN.
+#[test]
+fn opposite_infinities_of_different_terms_may_give_nan() {
+    let (up, down) = (f64::INFINITY, f64::NEG_INFINITY);
+    let uncertain = |lo, hi| Bound { exact: 0.0, interval: Interval { lo, hi }, nan: false };
+    let one = Bound::exactly(1.0);
+    let cases = [
+        ([uncertain(0.0, up), uncertain(down, 0.0), one], true),
+        ([one, uncertain(down, 0.0), uncertain(0.0, up)], true),
+        ([uncertain(0.0, up), uncertain(-1.0, up), one], false),
+        ([uncertain(down, up), uncertain(0.0, up), one], true),
+        ([uncertain(0.0, up), one, uncertain(down, up)], true),
+    ];
+    for (terms, nan) in cases {
+        // Upstream adds three terms in 16 bits, and five in f32.
+        let five = [&terms[..], &[one, one]].concat();
+        for terms in [&terms[..], &five] {
+            let y = bound(terms, ScalarType::BFLOAT16);
+            assert_eq!(y.nan, nan, "{terms:?}");
+            let ends = |end: fn(&Bound) -> f64| terms.iter().map(end).any(f64::is_infinite);
+            let infinite = [ends(|t| t.interval.lo), ends(|t| t.interval.hi)];
+            let found = [y.interval.lo, y.interval.hi].map(f64::is_infinite);
+            assert!(found == infinite || nan && found == [true; 2], "{terms:?}: {y:?}");
+        }
+    }
+}
+
 #[test]
 fn refusals() {
     for (top_k, size_n) in [(0, 4), (2, 0), (3, 4), (usize::MAX, 2)] {
