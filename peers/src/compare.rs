@@ -124,7 +124,8 @@ impl Plan {
         #[cfg(ggml)]
         for (name, buffer) in [("ggml Q4_0", c"CPU_REPACK"), ("ggml AMX", c"AMX")] {
             let (routings, cpus) = (ours.routings().to_vec(), &self.cpus);
-            let found = ggml::Ggml::new(shape, buffer, tiles, cold, &x, routings, cpus, self.pinned);
+            let found =
+                ggml::Ggml::new(shape, buffer, tiles, cold, &x, routings, cpus, self.pinned);
             // Layers have one arrangement; few builds and CPUs have tiles.
             let mut found = match found {
                 Err(_) if buffer == c"AMX" => continue,
