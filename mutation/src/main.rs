@@ -52,6 +52,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
+    fs::create_dir_all(&options.copy).with_context(|| options.copy.display().to_string())?;
     let path = options.copy.join("results.jsonl");
     let before =
         lines(&path)?.into_iter().map(|line| (line.mutant.id, line)).collect::<HashMap<_, _>>();
