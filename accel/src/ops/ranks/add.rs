@@ -196,3 +196,18 @@ pub(super) fn check_part(
     let expected = format!("the part of rank {rank} of {ranks}: MarlinWeight::of_part");
     Err(ROW.refuse("weight", format!("{split:?}"), expected))
 }
+
+/// M and N of x · W; an error for more outputs than there is room for.
+pub(super) fn product_size(
+    x: &Buffer<u16>,
+    weight: &MarlinWeight,
+    capacity: usize,
+) -> Result<[usize; 2], AccelError> {
+    let shape = weight.shape();
+    let size = [x.len() / shape.size_k, shape.size_n];
+    let elements = size[0] * size[1];
+    if elements > capacity {
+        return Err(ROW.refuse("outputs", elements, format!("at most {capacity}")));
+    }
+    Ok(size)
+}

@@ -20,7 +20,7 @@
 //! # }
 //! ```
 //!
-//! The ranks' memory is made in three ways:
+//! Where ranks are decides whose memory they use:
 //!
 //! | ranks | memory |
 //! | --- | --- |
@@ -46,7 +46,7 @@ use cudarc::driver::CudaStream;
 
 pub(crate) use add::ROW;
 pub use add::add_gathered;
-use add::{Addition, add, check_part};
+use add::{Addition, add, check_part, product_size};
 pub(crate) use experts::ROW as MOE;
 use experts::Slots;
 pub use memory::{Handle, RankMemory};
@@ -206,15 +206,9 @@ impl Rank {
         self.check_device(device)?;
         check_part(weight, [self.rank, self.shared.ranks()])?;
         self.check_idle()?;
-        let shape = weight.shape();
-        let size = [x.len() / shape.size_k, shape.size_n];
-        let elements = size[0] * size[1];
-        let capacity = self.shared.region.capacity;
-        if elements > capacity {
-            return Err(ROW.refuse("outputs", elements, format!("at most {capacity}")));
-        }
+        let size = product_size(x, weight, self.shared.region.capacity)?;
         let address = self.shared.parts(self.rank, (self.turn + 1) % 2);
-        let sums = PeerSums { address, len: elements };
+        let sums = PeerSums { address, len: size[0] * size[1] };
         part(device, x, weight, Output::Peer(sums))?;
         self.started = Some(Started::Product(size));
         Ok(())

@@ -13,7 +13,7 @@ use cudarc::driver::CudaStream;
 
 use super::{
     ROW,
-    add::{Addition, add_at, check_part},
+    add::{Addition, add_at, check_part, product_size},
     memory::check_ranks,
 };
 use crate::{
@@ -152,12 +152,8 @@ impl NcclRank {
             let expected = "a call of `add` first";
             return Err(ROW.refuse("call", "a part that waits to be added", expected));
         }
-        let shape = weight.shape();
-        let size = [x.len() / shape.size_k, shape.size_n];
-        let (len, capacity) = (size[0] * size[1], self.capacity);
-        if len > capacity {
-            return Err(ROW.refuse("outputs", len, format!("at most {capacity}")));
-        }
+        let size = product_size(x, weight, self.capacity)?;
+        let len = size[0] * size[1];
         let address = Pointer::new(self.sums.address() + (4 * self.rank * len) as u64);
         part(device, x, weight, Output::Peer(PeerSums { address, len }))?;
         self.multiplied = Some(size);
