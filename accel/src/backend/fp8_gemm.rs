@@ -1,6 +1,6 @@
 //! Products of e4m3fn activations and weights.
 
-use marlinspike::case::{Case, CaseConfig, Fp8MmConfig, ScheduleChoice};
+use marlinspike::case::{Case, Fp8MmConfig, ScheduleChoice};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
@@ -10,13 +10,8 @@ use super::{BackendError, CaseRun, Operations};
 use crate::ops::fp8_gemm::Fp8Product;
 
 impl<O: Operations> CaseRun<'_, O> {
-    /// `y` of a product of e4m3fn operands: judged by the bits of the kernel's schedule. `case_of` makes the config of a
-    /// case of one with a schedule.
-    pub(super) fn fp8_product(
-        &mut self,
-        c: &Fp8MmConfig,
-        case_of: fn(Fp8MmConfig) -> CaseConfig,
-    ) -> Result<(), BackendError> {
+    /// `y` of a product of e4m3fn operands, judged by the bits of the kernel's schedule.
+    pub(super) fn fp8_product(&mut self, c: &Fp8MmConfig) -> Result<(), BackendError> {
         let Some(recorded) = self.case.output("y") else { return Ok(()) };
         let weight = weight(self.case, c)?;
         let mut scales = floats(self.case.input("a_scales")?);
@@ -35,7 +30,7 @@ impl<O: Operations> CaseRun<'_, O> {
         };
         let y = Tensor::from_vec("y", recorded.dtype(), recorded.shape().to_vec(), y)?;
         let schedule = Some(ScheduleChoice::Given(Box::new(schedule)));
-        let config = case_of(Fp8MmConfig { schedule, ..c.clone() });
+        let config = Fp8MmConfig { schedule, ..c.clone() }.into();
         let report = self.judged(&y, &[], &config, self.declared)?;
         self.push(report, &y, wrong);
         Ok(())

@@ -107,9 +107,11 @@ pub fn check<O: Operations>(
             let call = Int4Fp8 { qweight: &qweight, qzeros: zeros.as_deref(), words };
             run.output("qweight", &[], |o| o.run(&call))?;
         }
-        CaseConfig::ScaledMm(c) => run.fp8_product(c, CaseConfig::ScaledMm)?,
-        CaseConfig::DynQuant(_) => {}
-        _ => {}
+        other => {
+            if let Some(c) = other.fp8_product() {
+                run.fp8_product(c)?;
+            }
+        }
     }
     for (name, tensor) in &case.outputs {
         if !run.reports.iter().any(|report| report.name == *name) {

@@ -59,16 +59,17 @@ Exit codes:
 fn details() -> String {
     let formats = || Format::ALL.iter().map(|format| format.descriptor());
     let tensors: Vec<_> = formats().map(|d| format!("  {}", (d.tensors)())).collect();
-    let examples = formats().flat_map(|d| d.examples);
-    let examples: Vec<_> = examples.map(|e| format!("  marlinspike convert {e}")).collect();
-    let takes: Vec<_> = formats().map(|d| d.takes).filter(|takes| !takes.is_empty()).collect();
+    let examples = formats().flat_map(|d| d.example_lines());
+    let examples: Vec<_> = examples.map(|e| format!("marlinspike convert {e}")).collect();
+    let takes = formats().filter(|d| !d.takes.is_empty());
+    let takes: Vec<_> = takes.map(|d| format!("--to {} takes {}", d.name, d.takes)).collect();
     format!(
-        "Example: marlinspike convert {}\n\n\
+        "Example: {}\n\n\
          Names of the converted tensors (experts have a leading dimension E):\n{}\n{LAYERS}\n\n\
-         Examples:\n{}\n\n{}\n\n{}\n\n{WORK}",
-        formats().flat_map(|d| d.examples).next().unwrap_or(&""),
+         Examples:\n  {}\n\n{}\n\n{}\n\n{WORK}",
+        examples[0],
         tensors.join("\n"),
-        examples.join("\n"),
+        examples.join("\n  "),
         takes.join("\n\n"),
         preparation(),
     )

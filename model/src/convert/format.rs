@@ -18,15 +18,25 @@ pub struct Descriptor {
     pub column: &'static str,
     /// Help: the names of the converted tensors, in lines of at most 100 columns.
     pub tensors: fn() -> String,
-    /// Help: which checkpoints it takes; empty where the common help covers it.
+    /// Help: which checkpoints it takes, after `--to NAME takes`; empty where the common help covers it.
     pub takes: &'static str,
-    /// Help: arguments of `convert` in examples.
-    pub examples: &'static [&'static str],
+    /// Help: arguments of `convert` before and after `--to NAME` in examples.
+    pub examples: &'static [[&'static str; 2]],
     /// Whether scales and biases have the model's 16-bit type and activations may be quantized, as
     /// the options of a conversion say.
     pub model_dtype: bool,
     /// The option that only this format has.
     pub choice: Option<Choice>,
+}
+
+impl Descriptor {
+    /// Help: the arguments of `convert` in examples.
+    pub fn example_lines(&self) -> impl Iterator<Item = String> {
+        self.examples.iter().map(|[paths, options]| {
+            let line = format!("{paths} --to {} {options}", self.name);
+            line.trim_end().to_owned()
+        })
+    }
 }
 
 impl PartialEq for Descriptor {

@@ -5,12 +5,11 @@ use std::path::PathBuf;
 
 use marlinspike::case::ActivationRounding;
 use marlinspike::formats::blocks::BlockFormat;
-pub use marlinspike::layouts::flashinfer::ExpertBackend;
 use marlinspike::method::Arithmetic;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::quantize::Fp8GroupRule;
 
-pub use crate::convert::target::flashinfer::EXPERT_BACKEND;
+pub use crate::convert::target::{EXPERT_BACKEND, ExpertBackend};
 use crate::load::preparation::Preparation;
 
 /// How activations enter the products of a layer outside the int4 path.

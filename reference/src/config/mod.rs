@@ -5,12 +5,12 @@
 //! untrusted: every defect gives a [`ConfigError`] with the path of the key, and patterns are
 //! bounded in size and steps, individually and together ([`PatternBudget`]).
 
-mod awq;
 mod block_experts;
 mod ct;
 mod error;
 mod fp8;
 mod gptq;
+mod integers;
 mod json;
 mod limits;
 mod modelopt;
@@ -20,7 +20,6 @@ mod scheme;
 
 use serde_json::Value;
 
-pub use awq::AwqConfig;
 pub use block_experts::BlockExpertsConfig;
 pub use ct::{CompressedTensorsConfig, CtArgs, CtDynamic, CtFormat, CtScheme, CtStrategy, CtType};
 pub use error::{ConfigError, ConfigResult};
@@ -28,6 +27,7 @@ pub use fp8::Fp8Config;
 pub use gptq::{
     DynamicMatch, DynamicRule, GptqMarlinConfig, GptqOverride, GptqParams, weight_type,
 };
+pub use integers::IntegersConfig;
 pub use limits::{
     BASE_STEPS, MAX_LIST_STEPS, MAX_PATTERN, MAX_PROGRAM, MAX_PROGRAMS, MAX_STEPS, STEPS_PER_BYTE,
 };
@@ -48,8 +48,8 @@ use json::Obj;
 pub enum QuantConfig {
     /// `quant_method: gptq`.
     Gptq(GptqMarlinConfig),
-    /// `quant_method: awq`.
-    Awq(AwqConfig),
+    /// A `quant_method` of integers with one scheme for all modules: `awq`.
+    Integers(IntegersConfig),
     /// `quant_method: compressed-tensors`.
     CompressedTensors(CompressedTensorsConfig),
     /// `quant_method: fp8`.
@@ -67,12 +67,13 @@ fn modelopt_blocks() -> impl Iterator<Item = &'static str> {
 
 /// Every `quant_method` that is read.
 fn methods() -> String {
-    let before = ["gptq", "gptq_marlin", "awq", "awq_marlin", "compressed-tensors", "fp8"];
+    let integers = integers::formats().flat_map(|(_, keys)| keys.methods.iter().copied());
+    let others = ["compressed-tensors", "fp8"];
     let modelopt = std::iter::once("modelopt").chain(modelopt_blocks());
     let experts =
         BLOCK_FORMATS.into_iter().flat_map(|format| format.expert_methods.iter().copied());
-    let all = before.into_iter().chain(modelopt).chain(experts);
-    all.collect::<Vec<_>>().join(", ")
+    let all = ["gptq", "gptq_marlin"].into_iter().chain(integers).chain(others);
+    all.chain(modelopt).chain(experts).collect::<Vec<_>>().join(", ")
 }
 
 impl QuantConfig {
@@ -98,24 +99,27 @@ impl QuantConfig {
     /// `quantize_config.json`, `quant_config.json` or `hf_quant_config.json`.
     ///
     /// Files on their own may lack `quant_method`; then `quantization` means ModelOpt,
-    /// `config_groups` compressed-tensors, `zero_point` AWQ and `desc_act` GPTQ.
+    /// `config_groups` compressed-tensors, [`IntConfig::zero_point`](crate::formats::integers::IntConfig)
+    /// its format and `desc_act` GPTQ.
     ///
     /// # Errors
     /// The named [`ConfigError`].
     pub fn from_value(config: &Value) -> ConfigResult<Self> {
         let obj = Obj::new("", config)?;
         let has = |key: &str| obj.get(key).is_some();
+        let marked = || integers::formats().find(|(_, keys)| has(keys.zero_point));
         let method = match obj.opt_str("quant_method")? {
             Some(method) => method.to_ascii_lowercase(),
             None if has("quantization") => "modelopt".to_owned(),
             None if has("config_groups") => "compressed-tensors".to_owned(),
-            None if has("zero_point") => "awq".to_owned(),
-            None if has("desc_act") => "gptq".to_owned(),
-            None => return Err(ConfigError::MissingKey { key: "quant_method".to_owned() }),
+            None => match marked() {
+                Some((_, keys)) => keys.methods[0].to_owned(),
+                None if has("desc_act") => "gptq".to_owned(),
+                None => return Err(ConfigError::MissingKey { key: "quant_method".to_owned() }),
+            },
         };
         match method.as_str() {
             "gptq" | "gptq_marlin" => GptqMarlinConfig::from_value(config).map(Self::Gptq),
-            "awq" | "awq_marlin" => AwqConfig::from_value(config).map(Self::Awq),
             "compressed-tensors" | "compressed_tensors" => {
                 CompressedTensorsConfig::from_value(config).map(Self::CompressedTensors)
             }
@@ -123,15 +127,21 @@ impl QuantConfig {
             name if name == "modelopt" || modelopt_blocks().any(|m| m == name) => {
                 ModelOptConfig::from_value(config).map(Self::ModelOpt)
             }
-            name => match BlockExpertsConfig::format_of(name) {
-                Some(format) => {
-                    BlockExpertsConfig::from_value(format, config).map(Self::BlockExperts)
-                }
-                None => Err(ConfigError::UnknownMethod {
-                    method: method.chars().take(60).collect(),
-                    expected: methods(),
-                }),
-            },
+            name => Self::of_format(name, config),
+        }
+    }
+
+    /// [`Self::from_value`] for the methods that a format names.
+    fn of_format(method: &str, config: &Value) -> ConfigResult<Self> {
+        if let Some(of) = integers::formats().find(|(_, keys)| keys.methods.contains(&method)) {
+            return IntegersConfig::from_value(of, config).map(Self::Integers);
+        }
+        match BlockExpertsConfig::format_of(method) {
+            Some(format) => BlockExpertsConfig::from_value(format, config).map(Self::BlockExperts),
+            None => Err(ConfigError::UnknownMethod {
+                method: method.chars().take(60).collect(),
+                expected: methods(),
+            }),
         }
     }
 
@@ -139,7 +149,7 @@ impl QuantConfig {
     pub const fn method(&self) -> &'static str {
         match self {
             Self::Gptq(_) => "gptq",
-            Self::Awq(_) => "awq",
+            Self::Integers(c) => c.method,
             Self::CompressedTensors(_) => "compressed-tensors",
             Self::Fp8(_) => "fp8",
             Self::ModelOpt(_) => "modelopt",
@@ -166,7 +176,7 @@ impl QuantConfig {
     pub fn scheme_of(&self, module: &Module<'_>) -> ConfigResult<Scheme> {
         match self {
             Self::Gptq(c) => c.scheme_for(module),
-            Self::Awq(c) => c.scheme_for(module),
+            Self::Integers(c) => c.scheme_for(module),
             Self::CompressedTensors(c) => c.scheme_for(module),
             Self::Fp8(c) => c.scheme_for(module),
             Self::ModelOpt(c) => c.scheme_for(module),

@@ -1,9 +1,12 @@
 //! AWQ: codes packed along N in an interleaved order, always with zero points.
 //!
-//! Source: AutoAWQ's GEMM tensors as vLLM 0.21.0 `awq_marlin.py` loads them.
+//! Source: AutoAWQ's GEMM tensors as vLLM 0.21.0 `awq_marlin.py` loads them. Upstream does not read a
+//! config's `version`; the `gemv` layouts store other tensors under the same names.
 
 use crate::formats::gptq;
-use crate::formats::integers::{IntFormat, IntTensors, Interleave, Packing, along_k, along_n};
+use crate::formats::integers::{
+    IntConfig, IntFormat, IntTensors, Interleave, Packing, along_k, along_n,
+};
 use crate::formats::mistake::MistakeName;
 use crate::formats::parts::{
     bias_table, bias_tensor, check_bits, expect_type, float_tensor, full, scale_table, sizes,
@@ -27,6 +30,13 @@ pub static FORMAT: IntFormat = IntFormat {
     act_order: false,
     moe_zero_points: true,
     moe_oracle: false,
+    config: Some(&IntConfig {
+        methods: &["awq", "awq_marlin"],
+        bits: &["bits", "w_bit"],
+        group_size: &["group_size", "q_group_size"],
+        zero_point: "zero_point",
+        versions: &["gemm", "exllama", "ipex"],
+    }),
     unpack: |t: IntTensors<'_>, name, storage| {
         let Some(qzeros) = t.zeros else {
             return Err(Error::missing(full(name, "qzeros"), "the scheme"));

@@ -39,6 +39,7 @@ pub static PACKED: IntFormat = IntFormat {
     act_order: true,
     moe_zero_points: false,
     moe_oracle: false,
+    config: None,
     unpack: |t, name, storage| {
         PackedTensors {
             weight_packed: t.weight,

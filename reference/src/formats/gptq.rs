@@ -29,6 +29,7 @@ pub static FORMAT: IntFormat = IntFormat {
     act_order: true,
     moe_zero_points: false,
     moe_oracle: true,
+    config: None,
     unpack: |t, name, storage| tensors(t).unpack(name, storage, ZeroPoints::V1),
 };
 

@@ -111,6 +111,22 @@ pub enum Packing {
     Bytes,
 }
 
+/// The configs of a format whose checkpoints have one scheme for all modules: codes of 4 bits with
+/// stored zero points.
+#[derive(Debug)]
+pub struct IntConfig {
+    /// Values of `quant_method`. The first one names the method.
+    pub methods: &'static [&'static str],
+    /// Names of the key with the bits per weight, upstream's first.
+    pub bits: &'static [&'static str],
+    /// Names of the key with the group size, upstream's first.
+    pub group_size: &'static [&'static str],
+    /// The key that states zero points. Configs without a `quant_method` are recognized by it.
+    pub zero_point: &'static str,
+    /// Values of `version` whose tensors are stored alike. The first one is the default.
+    pub versions: &'static [&'static str],
+}
+
 /// Reads a matrix.
 pub type UnpackInt = for<'a> fn(IntTensors<'a>, &str, &IntStorage) -> Result<Weight<'a>>;
 
@@ -134,6 +150,8 @@ pub struct IntFormat {
     pub moe_zero_points: bool,
     /// Whether upstream's method of experts asks its integer oracle for a kernel.
     pub moe_oracle: bool,
+    /// How configs name the format, unless rules for single modules need a parser of their own.
+    pub config: Option<&'static IntConfig>,
     /// Builds the weight of one matrix.
     pub unpack: UnpackInt,
 }

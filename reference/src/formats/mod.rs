@@ -81,10 +81,18 @@ pub fn titles(include: impl Fn(Format) -> bool) -> String {
     titles.collect::<Vec<_>>().join(", ")
 }
 
+/// The integer formats that cases hold.
+pub fn int_formats() -> impl Iterator<Item = &'static IntFormat> {
+    ALL.into_iter().filter_map(|format| match format {
+        Format::Int(format) => Some(format),
+        _ => None,
+    })
+}
+
 /// Every order of columns that an integer format has.
 pub fn interleaves() -> impl Iterator<Item = &'static Interleave> {
-    ALL.iter().filter_map(|format| match format {
-        Format::Int(IntFormat { packing: Packing::AlongN(interleave), .. }) => Some(*interleave),
+    int_formats().filter_map(|format| match format.packing {
+        Packing::AlongN(interleave) => Some(interleave),
         _ => None,
     })
 }

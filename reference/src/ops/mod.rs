@@ -292,6 +292,12 @@ impl CaseConfig {
         self.operation().quant()
     }
 
+    /// The product of e4m3fn activations and an e4m3fn weight that the operation is; `None` for another
+    /// operation.
+    pub fn fp8_product(&self) -> Option<&Fp8MmConfig> {
+        self.operation().fp8_product()
+    }
+
     /// Whether every output of a case has exactly one right value.
     pub fn fixes_every_bit(&self) -> bool {
         self.operation().fixes_every_bit()

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use super::CaseConfig;
 use super::case::Case;
 use super::computation::{Defined, add_outputs};
+use super::configs::Fp8MmConfig;
 use super::draw::{self, Rng};
 use super::quant::QuantConfig;
 use super::schema::{CaseError, Demand, Inputs, Reader, TensorRule};
@@ -107,6 +108,11 @@ pub(crate) trait Operation: std::fmt::Debug {
 
     /// The format of the quantized matrices.
     fn quant(&self) -> Option<&QuantConfig> {
+        None
+    }
+
+    /// The operation as a product of e4m3fn activations and an e4m3fn weight, which a backend may compute.
+    fn fp8_product(&self) -> Option<&Fp8MmConfig> {
         None
     }
 

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::{Capability, Platform, check_marlin_supported};
 use crate::config::weight_type;
+use crate::formats::integers::IntConfig;
 use crate::num::dims::GroupSize;
 use crate::num::scalar::ScalarType;
 
@@ -69,19 +70,20 @@ pub fn is_gptq_marlin_compatible(config: &Value, device: &Capability) -> Decisio
     marlin(ty, group, false, device)
 }
 
-/// Whether an AWQ config can be run by Marlin: `quant_method` is `awq`, `bits`, `group_size` and
-/// `zero_point` are present, and Marlin supports `uint4` with or without run-time zero points
-/// as `zero_point` says.
-pub fn is_awq_marlin_compatible(config: &Value, device: &Capability) -> Decision {
+/// Whether a config of an integer format ([`IntConfig`]) can be run by Marlin (upstream
+/// `is_awq_marlin_compatible`): `quant_method` is the format's, `bits`, `group_size` and `zero_point` are
+/// present, and Marlin supports `uint4` with or without run-time zero points as `zero_point` says.
+pub fn is_marlin_compatible(keys: &IntConfig, config: &Value, device: &Capability) -> Decision {
     if !matches!(device.platform, Platform::Cuda | Platform::Rocm) {
         return no(format!("{} is not CUDA-like", device.platform));
     }
-    let found = method(config);
-    if found != "awq" {
-        return no(format!("quant_method is `{found}`, not `awq`"));
+    let (found, expected) = (method(config), keys.methods[0]);
+    if found != expected {
+        return no(format!("quant_method is `{found}`, not `{expected}`"));
     }
     let mut fields = [None; 3];
-    for (slot, key) in fields.iter_mut().zip(["bits", "group_size", "zero_point"]) {
+    let names = [keys.bits[0], keys.group_size[0], keys.zero_point];
+    for (slot, key) in fields.iter_mut().zip(names) {
         match present(config, key) {
             None => return no(format!("`{key}` is absent")),
             value => *slot = value,

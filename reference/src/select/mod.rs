@@ -19,7 +19,7 @@ pub mod release;
 
 pub use capability::{Capability, Platform};
 pub use compat::{
-    Decision, Override, UserQuant, is_awq_marlin_compatible, is_gptq_marlin_compatible,
+    Decision, Override, UserQuant, is_gptq_marlin_compatible, is_marlin_compatible,
     override_quantization_method,
 };
 pub use cuda::{CUDA_CAPABILITY, CUDA_WEIGHTS, CudaGroups, CudaScales, CudaWeight};

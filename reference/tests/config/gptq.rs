@@ -5,11 +5,11 @@ use marlinspike::config::{
     ConfigError, DynamicMatch, FusedMapping, GptqMarlinConfig, Module, ModuleKind, QuantConfig,
     Wna16Scheme, ZeroPoints,
 };
-use marlinspike::formats::gptq;
+use marlinspike::formats::{awq, gptq};
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::select::{
-    Capability, Platform, UserQuant, is_awq_marlin_compatible, is_gptq_marlin_compatible,
+    Capability, Platform, UserQuant, is_gptq_marlin_compatible, is_marlin_compatible,
     override_quantization_method,
 };
 use proptest::prelude::*;
@@ -212,11 +212,14 @@ fn gptq_compatibility_and_override() {
     let odd = gptq(json!({"sym": false}));
     assert_eq!(override_quantization_method(&odd, UserQuant::Unspecified, &H100).method, None);
 
+    let keys = awq::FORMAT.config.unwrap();
     let awq = json!({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": true});
-    assert!(is_awq_marlin_compatible(&awq, &H100).compatible);
+    assert!(is_marlin_compatible(keys, &awq, &H100).compatible);
     let mut flat = awq.clone();
     flat["zero_point"] = json!(false);
-    assert!(!is_awq_marlin_compatible(&flat, &H100).compatible);
+    assert!(!is_marlin_compatible(keys, &flat, &H100).compatible);
+    let other = is_marlin_compatible(keys, &base, &H100);
+    assert_eq!(other.reason, "quant_method is `gptq`, not `awq`");
 }
 
 proptest! {

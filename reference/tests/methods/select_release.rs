@@ -4,8 +4,8 @@
 //! with a platform that is plain data.
 
 use marlinspike::config::{
-    ActivationScheme, AwqConfig, CompressedTensorsConfig, FloatContainer, Fp8Scheme,
-    GptqMarlinConfig, Module, ScaleStrategy, Scheme,
+    ActivationScheme, CompressedTensorsConfig, FloatContainer, Fp8Scheme, GptqMarlinConfig, Module,
+    QuantConfig, ScaleStrategy, Scheme,
 };
 use marlinspike::formats::{mxfp4, mxfp8, nvfp4};
 use marlinspike::num::dims::GroupSize;
@@ -53,7 +53,7 @@ fn gptq(bits: i64, group_size: i64, desc_act: bool) -> Scheme {
 fn awq(group_size: i64) -> Scheme {
     let config = json!({"quant_method": "awq", "bits": 4, "group_size": group_size,
         "zero_point": true, "version": "gemm"});
-    AwqConfig::from_value(&config).unwrap().scheme_for(&Module::in_checkpoint(MODULE)).unwrap()
+    QuantConfig::from_value(&config).unwrap().scheme_for(MODULE).unwrap()
 }
 
 fn packed(bits: i64, group_size: i64, symmetric: bool) -> Scheme {

@@ -89,10 +89,10 @@ pub const FORMAT: Format = Format::new(&Descriptor {
             .to_owned()
     },
     takes: "\
---to deepgemm takes FP8 checkpoints with blocks of 128 x 128 and quantized activations. K must be a
+FP8 checkpoints with blocks of 128 x 128 and quantized activations. K must be a
 multiple of 128, and N a multiple of 64 for linear layers and of 128 for experts. The UE8M0 forms
 requantize weights that have f32 scales.",
-    examples: &["./DeepSeek-V3 ./out --to deepgemm --scale-format ue8m0"],
+    examples: &[["./DeepSeek-V3 ./out", "--scale-format ue8m0"]],
     model_dtype: false,
     choice: Some(Choice {
         name: "scale-format",

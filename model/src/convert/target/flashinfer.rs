@@ -148,10 +148,10 @@ pub const FORMAT: Format = Format::new(&Descriptor {
             .to_owned()
     },
     takes: "\
---to flashinfer takes NVFP4 experts, compressed-tensors W4A16 experts in groups of 32 (mxint4), and
+NVFP4 experts, compressed-tensors W4A16 experts in groups of 32 (mxint4), and
 experts of FP8 blocks of 128 x 128 with quantized activations.
 --skip-unsupported copies the rest of the model unchanged.",
-    examples: &["model out --to flashinfer --nvfp4-backend VLLM_CUTLASS --skip-unsupported"],
+    examples: &[["model out", "--nvfp4-backend VLLM_CUTLASS --skip-unsupported"]],
     model_dtype: false,
     choice: Some(EXPERT_BACKEND),
 });

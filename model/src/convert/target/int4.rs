@@ -23,7 +23,7 @@ use marlinspike::num::tensor::DType;
 use marlinspike::prepare::gate_up::{GateUp, reorder};
 use marlinspike::w4a8::FamilyRouting;
 use marlinspike::w4a8::moe::GatedActivation;
-use marlinspike::w4a8::packed::{RhsLayout, operator_scales};
+use marlinspike::w4a8::packed::{ABOUT, NAME, RhsLayout, TITLE, operator_scales};
 use marlinspike::w4a8::stored::{
     self, Description, LinearDescription, MoeDescription, OperatorRouting, StoredRouting,
 };
@@ -48,23 +48,22 @@ const COLUMNS: usize = 64;
 
 /// The format of the int4 path.
 pub const FORMAT: Format = Format::new(&Descriptor {
-    name: "kleidiai",
-    title: "the int4 path of KleidiAI",
-    about: "blocks of 4-bit columns for CPUs, int4 in KleidiAI's layout; activations are quantized \
-            to int8 at run time",
+    name: NAME,
+    title: TITLE,
+    about: ABOUT,
     column: "CPU 4-bit",
     tensors: || {
-        "\
-  --to kleidiai        dense rhs_packed; experts w13_packed, w2_packed (bytes; scales, sums and
+        format!(
+            "  --to {NAME:<16}dense rhs_packed; experts w13_packed, w2_packed (bytes; scales, sums and
                        biases inside)"
-            .to_owned()
+        )
     },
     takes: "\
---to kleidiai takes 4-bit weights without zero points and without act-order: compressed-tensors
+4-bit weights without zero points and without act-order: compressed-tensors
 W4A8 (int-quantized or pack-quantized) and W4A16, and GPTQ. Experts may also be e2m1 with a power of
 two for each 32 values. Each file describes its layers in its metadata, so `marlinspike run` needs
 only the file.",
-    examples: &["model out --to kleidiai"],
+    examples: &[["model out", ""]],
     model_dtype: false,
     choice: Some(Choice {
         name: "nr",

@@ -46,9 +46,9 @@ pub const FORMAT: Format = Format::new(&Descriptor {
     tensors,
     takes: "",
     examples: &[
-        "./Qwen3-30B-A3B-GPTQ ./out --to marlin",
-        "model out --to marlin --tp-size 2 --tp-rank 1",
-        "model out --to marlin --input-dtype int8",
+        ["./Qwen3-30B-A3B-GPTQ ./out", ""],
+        ["model out", "--tp-size 2 --tp-rank 1"],
+        ["model out", "--input-dtype int8"],
     ],
     model_dtype: true,
     choice: None,

@@ -28,6 +28,8 @@ use super::stack::StackPlan;
 use super::stack::info::StackInfo;
 use crate::model::layers::{Layers, Stack};
 use crate::model::{Model, ModelError};
+pub use flashinfer::EXPERT_BACKEND;
+pub use marlinspike::layouts::flashinfer::ExpertBackend;
 
 /// A layer's description in a file's metadata.
 #[derive(Debug, Clone, PartialEq)]

@@ -57,6 +57,31 @@ pub(super) const FORMAT: CpuFormat = CpuFormat {
     },
 };
 
+/// The name of conversions to the layout, on command lines and in configs.
+pub const NAME: &str = "kleidiai";
+/// What runs the layout, in messages.
+pub const TITLE: &str = "the int4 path of KleidiAI";
+/// A conversion to blocks of 4-bit columns, in one line.
+pub const ABOUT: &str = "blocks of 4-bit columns for CPUs, int4 in KleidiAI's layout; activations \
+                         are quantized to int8 at run time";
+
+/// The key of a case that names the micro-kernel.
+pub const VARIANT_KEY: &str = "kleidiai_variant";
+
+/// What the keys mean that describe the library in a case.
+pub const KEY_MEANINGS: &[(&str, &str)] = &[
+    (
+        "activation_rounding",
+        "how activations are rounded to int8: `half_away` since KleidiAI 1.22, `half_even` before",
+    ),
+    (VARIANT_KEY, "the micro-kernel; information only"),
+    ("packing", "block sizes of KleidiAI's packed matrices"),
+    ("packing.kr", "k per block"),
+    ("packing.mr", "rows of x per block"),
+    ("packing.nr", "columns of the weight per block"),
+    ("packing.sr", "splits of a block's k"),
+];
+
 /// Number of consecutive k of one row that are adjacent: kr / sr with kr = 16 and sr = 2.
 pub const PIECE: usize = 8;
 /// k per chunk of weight codes, to which K is padded.

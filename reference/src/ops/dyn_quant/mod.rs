@@ -20,7 +20,7 @@ use crate::ops::schema::{
     CaseError, Demand, Dim, Inputs, Reader, TensorRule, finite, rule, stored,
 };
 use crate::ops::tensors::{F32, name_of};
-use crate::w4a8::packed::{LhsLayout, MR, NR, RhsLayout};
+use crate::w4a8::packed::{KEY_MEANINGS, LhsLayout, MR, NR, RhsLayout, VARIANT_KEY};
 use crate::w4a8::quantize::ActivationRounding;
 use crate::w4a8::scalar::Scalar;
 use crate::w4a8::{Values, multiply, quantize};
@@ -74,7 +74,7 @@ pub struct DynQuantConfig {
     /// How `y` is judged.
     pub arithmetic: DynQuantArithmetic,
     /// Name of the micro-kernel; for information only.
-    pub kleidiai_variant: Option<String>,
+    pub variant: Option<String>,
 }
 
 /// K and group size: one chunk, part of one, and several groups of one or more chunks.
@@ -110,24 +110,13 @@ impl Operation for DynQuantConfig {
             "arithmetic",
             "checkpoint_format",
             "input_dtype",
-            "kleidiai_variant",
+            VARIANT_KEY,
             "adversarial_rows",
         ]
     }
 
     fn key_meanings() -> &'static [(&'static str, &'static str)] {
-        &[
-            (
-                "activation_rounding",
-                "how activations are rounded to int8: `half_away` since KleidiAI 1.22, `half_even` before",
-            ),
-            ("kleidiai_variant", "the micro-kernel; information only"),
-            ("packing", "block sizes of KleidiAI's packed matrices"),
-            ("packing.kr", "k per block"),
-            ("packing.mr", "rows of x per block"),
-            ("packing.nr", "columns of the weight per block"),
-            ("packing.sr", "splits of a block's k"),
-        ]
+        KEY_MEANINGS
     }
 
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
@@ -137,7 +126,7 @@ impl Operation for DynQuantConfig {
             Packing { mr: p.size("mr")?, nr: p.size("nr")?, kr: p.size("kr")?, sr: p.size("sr")? };
         r.optional_name("checkpoint_format", &[("int4", ())])?;
         r.optional_name("input_dtype", &[("int8", ())])?;
-        let variant = r.text("kleidiai_variant")?;
+        let variant = r.text(VARIANT_KEY)?;
         let (group_size, size_k) = (group_size(r)?, r.size("size_k")?);
         if let GroupSize::Of(g) = group_size {
             divisible("size_k", size_k, g, "whole groups")?;
@@ -153,7 +142,7 @@ impl Operation for DynQuantConfig {
             packing,
             activation_rounding: r.name("activation_rounding", ActivationRounding::NAMED)?,
             arithmetic: r.optional_name("arithmetic", ARITHMETICS)?.unwrap_or_default(),
-            kleidiai_variant: variant,
+            variant,
         })
     }
 
@@ -176,7 +165,7 @@ impl Operation for DynQuantConfig {
                                 packing: *packing,
                                 activation_rounding: *activation_rounding,
                                 arithmetic: DynQuantArithmetic::Operator,
-                                kleidiai_variant: None,
+                                variant: None,
                             }));
                         }
                     }
@@ -202,7 +191,7 @@ impl Operation for DynQuantConfig {
         if self.arithmetic != DynQuantArithmetic::Operator {
             v["arithmetic"] = json!(name_of(ARITHMETICS, &self.arithmetic));
         }
-        insert_some(&mut v, "kleidiai_variant", self.kleidiai_variant.clone());
+        insert_some(&mut v, VARIANT_KEY, self.variant.clone());
         v
     }
 

@@ -119,6 +119,10 @@ impl Operation for Fp8MmConfig {
         Ok(rules)
     }
 
+    fn fp8_product(&self) -> Option<&Fp8MmConfig> {
+        Some(self)
+    }
+
     fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
         check_scales(&inputs["a_scales"])?;
         check_scales(&inputs["weight_scale"])
