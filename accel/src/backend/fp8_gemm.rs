@@ -1,6 +1,6 @@
 //! Products of e4m3fn activations and weights.
 
-use marlinspike::case::{Case, Fp8MmConfig, ScheduleChoice};
+use marlinspike::case::{Case, Fp8Operands};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
@@ -11,9 +11,9 @@ use crate::ops::fp8_gemm::Fp8Product;
 
 impl<O: Operations> CaseRun<'_, O> {
     /// `y` of a product of e4m3fn operands, judged by the bits of the kernel's schedule.
-    pub(super) fn fp8_product(&mut self, c: &Fp8MmConfig) -> Result<(), BackendError> {
+    pub(super) fn fp8_product(&mut self, c: Fp8Operands) -> Result<(), BackendError> {
         let Some(recorded) = self.case.output("y") else { return Ok(()) };
-        let weight = weight(self.case, c)?;
+        let weight = weight(self.case, &c)?;
         let mut scales = floats(self.case.input("a_scales")?);
         if c.block.is_none() {
             scales = scales.iter().copied().cycle().take(c.size_m).collect();
@@ -29,8 +29,10 @@ impl<O: Operations> CaseRun<'_, O> {
             }
         };
         let y = Tensor::from_vec("y", recorded.dtype(), recorded.shape().to_vec(), y)?;
-        let schedule = Some(ScheduleChoice::Given(Box::new(schedule)));
-        let config = Fp8MmConfig { schedule, ..c.clone() }.into();
+        let Some(config) = self.case.config.with_schedule(schedule) else {
+            self.absent("y", "its config states no schedule");
+            return Ok(());
+        };
         let report = self.judged(&y, &[], &config, self.declared)?;
         self.push(report, &y, wrong);
         Ok(())
@@ -47,7 +49,7 @@ fn floats(tensor: &Tensor<'_>) -> Vec<f32> {
 }
 
 /// The weight of a case, whose scales are repeated for each column.
-fn weight(case: &Case<'_>, c: &Fp8MmConfig) -> Result<Weight<'static>, BackendError> {
+fn weight(case: &Case<'_>, c: &Fp8Operands) -> Result<Weight<'static>, BackendError> {
     let (size_k, size_n) = (c.size_k, c.size_n);
     let (bytes, scales) = (case.input("weight")?.bytes(), floats(case.input("weight_scale")?));
     let (groups, group_size) = match c.block {

@@ -108,8 +108,8 @@ pub fn check<O: Operations>(
             run.output("qweight", &[], |o| o.run(&call))?;
         }
         other => {
-            if let Some(c) = other.fp8_product() {
-                run.fp8_product(c)?;
+            if let Some(operands) = other.fp8_operands() {
+                run.fp8_product(operands)?;
             }
         }
     }

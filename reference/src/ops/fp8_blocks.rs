@@ -29,6 +29,26 @@ pub struct BlockSize {
     pub k: usize,
 }
 
+/// A product of e4m3fn rows and an e4m3fn weight, whose case has `a`, `a_scales`, `weight`, `weight_scale`
+/// and, with a bias, `bias`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fp8Operands {
+    /// Type of y and of the bias.
+    pub dtype: ScalarType,
+    /// Rows.
+    pub size_m: usize,
+    /// Columns.
+    pub size_n: usize,
+    /// K.
+    pub size_k: usize,
+    /// Blocks of the weight and groups of the activations that share a scale; without them rows and
+    /// columns have one each, or all have one.
+    pub block: Option<BlockSize>,
+    /// Whether there is a bias.
+    pub has_bias: bool,
+}
+
 impl BlockSize {
     /// DeepSeek's blocks.
     pub const DEEPSEEK: Self = Self { n: 128, k: 128 };

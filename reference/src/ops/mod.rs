@@ -49,7 +49,7 @@ pub(crate) mod configs {
     pub use super::case::Case;
     pub use super::dyn_quant::{DynQuantArithmetic, DynQuantConfig, Packing};
     pub use super::fp4_experts::Fp4ExpertsConfig;
-    pub use super::fp8_blocks::BlockSize;
+    pub use super::fp8_blocks::{BlockSize, Fp8Operands};
     pub use super::fp8_moe::Fp8LayerConfig;
     pub use super::fp8_requantize::RequantizeConfig;
     pub use super::int8_mm::{Azp, Int8MmConfig};
@@ -83,6 +83,7 @@ pub use quant::MatrixSource;
 
 use crate::Result;
 use crate::named::named;
+use crate::products::schedule::Schedule;
 use configs::*;
 use operation::Operation;
 use schema::{CaseError, KeyKind, KeyLog, Reader, TensorRule};
@@ -292,10 +293,15 @@ impl CaseConfig {
         self.operation().quant()
     }
 
-    /// The product of e4m3fn activations and an e4m3fn weight that the operation is; `None` for another
-    /// operation.
-    pub fn fp8_product(&self) -> Option<&Fp8MmConfig> {
-        self.operation().fp8_product()
+    /// The operands of a product of e4m3fn rows and weights; `None` for another operation.
+    pub fn fp8_operands(&self) -> Option<Fp8Operands> {
+        self.operation().fp8_operands()
+    }
+
+    /// The config whose `y` has the bits of `schedule`; `None` if the operation states no schedule of one
+    /// product.
+    pub fn with_schedule(&self, schedule: Schedule) -> Option<Self> {
+        self.operation().with_schedule(schedule)
     }
 
     /// Whether every output of a case has exactly one right value.

@@ -5,12 +5,13 @@ use serde_json::{Map, Value};
 use super::CaseConfig;
 use super::case::Case;
 use super::computation::{Defined, add_outputs};
-use super::configs::Fp8MmConfig;
 use super::draw::{self, Rng};
+use super::fp8_blocks::Fp8Operands;
 use super::quant::QuantConfig;
 use super::schema::{CaseError, Demand, Inputs, Reader, TensorRule};
 use crate::Result;
 use crate::judge::{Declared, OutputReport};
+use crate::products::schedule::Schedule;
 
 /// An operation, implemented by its config.
 pub(crate) trait Operation: std::fmt::Debug {
@@ -111,8 +112,13 @@ pub(crate) trait Operation: std::fmt::Debug {
         None
     }
 
-    /// The operation as a product of e4m3fn activations and an e4m3fn weight, which a backend may compute.
-    fn fp8_product(&self) -> Option<&Fp8MmConfig> {
+    /// The operands of a product of e4m3fn rows and weights, which a backend may compute.
+    fn fp8_operands(&self) -> Option<Fp8Operands> {
+        None
+    }
+
+    /// The config whose `y` has the bits of this schedule; `None` where a config states none.
+    fn with_schedule(&self, _schedule: Schedule) -> Option<CaseConfig> {
         None
     }
 

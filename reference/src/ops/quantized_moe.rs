@@ -6,11 +6,13 @@ use serde_json::{Value, json};
 use crate::Result;
 use crate::judge::OutputReport;
 use crate::judge::compare::Rows;
-use crate::moe::activation::Activation;
+use crate::moe::activation::{Activation, Definition};
+use crate::moe::layer::Layer;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
 use crate::ops::computation::{Expected, Form};
+use crate::ops::layer::Stages;
 use crate::ops::quant::keys::{at_most, extend, joined};
 use crate::ops::schema::{
     CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_ids, expert_map, finite, stored,
@@ -67,6 +69,59 @@ pub(super) const fn with_layer_keys<const OWN: usize, const ALL: usize>(
 pub(super) const ROWS: [&str; 3] = ["x", "topk_ids", "topk_weights"];
 
 impl QuantizedLayer {
+    /// A generated layer of five tokens: `experts` is a row of [`EXPERTS`], `sizes` are H and I.
+    pub(super) const fn generated(
+        dtype: ScalarType,
+        activation: Activation,
+        (num_experts, num_local_experts, top_k): (usize, usize, usize),
+        [hidden_size, intermediate_size]: [usize; 2],
+        apply_router_weight_on_input: bool,
+    ) -> Self {
+        Self {
+            dtype,
+            size_m: 5,
+            num_experts,
+            num_local_experts,
+            top_k,
+            hidden_size,
+            intermediate_size,
+            activation,
+            apply_router_weight_on_input,
+        }
+    }
+
+    /// Parameters that all stages of a judgement share.
+    pub(super) const fn stages(&self) -> Stages {
+        Stages {
+            size_m: self.size_m,
+            top_k: self.top_k,
+            hidden_size: self.hidden_size,
+            intermediate_size: self.intermediate_size,
+            activation: self.activation,
+            dtype: self.dtype,
+            router: None,
+        }
+    }
+
+    /// The layer of a rank with these weights of w13 and w2.
+    pub(super) fn of_weights<'w>(
+        &self,
+        [w13, w2]: &'w [Vec<Weight<'static>>; 2],
+        expert_map: Option<&'w [i32]>,
+    ) -> Layer<'w> {
+        Layer {
+            w13,
+            w2,
+            orders: [None, None],
+            num_experts: self.num_experts,
+            expert_map,
+            activation: Definition::new(self.activation),
+            dtype: self.dtype,
+            input_dtype: None,
+            router_weight_on_input: self.apply_router_weight_on_input,
+        }
+    }
+
     /// Reads and checks the keys.
     pub(super) fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
         let num_experts = r.size("num_experts")?;

@@ -89,8 +89,29 @@ impl Addition {
         Self { capacity, limit_ms, ..self }
     }
 
+    /// y of the sums that a rank `[rank, ranks]` multiplied, by the weight's part of that rank.
+    pub(super) fn of_call(
+        device: &Device,
+        weight: &MarlinWeight,
+        place: [usize; 2],
+        multiplied: Option<[usize; 2]>,
+        y: &mut Buffer<u16>,
+    ) -> Result<Self, AccelError> {
+        check_part(weight, place)?;
+        let Some(size) = multiplied else {
+            let found = format!("{} elements", y.len());
+            return Err(ROW.refuse("y", found, "a call of `multiply` before"));
+        };
+        Self::new(device, weight, size, y)
+    }
+
+    /// Elements of y.
+    pub(super) fn len(&self) -> usize {
+        self.size.iter().product()
+    }
+
     /// y of sums of that size, with the weight's bias and global scale.
-    pub(super) fn new(
+    fn new(
         device: &Device,
         weight: &MarlinWeight,
         size: [usize; 2],
@@ -176,7 +197,7 @@ pub(super) fn add_at(
     address: u64,
     addition: Addition,
 ) -> Result<(), AccelError> {
-    let bytes = addition.size.iter().product::<usize>() as u64 * 4;
+    let bytes = addition.len() as u64 * 4;
     let mut parts = [Pointer::NULL; MOST_RANKS];
     for (rank, part) in parts.iter_mut().enumerate().take(ranks) {
         *part = Pointer::new(address + rank as u64 * bytes);

@@ -228,14 +228,14 @@ impl Rank {
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
         self.check_device(device)?;
-        check_part(weight, [self.rank, self.shared.ranks()])?;
-        let Some(Started::Product(size)) = self.started else {
-            let found = format!("{} elements", y.len());
-            return Err(ROW.refuse("y", found, "a call of `multiply` before"));
+        let multiplied = match self.started {
+            Some(Started::Product(size)) => Some(size),
+            _ => None,
         };
-        let elements = y.len();
-        let addition = Addition::new(device, weight, size, y)?;
+        let place = [self.rank, self.shared.ranks()];
+        let addition = Addition::of_call(device, weight, place, multiplied, y)?;
         self.started = None;
+        let elements = addition.len();
         if elements == 0 {
             return Ok(());
         }
@@ -285,9 +285,14 @@ impl Rank {
 
     /// Returns an error unless `device` is this rank's.
     fn check_device(&self, device: &Device) -> Result<(), AccelError> {
-        let is_own = Arc::ptr_eq(&self.stream, device.stream());
-        check::same_device(&ROW, device, &[("rank", is_own)])
+        check_stream(&self.stream, device)
     }
+}
+
+/// Returns an error unless a rank on this stream is the device's.
+fn check_stream(stream: &Arc<CudaStream>, device: &Device) -> Result<(), AccelError> {
+    let is_own = Arc::ptr_eq(stream, device.stream());
+    check::same_device(&ROW, device, &[("rank", is_own)])
 }
 
 /// The thread blocks of a kernel that waits for other ranks.

@@ -14,6 +14,7 @@ use cudarc::driver::CudaStream;
 use super::{
     ROW,
     add::{Addition, add_at, check_part, product_size},
+    check_stream,
     memory::check_ranks,
 };
 use crate::{
@@ -21,10 +22,7 @@ use crate::{
     error::AccelError,
     launch::Pointer,
     memory::Buffer,
-    ops::{
-        check,
-        gemm::{MarlinWeight, Output, PeerSums, part},
-    },
+    ops::gemm::{MarlinWeight, Output, PeerSums, part},
     raw::{
         nccl::{Communicator, Library, UniqueId},
         peers::PeerMemory,
@@ -171,14 +169,10 @@ impl NcclRank {
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
         self.check_device(device)?;
-        check_part(weight, [self.rank, self.ranks])?;
-        let Some(size) = self.multiplied else {
-            let found = format!("{} elements", y.len());
-            return Err(ROW.refuse("y", found, "a call of `multiply` before"));
-        };
-        let len = y.len();
-        let addition = Addition::new(device, weight, size, y)?;
+        let place = [self.rank, self.ranks];
+        let addition = Addition::of_call(device, weight, place, self.multiplied, y)?;
         self.multiplied = None;
+        let len = addition.len();
         if len == 0 {
             return Ok(());
         }
@@ -198,7 +192,6 @@ impl NcclRank {
     }
 
     fn check_device(&self, device: &Device) -> Result<(), AccelError> {
-        let is_own = Arc::ptr_eq(&self.stream, device.stream());
-        check::same_device(&ROW, device, &[("rank", is_own)])
+        check_stream(&self.stream, device)
     }
 }

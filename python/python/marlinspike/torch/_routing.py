@@ -136,9 +136,7 @@ def align_cuda(*args: Any, **kwargs: Any) -> Tuple[torch.Tensor, torch.Tensor, t
     with on(device) as place:
         run_of, expert_of, here = tables(call.num_experts, call.num_experts, call.expert_map, device)
         table = (memory("run_of", run_of), optional_memory("expert_map", expert_of), here)
-        # The copy, if there is one, must outlive the allocations that follow.
-        own = aligned(call.ids)
-        ids = memory("topk_ids", own)
+        ids = memory("topk_ids", aligned(call.ids))
         align = native("cuda_align")
         size, _, _ = align((place[0], 0), ids, call.block_size, table, None, None)
         room, _ = scratch(size, 0, device)

@@ -13,8 +13,18 @@ import torch
 from .. import _core
 from .._core import Error
 
-#: Address and number of elements.
-Memory = Tuple[int, int]
+
+class Memory(Tuple[int, int]):
+    """Address and number of elements of a tensor, which it keeps alive."""
+
+    tensor: torch.Tensor
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, elements: int) -> Memory:
+        memory = cls((tensor.data_ptr(), elements))
+        memory.tensor = tensor
+        return memory
+
 
 HALVES = (torch.float16, torch.bfloat16)
 _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -49,10 +59,10 @@ def memory(name: str, tensor: torch.Tensor) -> Memory:
     """Where a tensor's elements are; it must be contiguous, and its first element aligned."""
     if not tensor.is_contiguous():
         raise Error(f"`{name}`: found strides {list(tensor.stride())}, expected a contiguous tensor")
-    address = tensor.data_ptr()
-    if address % 16 != 0:
-        raise Error(f"`{name}`: found an address of {address % 16} modulo 16, expected 0")
-    return address, tensor.numel()
+    offset = tensor.data_ptr() % 16
+    if offset != 0:
+        raise Error(f"`{name}`: found an address of {offset} modulo 16, expected 0")
+    return Memory.of(tensor, tensor.numel())
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
@@ -66,7 +76,7 @@ def optional_memory(name: str, tensor: Optional[torch.Tensor]) -> Optional[Memor
 
 
 def as_bytes(place: Memory, tensor: torch.Tensor) -> Memory:
-    return place[0], place[1] * tensor.element_size()
+    return Memory.of(place.tensor, place[1] * tensor.element_size())
 
 
 _prepared = False

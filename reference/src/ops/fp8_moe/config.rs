@@ -205,20 +205,16 @@ impl Operation for Fp8LayerConfig {
                 }
                 for activation in activations {
                     for (per_act_token_quant, per_out_ch_quant) in [(false, false), (true, true)] {
-                        for (num_experts, num_local_experts, top_k) in EXPERTS {
-                            for apply_router_weight_on_input in [false, top_k == 1] {
+                        for experts in EXPERTS {
+                            for on_input in [false, experts.2 == 1] {
                                 all.push(Fp8LayerConfig {
-                                    layer: QuantizedLayer {
+                                    layer: QuantizedLayer::generated(
                                         dtype,
-                                        size_m: 5,
-                                        num_experts,
-                                        num_local_experts,
-                                        top_k,
-                                        hidden_size: 160,
-                                        intermediate_size: 64,
                                         activation,
-                                        apply_router_weight_on_input,
-                                    },
+                                        experts,
+                                        [160, 64],
+                                        on_input,
+                                    ),
                                     per_act_token_quant,
                                     per_out_ch_quant,
                                     block: None,

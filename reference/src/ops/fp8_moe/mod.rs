@@ -7,8 +7,8 @@ pub use config::Fp8LayerConfig;
 
 use crate::Result;
 use crate::method::{self, Activations, MethodLayer, Quantizer, Scales};
-use crate::moe::activation::{Activation, Definition};
-use crate::moe::layer::{Layer, Routed};
+use crate::moe::activation::Activation;
+use crate::moe::layer::Routed;
 use crate::moe::{narrow, widen};
 use crate::num::array::FloatView2;
 use crate::num::scalar::ScalarType;
@@ -90,18 +90,7 @@ impl Fp8Moe {
     }
 
     fn layer(&self) -> MethodLayer<'_> {
-        let c = &self.config;
-        let layer = Layer {
-            w13: &self.weights[0],
-            w2: &self.weights[1],
-            orders: [None, None],
-            num_experts: c.num_experts,
-            expert_map: self.map.as_deref(),
-            activation: Definition::new(c.activation),
-            dtype: c.dtype,
-            input_dtype: None,
-            router_weight_on_input: c.apply_router_weight_on_input,
-        };
+        let layer = self.config.of_weights(&self.weights, self.map.as_deref());
         MethodLayer { layer, quantizers: self.quantizers.clone(), w13_multipliers: None }
     }
 
@@ -246,20 +235,15 @@ impl Fp8LayerConfig {
         let mut all = Vec::new();
         for (schedule, quantizer) in block_schedules(dtype)?.into_iter().take(2).zip(rules) {
             for (hidden_size, intermediate_size, block) in sizes {
-                for (num_experts, num_local_experts, top_k) in [(4, 4, 2), (6, 3, 1)] {
+                for experts in [(4, 4, 2), (6, 3, 1)] {
                     for use_ue8m0 in [false, true] {
+                        let on_input = use_ue8m0 && experts.2 == 1;
+                        let sizes = [hidden_size, intermediate_size];
+                        let silu = Activation::Silu;
+                        let layer =
+                            QuantizedLayer::generated(dtype, silu, experts, sizes, on_input);
                         all.push(Self {
-                            layer: QuantizedLayer {
-                                dtype,
-                                size_m: 5,
-                                num_experts,
-                                num_local_experts,
-                                top_k,
-                                hidden_size,
-                                intermediate_size,
-                                activation: Activation::Silu,
-                                apply_router_weight_on_input: use_ue8m0 && top_k == 1,
-                            },
+                            layer,
                             per_act_token_quant: false,
                             per_out_ch_quant: false,
                             block: Some(block),

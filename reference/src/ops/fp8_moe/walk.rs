@@ -12,27 +12,13 @@ use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
 use crate::ops::computation::{Expected, judge_some};
 use crate::ops::fp8_blocks::are_powers;
-use crate::ops::layer::{Stages, activated, summed};
+use crate::ops::layer::{activated, summed};
 use crate::ops::quantized_moe::{QUANTIZED, report_unjudged};
 use crate::ops::w8a8_fp8::{E4M3_TYPE, better_diagnosis, declared_as, is_declared};
 use crate::products::{self, Extras};
 use crate::weight::Weight;
 
 impl Fp8Moe {
-    /// Parameters that all stages share.
-    fn stages(&self) -> Stages {
-        let c = &self.config;
-        Stages {
-            size_m: c.size_m,
-            top_k: c.top_k,
-            hidden_size: c.hidden_size,
-            intermediate_size: c.intermediate_size,
-            activation: c.activation,
-            dtype: c.dtype,
-            router: None,
-        }
-    }
-
     /// The global id of local expert `e`.
     fn global(&self, e: usize) -> usize {
         let map = self.map.iter().flatten();
@@ -178,7 +164,7 @@ pub(super) fn judge(
     let a1q = walk.rows(0, expected).to_slots(c.top_k);
     walk.product(0, &a1q)?;
 
-    let stages = layer.stages();
+    let stages = layer.config.stages();
     // An absent stage is known only if its arithmetic is declared.
     let gate_up = match (own("gate_up"), &c.schedule_w13) {
         (None, Some(_)) => {

@@ -117,24 +117,16 @@ impl Operation for Int8LayerConfig {
         let mut all = Vec::new();
         for dtype in HALF {
             for activation in activations {
-                for (num_experts, num_local_experts, top_k) in EXPERTS {
-                    for (hidden_size, intermediate_size, block_size_k) in
-                        [(36, 20, 32), (160, 64, 128), (1056, 12, 64)]
+                for experts in EXPERTS {
+                    for (sizes, block_size_k) in
+                        [([36, 20], 32), ([160, 64], 128), ([1056, 12], 64)]
                     {
-                        let sides: &[bool] = if top_k == 1 { &[false, true] } else { &[false] };
-                        for &apply_router_weight_on_input in sides {
+                        let sides: &[bool] = if experts.2 == 1 { &[false, true] } else { &[false] };
+                        for &on_input in sides {
                             all.push(Self {
-                                layer: QuantizedLayer {
-                                    dtype,
-                                    size_m: 5,
-                                    num_experts,
-                                    num_local_experts,
-                                    top_k,
-                                    hidden_size,
-                                    intermediate_size,
-                                    activation,
-                                    apply_router_weight_on_input,
-                                },
+                                layer: QuantizedLayer::generated(
+                                    dtype, activation, experts, sizes, on_input,
+                                ),
                                 quantizer: Some(ActivationRule::Product),
                                 block_size_k: Some(block_size_k),
                             });

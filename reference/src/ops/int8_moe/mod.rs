@@ -10,7 +10,6 @@ use stage::Stage;
 
 use crate::Result;
 use crate::method::{Activations, Scales};
-use crate::moe::activation::Definition;
 use crate::moe::layer::{Layer, Routed};
 use crate::moe::{Chain, widen};
 use crate::num::scalar::ScalarType;
@@ -74,18 +73,7 @@ impl Int8Moe {
     }
 
     fn layer(&self) -> Layer<'_> {
-        let c = &self.config;
-        Layer {
-            w13: &self.weights[0],
-            w2: &self.weights[1],
-            orders: [None, None],
-            num_experts: c.num_experts,
-            expert_map: self.map.as_deref(),
-            activation: Definition::new(c.activation),
-            dtype: c.dtype,
-            input_dtype: None,
-            router_weight_on_input: c.apply_router_weight_on_input,
-        }
+        self.config.of_weights(&self.weights, self.map.as_deref())
     }
 
     /// This rank's expert of each slot.

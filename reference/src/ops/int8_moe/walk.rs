@@ -11,7 +11,7 @@ use crate::num::tensor::Tensor;
 use crate::ops::bounded::{self, every_bit};
 use crate::ops::case::Case;
 use crate::ops::computation::bitwise;
-use crate::ops::layer::{Stages, activated, summed};
+use crate::ops::layer::{activated, summed};
 use crate::ops::quantized_moe::{QUANTIZED, report_unjudged};
 use crate::ops::stated_rows::StatedRows;
 use crate::ops::w8a8_fp8::better_diagnosis;
@@ -30,20 +30,6 @@ const BEFORE: [(&str, &str); 8] = [
     ("down", "`a2q` and `a2q_scale`, or `activated` and `quantizer`"),
     ("y", "`down`"),
 ];
-
-/// Parameters that all stages share.
-fn stages(layer: &Int8Moe) -> Stages {
-    let c = &layer.config;
-    Stages {
-        size_m: c.size_m,
-        top_k: c.top_k,
-        hidden_size: c.hidden_size,
-        intermediate_size: c.intermediate_size,
-        activation: c.activation,
-        dtype: c.dtype,
-        router: None,
-    }
-}
 
 /// Codes and scales of the case; `None` unless it has both.
 fn given<'c>(case: &'c Case<'_>, which: usize) -> Option<[&'c Tensor<'c>; 2]> {
@@ -128,7 +114,7 @@ fn by_known_blocks(stage: &Stage, found: &Tensor<'_>) -> Result<OutputReport> {
 
 /// Every stage that the case has.
 pub(super) fn judge(case: &Case<'_>, layer: &Int8Moe) -> Result<Vec<OutputReport>> {
-    let (c, shared) = (&layer.config, stages(layer));
+    let (c, shared) = (&layer.config, layer.config.stages());
     let own = |name: &str| case.output(name).map(|t| t.elements::<u16>().into_owned());
     let (a1q, mut reports) = rows(case, layer, 0, Some(&layer.x))?;
     let mut gate_up = own("gate_up");

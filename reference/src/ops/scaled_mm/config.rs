@@ -13,7 +13,7 @@ use crate::ops::draw::Rng;
 use crate::ops::draw::activation_bits;
 use crate::ops::draw::{e4m3, small};
 use crate::ops::fp8_blocks::{
-    BlockSize, SCALES, block_schedules, check_scales, default_schedule, draw_scales,
+    BlockSize, Fp8Operands, SCALES, block_schedules, check_scales, default_schedule, draw_scales,
 };
 use crate::ops::quant::keys::schedule_json;
 use crate::ops::schema::{CaseError, Demand, Inputs, Reader, TensorRule, stored};
@@ -119,8 +119,14 @@ impl Operation for Fp8MmConfig {
         Ok(rules)
     }
 
-    fn fp8_product(&self) -> Option<&Fp8MmConfig> {
-        Some(self)
+    fn fp8_operands(&self) -> Option<Fp8Operands> {
+        let Self { dtype, size_m, size_n, size_k, block, has_bias, .. } = *self;
+        Some(Fp8Operands { dtype, size_m, size_n, size_k, block, has_bias })
+    }
+
+    fn with_schedule(&self, schedule: Schedule) -> Option<CaseConfig> {
+        let schedule = Some(ScheduleChoice::Given(Box::new(schedule)));
+        Some(Self { schedule, ..self.clone() }.into())
     }
 
     fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
@@ -202,8 +208,7 @@ impl Operation for Fp8MmConfig {
                 Schedule { group_sum, ..blocks }
             }
         };
-        let schedule = Some(ScheduleChoice::Given(Box::new(schedule)));
-        Some(Self { schedule, ..self.clone() }.into())
+        self.with_schedule(schedule)
     }
 
     fn with_one_row(&self) -> Option<(CaseConfig, &'static [&'static str])> {

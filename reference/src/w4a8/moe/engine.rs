@@ -23,20 +23,20 @@ use super::layer::MoeLayer;
 use super::parts::Parts;
 use super::steps;
 use super::workspace::{Buffers, Workspace};
+use crate::Result;
 use crate::moe::layer::Routed;
-use crate::num::array::{FloatView2, row_major};
+use crate::num::array::FloatView2;
 use crate::num::array_mut::FloatViewMut2;
 use crate::w4a8::buffer::grow;
 use crate::w4a8::rows::{Element, Rows, RowsMut, slices};
 use crate::w4a8::runs::{BLOCK, Runs};
-use crate::{Error, Result};
 
 impl MoeLayer<'_> {
     /// `out` `[M, H]` of `x` `[M, H]` and `router_logits` `[M, num_experts]`.
     ///
     /// # Errors
-    /// As [`MoeLayer::forward_routed`]; [`Error::Shape`] and [`Error::Value`] for the logits. On an
-    /// error `out` is unchanged.
+    /// As [`MoeLayer::forward_routed`]; [`Shape`](crate::Error::Shape) and [`Value`](crate::Error::Value) for
+    /// the logits. On an error `out` is unchanged.
     pub fn forward<'x, 'o>(
         &self,
         x: impl Into<FloatView2<'x>>,
@@ -46,12 +46,7 @@ impl MoeLayer<'_> {
     ) -> Result<()> {
         let (experts, router) = (self.config.num_experts, &self.config.router);
         let tokens = router_logits.nrows();
-        if router_logits.ncols() != experts {
-            let expected = format!("[{tokens}, {experts}]");
-            return Err(Error::shape("router_logits", router_logits.shape(), expected));
-        }
-        router.validate(router_logits)?;
-        let router_logits = row_major(router_logits);
+        let router_logits = super::checked_logits(router, router_logits, experts)?;
         let (x, out) = self.slices(x.into(), out.into(), tokens)?;
         let (routed, buffers) = workspace.route(router, &router_logits, experts);
         self.with_parts(|parts| parts.blocks(x, routed, buffers, out));
@@ -61,10 +56,10 @@ impl MoeLayer<'_> {
     /// `out` `[M, H]` of `x` `[M, H]` for given experts and weights.
     ///
     /// # Errors
-    /// The [`Refusal`](super::Refusal) as [`Error::Unsupported`] (of the activations' type); [`Error::Shape`] and
-    /// [`Error::Value`] for inputs, ids and weights that do not agree; [`Error::Unsupported`] if `x`
-    /// and `out` differ in type; [`Error::NotContiguous`] for other strides than row-major ones. On an
-    /// error `out` is unchanged.
+    /// The [`Refusal`](super::Refusal) as [`Unsupported`](crate::Error::Unsupported) (of the activations' type);
+    /// [`Shape`](crate::Error::Shape) and [`Value`](crate::Error::Value) for inputs, ids and weights that do not
+    /// agree; `Unsupported` if `x` and `out` differ in type; [`NotContiguous`](crate::Error::NotContiguous) for
+    /// other strides than row-major ones. On an error `out` is unchanged.
     pub fn forward_routed<'x, 'o>(
         &self,
         x: impl Into<FloatView2<'x>>,

@@ -35,11 +35,15 @@ pub(super) use layer::gated;
 pub(super) use load::ENGINE;
 pub(super) use parts::Parts;
 
+use std::borrow::Cow;
+
+use ndarray::ArrayView2;
 use rayon::prelude::*;
 
-use super::{Kernel, Values, linear};
+use super::{Kernel, LayerRouter, Values, linear};
 use crate::moe::activation::Activation;
 use crate::moe::layer::Routed;
+use crate::num::array::row_major;
 use crate::num::scalar::ScalarType;
 use crate::num::scalar::round_to;
 use crate::w4a8::packed::{PackedRhs, RhsLayout};
@@ -267,6 +271,20 @@ pub(super) fn check_expert_map(
         }
         None => Ok(()),
     }
+}
+
+/// The logits `[M, num_experts]`, row-major; an error for another shape and for logits that the router refuses.
+pub(super) fn checked_logits<'l>(
+    router: &LayerRouter<'_>,
+    logits: ArrayView2<'l, f32>,
+    num_experts: usize,
+) -> Result<Cow<'l, [f32]>> {
+    if logits.ncols() != num_experts {
+        let expected = format!("[{}, {num_experts}]", logits.nrows());
+        return Err(Error::shape("router_logits", logits.shape(), expected));
+    }
+    router.validate(logits)?;
+    Ok(row_major(logits))
 }
 
 /// Fails unless ids and weights agree, and each id is an expert (or −1, in [`Mode::Extended`]).

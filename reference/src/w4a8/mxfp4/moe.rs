@@ -13,12 +13,12 @@ use crate::moe::ScoringFunc;
 use crate::moe::activation::Activation;
 use crate::moe::layer::Routed;
 use crate::moe::router::Router;
-use crate::num::array::{FloatView2, row_major};
+use crate::num::array::FloatView2;
 use crate::num::array_mut::FloatViewMut2;
 use crate::num::tensor::Tensor;
 use crate::w4a8::LayerRouter;
 use crate::w4a8::moe::{
-    GatedActivation, Mode, Parts, Workspace, check_expert_map, check_routed, gated,
+    GatedActivation, Mode, Parts, Workspace, check_expert_map, check_routed, checked_logits, gated,
 };
 use crate::w4a8::rows::slices;
 use crate::{Error, Result};
@@ -162,15 +162,11 @@ impl<'a> Mxfp4Layer<'a> {
         workspace: &mut Workspace,
         out: impl Into<FloatViewMut2<'o>>,
     ) -> Result<()> {
-        let (experts, tokens) = (self.config.num_experts, router_logits.nrows());
-        if router_logits.ncols() != experts {
-            let expected = format!("[{tokens}, {experts}]");
-            return Err(Error::shape("router_logits", router_logits.shape(), expected));
-        }
-        self.config.router.validate(router_logits)?;
-        let router_logits = row_major(router_logits);
+        let (experts, router) = (self.config.num_experts, &self.config.router);
+        let tokens = router_logits.nrows();
+        let router_logits = checked_logits(router, router_logits, experts)?;
         let (x, out) = slices(x.into(), out.into(), tokens, [self.hidden_size(); 2])?;
-        let (routed, buffers) = workspace.route(&self.config.router, &router_logits, experts);
+        let (routed, buffers) = workspace.route(router, &router_logits, experts);
         self.with_parts(|parts| parts.blocks(x, routed, buffers, out));
         Ok(())
     }
