@@ -4,6 +4,7 @@ import pathlib
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import marlinspike  # noqa: E402
 import marlinspike.torch as ours  # noqa: E402
 from marlinspike import _core  # noqa: E402
-from marlinspike.torch import _products  # noqa: E402
+from marlinspike.torch import _products, _tensors  # noqa: E402
 
 opcheck = pytest.importorskip("torch.library").opcheck
 ops = torch.ops.marlinspike
@@ -611,6 +612,21 @@ def test_threads_may_call_at_once():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_memory_keeps_a_copy_alive():
+    shifted = torch.zeros(64 + 1)[1:]
+    copy = _tensors.aligned(shifted)
+    assert copy.data_ptr() != shifted.data_ptr()
+    kept, address = weakref.ref(copy), copy.data_ptr()
+    memory = _tensors.memory("x", copy)
+    size = _tensors.as_bytes(memory, copy)
+    del copy
+    assert kept() is not None and (tuple(memory), tuple(size)) == ((address, 64), (address, 256))
+    del memory
+    assert kept() is not None
+    del size
+    assert kept() is None
 
 
 @cuda
