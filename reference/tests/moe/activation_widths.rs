@@ -33,7 +33,7 @@ fn silu(g: f64) -> Stated {
 
 /// Twice the unit in the last place of f32 below 1.
 fn two_ulp(t: f64) -> f64 {
-    2.0 * 2f64.powi(t.min(1.0 - U).max(LEAST).log2().floor() as i32 - 23)
+    2.0 * 2f64.powi(t.clamp(LEAST, 1.0 - U).log2().floor() as i32 - 23)
 }
 
 /// ½·g·(1 + t): 2 u of the value, and ½·g times 2 ulp of t and the argument's error.
