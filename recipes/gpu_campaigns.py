@@ -5,8 +5,8 @@
     python gpu_campaigns.py LIBRARIES --out RESULTS marlin_nvfp4 topk --cases 20000 --seconds 60
     python gpu_campaigns.py LIBRARIES --out RESULTS humming_uint4b8:20 triton_mxfp4:45    # seconds of each
 
-LIBRARIES is a folder with `_C.abi3.so`, `_moe_C.abi3.so` and `_C_stable_libtorch.abi3.so` of vLLM's wheel, which
-need PyTorch 2.11, or with what `triton_kernels_operators.py`, `humming_operators.py`, `fbgemm_operators.py` and
+LIBRARIES is a folder with `_C.abi3.so`, `_moe_C.abi3.so` and `_C_stable_libtorch.abi3.so` of vLLM 0.21.0's wheel, or
+with both `*_stable_libtorch.abi3.so` of 0.33.0's, which load in PyTorch 2.11, or with what `triton_kernels_operators.py`, `humming_operators.py`, `fbgemm_operators.py` and
 `flashinfer_operators.py` name. RESULTS gets `summary.json` (for each operator: cases, failures by class, seed, the smallest
 case of each finding), `OPERATOR-I.json` of each process for `python -m marlinspike merge`, and `kept/`.
 
@@ -64,6 +64,8 @@ def campaigns():
         if name != "mxfp8":
             made[f"moe_{name}"] = ("moe", where, {}, STAGES, more.expert_layer)
     made["moe_nvfp4_no_bias"] = ("moe", f"{WEIGHTS['nvfp4']},has_bias=false", {}, STAGES, more.expert_layer)
+    biased = f"{WEIGHTS['nvfp4']},has_bias=true,dtype=float16,apply_router_weight_on_input=false"
+    made["moe_nvfp4_bias"] = ("moe", biased, {}, STAGES, more.expert_layer_of_kept_scales)
     made["gptq_marlin_repack"] = ("linear", GPTQ, {}, ["marlin_qweight"], base.repack)
     made["awq_marlin_repack"] = ("linear", "checkpoint_format=awq", {}, ["marlin_qweight"], base.repack)
     made["int4_fp8_preprocess"] = ("int4_fp8_preprocess", "", {}, ["qweight"], more.int4_fp8_preprocess)
@@ -118,7 +120,7 @@ def work(options, names):
     """One process: its share of every operator's cases."""
     part, parts = (int(number) for number in options.worker.split("/"))
     sys.path.insert(0, str(options.libraries))
-    for library in ("_C_stable_libtorch", "_C", "_moe_C"):
+    for library in ("_C_stable_libtorch", "_C", "_moe_C", "_moe_C_stable_libtorch"):
         if (file := options.libraries / f"{library}.abi3.so").exists():
             torch.ops.load_library(file)
     fbgemm_operators.load(options.libraries)

@@ -3,8 +3,9 @@
     marlinspike fuzz --op linear --output y --timeout 300 --persistent \
         --cmd 'python3 torch_operators.py marlin_gemm FOLDER'
 
-FOLDER holds `_C.abi3.so` and `_moe_C.abi3.so` of vLLM 0.21.0's wheel. The first call of a kernel without
-code for the GPU is compiled from PTX, which takes up to a minute: hence the timeout.
+FOLDER holds `_C.abi3.so` and `_moe_C.abi3.so` of vLLM 0.21.0's wheel, or `_C_stable_libtorch.abi3.so` and
+`_moe_C_stable_libtorch.abi3.so` of 0.33.0's, whose products have no act-order. The first call of a kernel without code
+for the GPU is compiled from PTX, which takes up to a minute: hence the timeout.
 
 | operator | --op | --output |
 | --- | --- | --- |
@@ -100,22 +101,36 @@ def whole_groups(scales, size_k):
         raise Unsupported("groups of fewer than 16 rows")
 
 
+def takes(operator, *names):
+    """Whether an operator has one of these arguments: other releases have other ones."""
+    return any(argument.name in names for argument in operator.default._schema.arguments)
+
+
+def arguments_of_order(operator, config, *order):
+    """The arguments for act-order and the flag for slices of K, where the release has them."""
+    if takes(operator, "is_k_full", "is_full_k"):
+        return order if config.get("desc_act") else (None,) * len(order), (config.get("is_k_full", True),)
+    if config.get("desc_act"):
+        raise Unsupported("this release has no act-order")
+    return (), ()
+
+
 def marlin_gemm(config, t):
+    operator = torch.ops._C.marlin_gemm
     dtype, sizes = getattr(torch, config["dtype"]), [config[key] for key in ("size_m", "size_n", "size_k")]
     x, a_scales = t.get("in.x"), None
     if config.get("input_dtype"):
         # The case's scales already hold `input_global_scale`.
         x, a_scales = t["in.a_q"], t["in.a_scales"]
-    order = (t.get("ref.sorted_g_idx"), t.get("ref.g_idx_sort_indices")) if config.get("desc_act") else (None, None)
+    order, full = arguments_of_order(operator, config, t.get("ref.sorted_g_idx"), t.get("ref.g_idx_sort_indices"))
     y = torch.full(sizes[:2], float("nan"), dtype=dtype, device=DEVICE)
     scales, global_scale = in_kernel_type(t["ref.marlin_scales"], dtype), t.get("ref.marlin_global_scale")
     packed, bias = t["ref.marlin_qweight"], t.get("ref.marlin_bias")
     whole_groups(scales, config["size_k"])
     weight = (packed, bias, scales, a_scales, global_scale, t.get("ref.marlin_zeros"), *order)
-    full = config.get("is_k_full", True)
     # No atomic additions, reduction in f32, integer zero points.
-    flags = (full, False, True, False)
-    return {"y": torch.ops._C.marlin_gemm(x, y, *weight, workspace(), type_id(config["weight_type"]), *sizes, *flags)}
+    flags = (*full, False, True, False)
+    return {"y": operator(x, y, *weight, workspace(), type_id(config["weight_type"]), *sizes, *flags)}
 
 
 def repack(config, t):
@@ -126,20 +141,26 @@ def repack(config, t):
     sizes = (config["size_k"], config["size_n"], 4 if sum(bits[:3]) == 4 else 8, eight)
     if config["checkpoint_format"] == "awq":
         return {"marlin_qweight": torch.ops._C.awq_marlin_repack(t["in.qweight"], *sizes)}
+    operator = torch.ops._C.gptq_marlin_repack
     perm = torch.empty(0, dtype=torch.int32, device=DEVICE)
     if config.get("desc_act") and "in.g_idx" in t:
         perm = torch.argsort(t["in.g_idx"], stable=True).int()
     words = t.get("in.qweight")
     if words is None:
         words = t["in.weight"].view(torch.uint8).view(torch.int32).T.contiguous()
-    return {"marlin_qweight": torch.ops._C.gptq_marlin_repack(words, perm, *sizes)}
+    if takes(operator, "perm"):
+        return {"marlin_qweight": operator(words, perm, *sizes)}
+    if len(perm):
+        raise Unsupported("this release has no act-order")
+    return {"marlin_qweight": operator(words, *sizes)}
 
 
 def expert_product(config, t, part, x, sizes, top_k, weighted):
     if config.get("input_dtype"):
         raise Unsupported("8-bit activations")
+    operator = torch.ops._moe_C.moe_wna16_marlin_gemm
     dtype, ref = getattr(torch, config["dtype"]), lambda name: t.get(f"ref.{part}_{name}")
-    order = (ref("sorted_g_idx"), ref("g_idx_sort_indices")) if config.get("desc_act") else (None, None)
+    order, full = arguments_of_order(operator, config, ref("sorted_g_idx"), ref("g_idx_sort_indices"))
     # Rows without an expert of this rank are not written.
     y = torch.zeros((config["size_m"] * config["top_k"], sizes[1]), dtype=dtype, device=DEVICE)
     scales, global_scale = in_kernel_type(ref("marlin_scales"), dtype), ref("marlin_global_scale")
@@ -147,9 +168,9 @@ def expert_product(config, t, part, x, sizes, top_k, weighted):
     weight = (ref("marlin_qweight"), ref("marlin_bias"), scales, None, global_scale, ref("marlin_zeros"), *order)
     blocks = [t[f"ref.{name}"] for name in ("sorted_token_ids", "expert_ids", "num_tokens_post_padded")]
     routing = (*blocks, t["ref.topk_weights"], config["block_size_m"], top_k, weighted)
-    flags = (config.get("is_k_full", True), False, True, False, -1, -1, -1)
+    flags = (*full, False, True, False, -1, -1, -1)
     kind = type_id(config["weight_type"])
-    torch.ops._moe_C.moe_wna16_marlin_gemm(x, y, *weight, workspace(), *routing, kind, *sizes, *flags)
+    operator(x, y, *weight, workspace(), *routing, kind, *sizes, *flags)
     return y
 
 

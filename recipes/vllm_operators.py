@@ -1,4 +1,4 @@
-"""Further operators of vLLM 0.21.0 for `gpu_campaigns.py`, as functions of a config and its tensors.
+"""Further operators of vLLM 0.21.0 and 0.33.0 for `gpu_campaigns.py`, as functions of a config and its tensors.
 
 Tensors have the names of case files: `in.x`, and `ref.gate_up` for what the reference computed.
 """
@@ -62,12 +62,23 @@ def expert_layer(config, t):
     return {"gate_up": gate_up, "activated": activated, "down": down, "y": moe_sum(config, down)}
 
 
+def expert_layer_of_kept_scales(config, t):
+    """Without block scales that packing loses, which change every output: other faults become visible."""
+    for part in ("w13", "w2"):
+        codes = t[f"in.{part}_weight_scale"].view(torch.uint8) & 0x7F
+        if bool(((codes > 0) & (codes < 8)).any()):
+            raise base.Unsupported("block scales below 2^-6")
+    return expert_layer(config, t)
+
+
 def topk(config, t):
     logits = t["in.router_logits"]
     shape = (len(logits), config["top_k"])
     weights, ids, indices = (empty(shape, dtype) for dtype in (torch.float32, torch.int32, torch.int32))
     operator = getattr(torch.ops._moe_C, f"topk_{config['scoring_func']}")
-    operator(weights, ids, indices, logits, bool(config.get("renormalize")), t.get("in.e_score_correction_bias"))
+    padding = (None,) if base.takes(operator, "is_padding") else ()
+    bias = t.get("in.e_score_correction_bias")
+    operator(weights, ids, indices, logits, bool(config.get("renormalize")), bias, *padding)
     return {"topk_weights": weights, "topk_ids": ids, "token_expert_indices": indices}
 
 

@@ -115,7 +115,9 @@ impl Bounds {
             let interval = Interval { lo: share(f.lo, hi + 1e-20), hi: share(f.hi, lo) };
             (share(me, exact), interval.scaled((ids.len() + 3) as f64 * U))
         } else {
-            (me * self.common.0, product(f, self.common.1).scaled(U))
+            // A sigmoid has no common factor, hence no rounding of a product with it.
+            let score = if self.common.1.is_point() { f } else { product(f, self.common.1) };
+            (me * self.common.0, score.scaled(U))
         };
         let ends = [weight.lo * self.factor, weight.hi * self.factor];
         let mut weight = Interval { lo: ends[0].min(ends[1]), hi: ends[0].max(ends[1]) };

@@ -140,6 +140,11 @@ impl Interval {
         // A zero or an infinity between the ends.
         let zero = |i: Self| i.contains(0.0);
         let infinite = |i: Self| i.magnitude() == f64::INFINITY;
+        let finite = |i: Self| i.lo < f64::INFINITY && i.hi > f64::NEG_INFINITY;
+        if zero(self) && finite(other) || finite(self) && zero(other) {
+            // Both ends of 0 · [−∞, ∞] are NaN, but not the numbers between them.
+            out = out.hull(Self::point(0.0));
+        }
         (out, nan || zero(self) && infinite(other) || infinite(self) && zero(other))
     }
 

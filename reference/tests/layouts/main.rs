@@ -7,6 +7,7 @@ mod blockscale;
 mod e4m3;
 mod fp8_blocks;
 mod lattice;
+mod positions;
 mod quantize_act_order;
 mod quantize_upstream;
 mod restore;

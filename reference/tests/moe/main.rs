@@ -5,6 +5,7 @@ mod activation;
 mod activation_check;
 mod activation_golden;
 mod activation_math;
+mod activation_widths;
 mod batched;
 mod block;
 mod block_forms;

@@ -300,3 +300,48 @@ proptest! {
         prop_assert!(wide.interval.contains(value(ty, y).into()), "{xs:?}: {wide:?}");
     }
 }
+
+/// Five known terms whose digits f32 may lose: u times three partial sums and the result.
+#[test]
+fn widths_of_sums_are_the_stated_errors() {
+    const U: f64 = 1.0 / (1u64 << 24) as f64;
+    let (mut state, mut judged) = (1u64, 0);
+    for trial in 0..40_000 {
+        let mut next = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as f64 / f64::from(1u32 << 31) * 2.0 - 1.0
+        };
+        let k = [5, 6, 8, 16][trial % 4];
+        let large = 2f64.powi(trial as i32 % 21);
+        let terms: Vec<f32> = (0..k)
+            .map(|j| if j % 3 == 0 { (next() * large) as f32 } else { (next() * 1e-3) as f32 })
+            .map(|x| value(BF16, bits(BF16, x)))
+            .collect();
+        let slots: Vec<Bound> = terms.iter().map(|&x| Bound::exactly(x.into())).collect();
+        let found = bound(&slots, BF16).interval;
+        // Exact in f64: 2^21 to 2^-10 with 8 digits each.
+        let exact: f64 = terms.iter().map(|&x| f64::from(x)).sum();
+        let size: f64 = terms.iter().map(|&x| f64::from(x.abs())).sum();
+        let error = U * ((k as f64 - 2.0) * size + exact.abs());
+        let end = |x: f64| BF16.to_f64(BF16.encode_rne(x));
+        // The last addition's result is rounded to f32 first.
+        let most = error * 1.0001
+            + exact.abs() * U
+            + size * 2f64.powi(-38)
+            + 20.0 * f64::from(f32::MIN_POSITIVE);
+        let outer = Interval { lo: end(exact - most), hi: end(exact + most) };
+        assert!(outer.lo <= found.lo && found.hi <= outer.hi, "{terms:?}: {found:?}, {outer:?}");
+        // A power of two that divides every term: f32 holds all sums below 2^24 of it.
+        let grid = (-60..=30).rev().map(|e| 2f64.powi(e));
+        let grid = { grid }.find(|g| terms.iter().all(|&x| (f64::from(x) / g).fract() == 0.0));
+        let is_exact = grid.is_some_and(|g| size <= g / U);
+        let error = if is_exact { 0.0 } else { error };
+        let inner = Interval { lo: end(exact - error), hi: end(exact + error) };
+        assert!(found.lo <= inner.lo && inner.hi <= found.hi, "{terms:?}: {found:?}, {inner:?}");
+        assert!(!is_exact || found == inner, "{terms:?}: {found:?}, {inner:?}");
+        judged += usize::from(!is_exact);
+    }
+    assert!(judged > 1000 && judged < 39_000, "{judged}");
+}

@@ -2,6 +2,7 @@
 #![allow(missing_docs)]
 
 mod arrays;
+mod interval;
 mod scalar_decode;
 mod scalar_kind;
 mod scalar_narrow;
