@@ -9,7 +9,7 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
-    ops::fp8_gemm::{Fp8Plan, Fp8Scales, Fp8Weight, RowsFp8, fp8_gemm, fp8_gemm_planned},
+    ops::fp8_gemm::{Fp8Plan, Fp8Scales, Fp8Sums, Fp8Weight, RowsFp8, fp8_gemm, fp8_gemm_planned},
     ops::quantize::fp8_scale_step,
     timing::Times,
 };
@@ -27,7 +27,7 @@ fn words(rng: &mut Rng, count: usize) -> Vec<u32> {
 }
 
 impl Fp8Dense {
-    /// A random matrix with scales of channels or blocks, for bf16 outputs, and as many copies as take `cold_bytes`
+    /// A random matrix with scales of channels or blocks and such sums, for bf16 outputs, and as many copies as take `cold_bytes`
     /// together, two at least.
     ///
     /// # Errors
@@ -36,7 +36,7 @@ impl Fp8Dense {
     pub fn new(
         device: &Device,
         shape: Shape,
-        scales: Fp8Scales,
+        (scales, sums): (Fp8Scales, Fp8Sums),
         cold_bytes: usize,
     ) -> Result<Self, AccelError> {
         let weight = matrix(shape, scales).map_err(|error| AccelError::Argument {
@@ -45,7 +45,7 @@ impl Fp8Dense {
             found: format!("{shape}: {error}"),
             expected: "whole words and groups of k".into(),
         })?;
-        let first = Fp8Weight::new(device, &[weight], ScalarType::BFLOAT16)?;
+        let first = Fp8Weight::new(device, &[weight], ScalarType::BFLOAT16)?.summed(sums)?;
         let count = cold_bytes.div_ceil(first.bytes()).max(2);
         let mut copies = vec![first];
         while copies.len() < count {

@@ -47,3 +47,8 @@ __device__ __forceinline__ unsigned load_from_rank(const unsigned *here, unsigne
                  : "=r"(value) : "r"(of_rank(address, rank)) : "memory");
     return value;
 }
+
+// Arrives at a barrier of a block of the cluster, at an address from `of_rank`.
+__device__ __forceinline__ void barrier_arrive_at_rank(unsigned mapped) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
+}

@@ -3,6 +3,7 @@
 // producer that fills it.
 
 #include "barrier.cuh"
+#include "cluster.cuh"
 #include "depend.cuh"
 #include "fp8_gemm_sizes.cuh"
 #include "wgmma_fp8.cuh"
@@ -23,11 +24,12 @@ struct Product {
 
     __device__ unsigned k_stages() const { return (size_k + STAGE_K - 1) / STAGE_K; }
 
+    // Blocks of rows, or groups of RANKS blocks.
     __device__ unsigned blocks() const {
         if constexpr (IS_MOE) {
             return static_cast<unsigned>(__ldcg(num_tokens_post_padded)) / ROWS;
         } else {
-            return (size_m + ROWS - 1) / ROWS;
+            return (size_m + ROWS * RANKS - 1) / (ROWS * RANKS);
         }
     }
 
@@ -45,14 +47,18 @@ struct Tile {
     int expert;  // negative: no product
 };
 
-// Tile `index`. Tiles are numbered by groups of `raster` blocks of rows, through all columns of a group.
+// The thread block's place in its cluster, whose blocks compute the same columns of neighbouring blocks of rows.
+__device__ __forceinline__ unsigned cluster_rank() { return RANKS == 1 ? 0 : blockIdx.x % RANKS; }
+
+// Tile `index`, of a cluster that of this thread block. Tiles are numbered by groups of `raster` blocks of rows, through
+// all columns of a group.
 __device__ __forceinline__ Tile tile_at(const Product &p, unsigned index, unsigned blocks) {
     const unsigned columns = p.columns();
     const unsigned first = index / (p.raster * columns) * p.raster;
     const unsigned side = min(p.raster, blocks - first), in = index % (p.raster * columns);
     const unsigned block = first + in % side;
     const int expert = IS_MOE ? __ldcg(p.expert_ids + block) : 0;
-    return {block * ROWS, in / side * p.tile_n, expert};
+    return {(block * RANKS + cluster_rank()) * ROWS, in / side * p.tile_n, expert};
 }
 
 // Places in shared memory: the ring, a finished tile, scales of x, barriers.
@@ -79,6 +85,17 @@ struct Place {
     }
 };
 
+// Copies a stage's weights, of which each thread block of a cluster reads a part for all.
+__device__ __forceinline__ void copy_weights(const Product &p, const TensorMap &w_map, unsigned to, unsigned k, unsigned row,
+                                             unsigned full) {
+    if constexpr (RANKS == 1) {
+        copy_box(to, w_map, k, row, full);
+    } else {
+        const unsigned part = p.tile_n / RANKS * cluster_rank();
+        copy_box_to_ranks(to + part * STAGE_K, w_map, k, row + part, full, (1u << RANKS) - 1);
+    }
+}
+
 // Fills the ring with the stages of all tiles of this thread block.
 __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map, const TensorMap &x_map,
                                         const Memory &memory) {
@@ -88,17 +105,17 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map
     unsigned early = 0;
     if constexpr (!IS_MOE) {
         early = min(min(p.stages, k_stages), EARLY_STAGES);
-        const Tile tile = tile_at(p, blockIdx.x, p.blocks());
+        const Tile tile = tile_at(p, blockIdx.x / RANKS, p.blocks());
         for (unsigned stage = 0; stage < early; ++stage) {
             const unsigned full = memory.start + memory.full_at + stage * 8;
             barrier_expect(full, memory.stage_bytes + p.x_scale_bytes(tile.row));
-            copy_box(memory.start + stage * memory.stage_bytes, w_map, stage * STAGE_K, tile.n0, full);
+            copy_weights(p, w_map, memory.start + stage * memory.stage_bytes, stage * STAGE_K, tile.n0, full);
         }
     }
     wait_for_last_kernel();
     const unsigned blocks = p.blocks(), tiles = blocks * p.columns();
     Place place;
-    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
+    for (unsigned index = blockIdx.x / RANKS; index < tiles; index += gridDim.x / RANKS) {
         const Tile tile = tile_at(p, index, blocks);
         if (tile.expert < 0) {
             continue;
@@ -112,7 +129,7 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map
             } else {
                 barrier_wait(memory.start + memory.empty_at + place.slot * 8, place.phase ^ 1);
                 barrier_expect(full, memory.stage_bytes + scale_bytes);
-                copy_box(to, w_map, stage * STAGE_K, w_row, full);
+                copy_weights(p, w_map, to, stage * STAGE_K, w_row, full);
             }
             copy_box(to + p.tile_n * STAGE_K, x_map, stage * STAGE_K, tile.row, full);
             if (scale_bytes > 0) {
@@ -124,42 +141,47 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map
     }
 }
 
-// Releases a slot to the producer.
+// Releases a slot to the producers of all thread blocks that fill it.
 __device__ __forceinline__ void release(unsigned empty, unsigned lane) {
-    if (lane == 0) {
-        barrier_arrive(empty);
+    if constexpr (RANKS == 1) {
+        if (lane == 0) {
+            barrier_arrive(empty);
+        }
+    } else if (lane < RANKS) {
+        barrier_arrive_at_rank(of_rank(empty, lane));
     }
 }
 
-// The scales of W of columns that share them: a lane has that of one of 32 stages.
+// The scales of W of PARTS x 128 columns: a lane has that of one part in one of 32 / PARTS stages.
+template <unsigned PARTS>
 struct BlockScales {
+    static constexpr unsigned STAGES = 32 / PARTS;
     const float *from;
     unsigned count;
     float now, next;
 
-    // Of the tile's column n, or the last one.
+    // From the tile's column n, or the last one.
     __device__ __forceinline__ BlockScales(const Product &p, const Tile &tile, unsigned n, unsigned lane) {
         if constexpr (HAS_BLOCKS) {
             count = p.k_stages();
             const unsigned rows = (p.size_n + STAGE_K - 1) / STAGE_K;
-            const unsigned row = min((tile.n0 + n) / STAGE_K, rows - 1);
+            const unsigned row = min((tile.n0 + n) / STAGE_K + lane % PARTS, rows - 1);
             from = p.w_scales + (static_cast<size_t>(tile.expert) * rows + row) * count;
-            now = from[min(lane, count - 1)];
-            next = from[min(32 + lane, count - 1)];
+            now = from[min(lane / PARTS, count - 1)];
+            next = from[min(STAGES + lane / PARTS, count - 1)];
         }
     }
 
-    // The scale of that stage; stages ascend.
-    __device__ __forceinline__ float at(unsigned stage, unsigned lane) {
-        if constexpr (HAS_BLOCKS) {
-            if (stage % 32 == 0 && stage > 0) {
-                now = next;
-                next = from[min(stage + 32 + lane, count - 1)];
-            }
-            return __shfl_sync(~0u, now, stage % 32);
-        } else {
-            return 1.0f;
+    // Before the scales of that stage; stages ascend.
+    __device__ __forceinline__ void advance(unsigned stage, unsigned lane) {
+        if (HAS_BLOCKS && stage % STAGES == 0 && stage > 0) {
+            now = next;
+            next = from[min(stage + STAGES + lane / PARTS, count - 1)];
         }
+    }
+
+    __device__ __forceinline__ float at(unsigned stage, unsigned part = 0) const {
+        return HAS_BLOCKS ? __shfl_sync(~0u, now, stage % STAGES * PARTS + part) : 1.0f;
     }
 };
 
@@ -189,4 +211,19 @@ __device__ __forceinline__ void run_stages(unsigned count, Begin begin, Promote 
         wgmma_wait<0>();
         promote(even);
     }
+}
+
+// Adds the products of `count` stages in the unit: one chain over all of them. A stage is released while the next one's
+// products run.
+template <class Begin, class Release>
+__device__ __forceinline__ void run_chain(unsigned count, Begin begin, Release release) {
+    unsigned slot = begin(0);
+    for (unsigned index = 1; index < count; ++index) {
+        const unsigned next = begin(index);
+        wgmma_wait<1>();
+        release(slot);
+        slot = next;
+    }
+    wgmma_wait<0>();
+    release(slot);
 }

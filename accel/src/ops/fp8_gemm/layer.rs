@@ -5,7 +5,7 @@ use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::Layer;
 use marlinspike::num::scalar::ScalarType;
 
-use super::{Fp8Plan, Fp8Scales, Fp8Weight, MOE as ROW, RowsFp8, moe_fp8_gemm};
+use super::{Fp8Plan, Fp8Scales, Fp8Sums, Fp8Weight, MOE as ROW, RowsFp8, moe_fp8_gemm};
 use crate::{
     device::Device,
     error::AccelError,
@@ -130,6 +130,14 @@ impl Fp8Layer {
             router_weight_on_input: layer.router_weight_on_input,
             ue8m0,
         })
+    }
+
+    /// The layer, whose products are summed otherwise; [`Self::new`] takes [`Fp8Sums::Promoted`].
+    ///
+    /// # Errors
+    /// As [`Fp8Weight::summed`].
+    pub fn summed(self, sums: Fp8Sums) -> Result<Self, AccelError> {
+        Ok(Self { w13: self.w13.summed(sums)?, w2: self.w2.summed(sums)?, ..self })
     }
 
     /// Bytes of the codes and scales of one expert.

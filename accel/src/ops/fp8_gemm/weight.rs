@@ -22,6 +22,25 @@ pub enum Fp8Scales {
     Blocks,
 }
 
+/// How the products of 128 k join the total.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fp8Sums {
+    /// By an f32 addition for each 128 k.
+    Promoted,
+    /// In the matrix unit, whose sums have 14 significant bits, over all of K: "fast accumulation". With scales of channels
+    /// only.
+    Unpromoted,
+}
+
+impl Fp8Sums {
+    /// What the kernel computes.
+    pub(super) const KINDS: [(Fp8Scales, Self); 3] = [
+        (Fp8Scales::Channels, Self::Promoted),
+        (Fp8Scales::Channels, Self::Unpromoted),
+        (Fp8Scales::Blocks, Self::Promoted),
+    ];
+}
+
 /// One matrix, or a stack of experts of one shape, of e4m3fn codes in the checkpoint's order `[N, K]`.
 #[derive(Debug)]
 pub struct Fp8Weight {
@@ -35,6 +54,7 @@ pub struct Fp8Weight {
     experts: usize,
     dtype: ScalarType,
     scales_of: Fp8Scales,
+    sums: Fp8Sums,
 }
 
 impl Fp8Weight {
@@ -86,7 +106,17 @@ impl Fp8Weight {
             experts,
             dtype,
             scales_of,
+            sums: Fp8Sums::Promoted,
         })
+    }
+
+    /// The weight, whose products are summed otherwise; [`Self::new`] takes [`Fp8Sums::Promoted`].
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for sums without promotion and scales of blocks, which the promotion applies.
+    pub fn summed(self, sums: Fp8Sums) -> Result<Self, AccelError> {
+        check_sums(self.scales_of, sums)?;
+        Ok(Self { sums, ..self })
     }
 
     /// K x N of each matrix.
@@ -107,6 +137,11 @@ impl Fp8Weight {
     /// Which values share a scale.
     pub fn scales_of(&self) -> Fp8Scales {
         self.scales_of
+    }
+
+    /// How products are summed.
+    pub fn sums(&self) -> Fp8Sums {
+        self.sums
     }
 
     /// Bytes of codes and scales: what a product must read at least, apart from x.
@@ -145,6 +180,14 @@ pub(super) fn scales_of(weight: &Weight<'_>) -> Result<Fp8Scales, AccelError> {
             let found = format!("{groups:?} of K {size_k}");
             Err(ROW.refuse("groups", found, "one of all k, or whole groups of 128"))
         }
+    }
+}
+
+/// Returns an error for sums that products with these scales do not have.
+pub(super) fn check_sums(scales: Fp8Scales, sums: Fp8Sums) -> Result<(), AccelError> {
+    match Fp8Sums::KINDS.contains(&(scales, sums)) {
+        true => Ok(()),
+        false => Err(ROW.refuse("sums", format!("{sums:?} of {scales:?}"), "promoted ones")),
     }
 }
 

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use marlinspike::num::dims::Shape;
 use marlinspike_accel::limits::{self, Limits};
-use marlinspike_accel::ops::fp8_gemm::Fp8Scales;
+use marlinspike_accel::ops::fp8_gemm::{Fp8Scales, Fp8Sums};
 use marlinspike_accel::timing::Times;
 use marlinspike_accel::workload::{COLD_BYTES, Dense, ExpertLayer, Fp8Dense, Sizes};
 use marlinspike_accel::{AccelError, Device};
@@ -29,17 +29,20 @@ impl Ready {
     fn new(device: &Device, args: &Args, workload: Workload) -> Result<Self, AccelError> {
         match workload {
             Workload::Dense { size_k, size_n } if args.ty.name == "fp8" && args.is_fp8() => {
-                let scales = match args.input {
-                    Some(Input::Fp8Block) => Fp8Scales::Blocks,
-                    _ => Fp8Scales::Channels,
+                let kind = match args.input {
+                    Some(Input::Fp8Block) => (Fp8Scales::Blocks, Fp8Sums::Promoted),
+                    Some(Input::Fp8Fast) => (Fp8Scales::Channels, Fp8Sums::Unpromoted),
+                    _ => (Fp8Scales::Channels, Fp8Sums::Promoted),
                 };
-                Fp8Dense::new(device, Shape::new(size_k, size_n), scales, COLD_BYTES).map(Self::Fp8)
+                Fp8Dense::new(device, Shape::new(size_k, size_n), kind, COLD_BYTES).map(Self::Fp8)
             }
-            Workload::Dense { .. } if args.input == Some(Input::Fp8Block) => {
+            Workload::Dense { .. }
+                if matches!(args.input, Some(Input::Fp8Block | Input::Fp8Fast)) =>
+            {
                 Err(AccelError::Argument {
                     operation: "workload",
                     what: "input",
-                    found: format!("fp8-block with weights of type {}", args.ty.name),
+                    found: format!("weights of type {}", args.ty.name),
                     expected: "weights of type fp8".into(),
                 })
             }

@@ -94,6 +94,8 @@ pub(super) enum Input {
     Int8,
     /// e4m3fn, a scale for each row.
     Fp8,
+    /// e4m3fn, a scale for each row, sums without promotion; with weights of type fp8.
+    Fp8Fast,
     /// e4m3fn, a scale for each 128 k of a row, and for 128 x 128 weights of type fp8.
     Fp8Block,
 }
@@ -102,7 +104,7 @@ impl Input {
     fn ty(self) -> ScalarType {
         match self {
             Self::Int8 => ScalarType::INT8,
-            Self::Fp8 | Self::Fp8Block => ScalarType::FLOAT8_E4M3FN,
+            Self::Fp8 | Self::Fp8Fast | Self::Fp8Block => ScalarType::FLOAT8_E4M3FN,
         }
     }
 
@@ -110,6 +112,7 @@ impl Input {
         match self {
             Self::Int8 => "int8",
             Self::Fp8 => "e4m3fn",
+            Self::Fp8Fast => "e4m3fn, unpromoted",
             Self::Fp8Block => "e4m3fn, blocks",
         }
     }
