@@ -137,7 +137,7 @@ fn main() -> Result<ExitCode, AnyError> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let read = limits::measure(&device)?.read;
+    let read = limits::measure(&device, limits::Operands::Bf16)?.read;
     let (name, read_tb) = (device.name(), read / 1e12);
     println!("{name}, {} multiprocessors, reads {read_tb:.2} TB/s", device.multiprocessors());
     let of = input.map_or(ty.name.to_owned(), |input| format!("{}, {input} activations", ty.name));

@@ -39,12 +39,7 @@ impl Fp8Dense {
         (scales, sums): (Fp8Scales, Fp8Sums),
         cold_bytes: usize,
     ) -> Result<Self, AccelError> {
-        let weight = matrix(shape, scales).map_err(|error| AccelError::Argument {
-            operation: "workload",
-            what: "shape",
-            found: format!("{shape}: {error}"),
-            expected: "whole words and groups of k".into(),
-        })?;
+        let weight = fp8_weight(shape, scales)?;
         let first = Fp8Weight::new(device, &[weight], ScalarType::BFLOAT16)?.summed(sums)?;
         let count = cold_bytes.div_ceil(first.bytes()).max(2);
         let mut copies = vec![first];
@@ -90,6 +85,16 @@ impl Fp8Dense {
         let graph = device.record(|| self.copies.iter().try_for_each(&mut product))?;
         Ok(device.time(&graph, replays)?.each(self.copies.len()))
     }
+}
+
+/// A random matrix with scales of channels or blocks.
+pub(super) fn fp8_weight(shape: Shape, scales: Fp8Scales) -> Result<Weight<'static>, AccelError> {
+    matrix(shape, scales).map_err(|error| AccelError::Argument {
+        operation: "workload",
+        what: "shape",
+        found: format!("{shape}: {error}"),
+        expected: "whole words and groups of k".into(),
+    })
 }
 
 fn matrix(shape: Shape, scales: Fp8Scales) -> marlinspike::Result<Weight<'static>> {

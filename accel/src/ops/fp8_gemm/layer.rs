@@ -116,7 +116,17 @@ impl Fp8Layer {
             return Err(ROW.refuse("layer", found, "neither"));
         }
         let weight = |weights| Fp8Weight::new(device, weights, layer.dtype);
-        let (w13, w2) = (weight(layer.w13)?, weight(layer.w2)?);
+        let weights = [weight(layer.w13)?, weight(layer.w2)?];
+        Self::with_weights(device, layer, weights, ue8m0)
+    }
+
+    /// [`Self::new`] with weights in the place of the layer's.
+    pub(crate) fn with_weights(
+        device: &Device,
+        layer: &Layer<'_>,
+        [w13, w2]: [Fp8Weight; 2],
+        ue8m0: bool,
+    ) -> Result<Self, AccelError> {
         if w13.scales_of() != w2.scales_of() {
             let found = format!("{:?} and {:?}", w13.scales_of(), w2.scales_of());
             return Err(ROW.refuse("scales", found, "the same for w13 and w2"));

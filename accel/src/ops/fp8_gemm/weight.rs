@@ -72,11 +72,21 @@ impl Fp8Weight {
         weights: &[Weight<'_>],
         dtype: ScalarType,
     ) -> Result<Self, AccelError> {
+        Self::repeated(device, weights, 1, dtype)
+    }
+
+    /// [`Self::new`] of `times` copies of `weights`, one after the other.
+    pub(crate) fn repeated(
+        device: &Device,
+        weights: &[Weight<'_>],
+        times: usize,
+        dtype: ScalarType,
+    ) -> Result<Self, AccelError> {
         check::is_bf16(&ROW, "dtype", dtype)?;
         let Some(first) = weights.first() else {
             return Err(ROW.refuse("weight", "no matrix", "1 or more"));
         };
-        let (shape, experts) = (first.shape(), weights.len());
+        let (shape, experts) = (first.shape(), weights.len().saturating_mul(times));
         let scales_of = scales_of(first)?;
         let Shape { size_k, size_n } = shape;
         if !size_k.is_multiple_of(32) || !size_n.is_multiple_of(8) || shape.is_empty() {
@@ -87,7 +97,7 @@ impl Fp8Weight {
             let found = format!("{shape}, {experts} matrices");
             return Err(ROW.refuse("shape", found, "K below 2^31, all N together below 2^31"));
         }
-        let (mut codes, mut scales) = (Vec::with_capacity(shape.len() * experts), Vec::new());
+        let (mut codes, mut scales) = (Vec::with_capacity(shape.len() * weights.len()), Vec::new());
         let mut bias: Option<Vec<u16>> = first.bias.is_some().then(Vec::new);
         for weight in weights {
             validate(weight, first, scales_of, dtype)?;
@@ -99,9 +109,9 @@ impl Fp8Weight {
             }
         }
         Ok(Self {
-            codes: device.upload(&codes)?,
-            scales: device.upload(&scales)?,
-            bias: bias.map(|bias| device.upload(&bias)).transpose()?,
+            codes: device.upload(&codes.repeat(times))?,
+            scales: device.upload(&scales.repeat(times))?,
+            bias: bias.map(|bias| device.upload(&bias.repeat(times))).transpose()?,
             shape,
             experts,
             dtype,
