@@ -16,9 +16,14 @@ pub(super) const SOURCE: &str = "fp8_gemm";
 
 /// More stages would not raise the memory throughput, and would delay the first one.
 const MOST_STAGES: u32 = 12;
-/// Rows of x that thread blocks work on concurrently, so that these rows and the columns of W that they need stay in
-/// the L2 cache.
-const RASTER_ROWS: u32 = 1024;
+/// Stages where as many, [`MOST_STAGES`] less a third at least, leave room for a thread block of the next kernel, which then
+/// starts before this one's is over.
+const MOST_STAGES_OF_TWO: u32 = 20;
+/// Shared memory of a thread block that the device keeps.
+const RESERVED_BYTES: u32 = 1024;
+/// Rows of x, for each column of a tile, that thread blocks work on concurrently, so that these rows and the columns of W
+/// that they need stay in the L2 cache.
+const RASTER_ROWS: u32 = 8;
 
 /// Rows of a tile whose rows are the 64-row side of the products.
 const MANY_ROWS: u32 = 128;
@@ -76,7 +81,10 @@ impl Fp8Plan {
 
     /// Blocks of rows, or those of clusters, whose tiles are computed concurrently.
     pub(super) fn raster(self) -> u32 {
-        RASTER_ROWS / (self.rows * self.ranks)
+        match self.rows {
+            MANY_ROWS => RASTER_ROWS * self.tile_n / (self.rows * self.ranks),
+            rows => RASTER_ROWS * MANY_COLUMNS / rows,
+        }
     }
 
     /// Tiles of `rows` x `size_n` outputs; a cluster's count once.
@@ -116,7 +124,11 @@ impl Fp8Plan {
             let size = |name| constant(SOURCE, name, &all);
             let stage = size("STAGE_BYTES")? + self.tile_n * size("STAGE_K")?;
             let end = size("END_BYTES")?;
-            let stages = ((most - end) / stage).min(MOST_STAGES);
+            let two = ((most - RESERVED_BYTES) / 2).saturating_sub(end) / stage;
+            let stages = match two * 3 >= MOST_STAGES * 2 {
+                true => two.min(MOST_STAGES_OF_TWO),
+                false => ((most - end) / stage).min(MOST_STAGES),
+            };
             Ok::<_, AccelError>(Sizes {
                 threads: size("THREADS")?,
                 stages,
@@ -130,11 +142,15 @@ impl Fp8Plan {
 
     /// The plan for one product of `size_m` rows.
     pub(crate) fn choose(size_m: usize, weight: &Fp8Weight, multiprocessors: u32) -> Self {
+        let size_n = weight.shape().size_n;
+        let rounds = |plan: Self| plan.tiles(size_m, size_n).div_ceil(multiprocessors as usize);
         let many = match (weight.sums(), weight.scales_of()) {
             (Fp8Sums::Promoted, Fp8Scales::Channels) => Self::MANY,
-            _ => Self { ranks: 2, ..Self::WIDE },
+            // A wide tile takes nearly as long as two.
+            _ if rounds(Self::WIDE) * 19 < rounds(Self::MANY) * 10 => Self::WIDE,
+            _ => Self::MANY,
         };
-        Self::of_shape(size_m, weight.shape().size_n, multiprocessors, many)
+        Self::of_shape(size_m, size_n, multiprocessors, many)
     }
 
     /// The plans, of equal rows, for the two products of a layer with `entries` entries, spread evenly over its experts.

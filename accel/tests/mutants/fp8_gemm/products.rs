@@ -128,13 +128,23 @@ fn wrong_fp8_kernels_are_rejected() {
         .into_iter()
         .flat_map(|kind| [60, 140].map(|size_m| cancelled(kind, size_m)))
         .collect();
+    // Tiles of 128 columns, of 256, and the latter of clusters.
+    let plans: Vec<_> = Fp8Plan::all(false).filter(|plan| plan.rows == 128).map(Some).collect();
+    let plans_of = |case: &Case| match case.of_rows.len() / case.weight.scales.rows() {
+        140 => plans.clone(),
+        _ => vec![None],
+    };
     for case in &cases {
-        assert_eq!(case.found(&device, None), case.wanted);
+        for plan in plans_of(case) {
+            assert_eq!(case.found(&device, plan), case.wanted, "{plan:?}");
+        }
     }
     let wrong: Vec<_> = mutants().filter(|(row, _)| row.source == SOURCE).collect();
     for (row, mutant) in &wrong {
         let device = Device::open().unwrap().with_mutant(row, mutant).unwrap();
-        let passes = |case: &Case| case.found(&device, None) == case.wanted;
+        let passes = |case: &Case| {
+            plans_of(case).into_iter().all(|plan| case.found(&device, plan) == case.wanted)
+        };
         assert!(!cases.iter().all(passes), "{} passed", mutant.name);
         common::say(&format!("MUTANT {SOURCE}: {} rejected", mutant.name));
     }
