@@ -85,7 +85,7 @@ pub struct ExpertLayer {
 
 #[derive(Debug)]
 enum AnyLayer {
-    Marlin(MarlinLayer),
+    Marlin(Box<MarlinLayer>),
     /// Weights and activations are e4m3fn.
     Fp8(Box<Fp8Layer>),
 }
@@ -108,7 +108,7 @@ impl ExpertLayer {
         let w13 = vec![ty.weight(&mut rng, of_w13)?; sizes.num_experts];
         let w2 = vec![ty.weight(&mut rng, of_w2)?; sizes.num_experts];
         let layer = MarlinLayer::new(device, &sizes.layer(&w13, &w2))?;
-        Ok(Self { layer: AnyLayer::Marlin(layer), sizes })
+        Ok(Self { layer: AnyLayer::Marlin(Box::new(layer)), sizes })
     }
 
     /// A layer of random experts whose weights and activations are e4m3fn, with such scales and sums.
