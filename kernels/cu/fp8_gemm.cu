@@ -8,7 +8,7 @@
 // Without IS_PROMOTED the instructions of all stages are one chain, whose sum is the total. Either order depends on
 // nothing but K.
 //
-//   w_map       W [experts * N, K]; boxes of 128 k x tile_n / RANKS columns of y, 128-byte swizzle
+//   w_map       W [experts * N, K]; boxes of 128 k x tile_n columns of y, 128-byte swizzle
 //   x_map       x [rows, K]; boxes of 128 k x ROWS rows, 128-byte swizzle. With IS_MOE the rows are those of the blocks
 //               of ROWS entries (gathered), padding included
 //   y_map       y; boxes of 64 columns x the least of ROWS and 64 rows, 128-byte swizzle
@@ -17,7 +17,7 @@
 //               x_scale_step a multiple of 4 and at least the number of rows
 //   bias        16-bit [experts, N]; null: none
 //   y           16-bit [rows, N]; with IS_MOE rows of padding hold anything
-//   raster      blocks of rows (of clusters) whose tiles are computed concurrently, so that the parts of W and x that they read stay
+//   raster      blocks of rows whose tiles are computed concurrently, so that the parts of W and x that they read stay
 //               in the L2 cache
 //   row_weights  f32, one for each row of y, which multiplies it (IS_MOE only); null: none
 //
@@ -29,12 +29,10 @@
 //   ROWS        8, 16, 32 or 64; 128, with 8 WARPS
 //   WARPS       4, 8 or 16 warps of consumers
 //   IS_WIDE     0 or 1: tiles of 256 columns instead of 128, with 128 ROWS only
-//   RANKS       1 or 2: thread blocks of a cluster. They compute neighbouring blocks of rows, and each copies a part of
-//               the weights for all. More than 1 with 128 ROWS only, and not with IS_MOE
 //
 // Launch: thread blocks of THREADS threads; dynamic shared memory of stages * (tile_n * 128 + STAGE_BYTES) + END_BYTES
 // bytes (fp8_gemm_sizes.cuh). K is a multiple of 16, N of 8, tile_n of 16 and at most 16 WARPS, or with 128 ROWS what
-// IS_WIDE says. The number of thread blocks is a multiple of RANKS.
+// IS_WIDE says.
 
 #include "fp8_gemm_few.cuh"
 #include "fp8_gemm_many.cuh"
@@ -44,7 +42,7 @@
 constexpr int PRODUCER_REGISTERS = WARPS <= 8 ? 40 : 32;
 constexpr int CONSUMER_REGISTERS = WARPS <= 8 ? 232 : 112;
 
-extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp8_gemm(const __grid_constant__ TensorMap w_map,
         const __grid_constant__ TensorMap x_map,
         const __grid_constant__ TensorMap y_map,
@@ -75,17 +73,12 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
         }
         for (unsigned slot = threadIdx.x; slot < stages; slot += 32) {
             barrier_init(memory.start + memory.full_at + slot * 8, 1);
-            barrier_init(memory.start + memory.empty_at + slot * 8, WARPS * RANKS);
+            barrier_init(memory.start + memory.empty_at + slot * 8, WARPS);
         }
         fence_barrier_init();
         __syncwarp();
     }
-    if constexpr (RANKS > 1) {
-        cluster_arrive();
-        cluster_wait();
-    } else {
-        __syncthreads();
-    }
+    __syncthreads();
     if (threadIdx.x < PRODUCERS) {
         if constexpr (WARPS > 4) {
             release_registers<PRODUCER_REGISTERS>();
@@ -104,11 +97,5 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
         } else {
             few::consume(p, y_map, memory, pointer);
         }
-    }
-    // The other blocks of the cluster copy into this one's memory, and arrive at its barriers.
-    if constexpr (RANKS > 1) {
-        __syncwarp();
-        cluster_arrive();
-        cluster_wait();
     }
 }

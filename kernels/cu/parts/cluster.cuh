@@ -47,9 +47,3 @@ __device__ __forceinline__ unsigned load_from_rank(const unsigned *here, unsigne
                  : "=r"(value) : "r"(of_rank(address, rank)) : "memory");
     return value;
 }
-
-// Arrives at a barrier of a block of the cluster, at an address from `of_rank`. Publishes no writes to that block: a
-// release to the cluster would fence device memory.
-__device__ __forceinline__ void barrier_arrive_at_rank(unsigned mapped) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
-}

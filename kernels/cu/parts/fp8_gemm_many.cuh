@@ -234,7 +234,7 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
         pass_turn(group);
     }
     Place place;
-    for (unsigned index = blockIdx.x / RANKS; index < tiles; index += gridDim.x / RANKS) {
+    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
         const Tile tile = tile_at(p, index, blocks);
         if (tile.expert < 0) {
             continue;

@@ -3,7 +3,6 @@
 // producer that fills it.
 
 #include "barrier.cuh"
-#include "cluster.cuh"
 #include "depend.cuh"
 #include "fp8_gemm_sizes.cuh"
 #include "wgmma_fp8.cuh"
@@ -24,12 +23,11 @@ struct Product {
 
     __device__ unsigned k_stages() const { return (size_k + STAGE_K - 1) / STAGE_K; }
 
-    // Blocks of rows, or groups of RANKS blocks.
     __device__ unsigned blocks() const {
         if constexpr (IS_MOE) {
             return static_cast<unsigned>(__ldcg(num_tokens_post_padded)) / ROWS;
         } else {
-            return (size_m + ROWS * RANKS - 1) / (ROWS * RANKS);
+            return (size_m + ROWS - 1) / ROWS;
         }
     }
 
@@ -47,18 +45,14 @@ struct Tile {
     int expert;  // negative: no product
 };
 
-// The thread block's place in its cluster, whose blocks compute the same columns of neighbouring blocks of rows.
-__device__ __forceinline__ unsigned cluster_rank() { return RANKS == 1 ? 0 : blockIdx.x % RANKS; }
-
-// Tile `index`, of a cluster that of this thread block. Tiles are numbered by groups of `raster` blocks of rows, through
-// all columns of a group.
+// Tile `index`. Tiles are numbered by groups of `raster` blocks of rows, through all columns of a group.
 __device__ __forceinline__ Tile tile_at(const Product &p, unsigned index, unsigned blocks) {
     const unsigned columns = p.columns();
     const unsigned first = index / (p.raster * columns) * p.raster;
     const unsigned side = min(p.raster, blocks - first), in = index % (p.raster * columns);
     const unsigned block = first + in % side;
     const int expert = IS_MOE ? __ldcg(p.expert_ids + block) : 0;
-    return {(block * RANKS + cluster_rank()) * ROWS, in / side * p.tile_n, expert};
+    return {block * ROWS, in / side * p.tile_n, expert};
 }
 
 // Places in shared memory: the ring, a finished tile, scales of x, barriers.
@@ -85,17 +79,6 @@ struct Place {
     }
 };
 
-// Copies a stage's weights, of which each thread block of a cluster reads a part for all.
-__device__ __forceinline__ void copy_weights(const Product &p, const TensorMap &w_map, unsigned to, unsigned k, unsigned row,
-                                             unsigned full) {
-    if constexpr (RANKS == 1) {
-        copy_box(to, w_map, k, row, full);
-    } else {
-        const unsigned part = p.tile_n / RANKS * cluster_rank();
-        copy_box_to_ranks(to + part * STAGE_K, w_map, k, row + part, full, (1u << RANKS) - 1);
-    }
-}
-
 // Fills the ring with the stages of all tiles of this thread block.
 __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map, const TensorMap &x_map,
                                         const Memory &memory) {
@@ -105,17 +88,17 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map
     unsigned early = 0;
     if constexpr (!IS_MOE) {
         early = min(min(p.stages, k_stages), EARLY_STAGES);
-        const Tile tile = tile_at(p, blockIdx.x / RANKS, p.blocks());
+        const Tile tile = tile_at(p, blockIdx.x, p.blocks());
         for (unsigned stage = 0; stage < early; ++stage) {
             const unsigned full = memory.start + memory.full_at + stage * 8;
             barrier_expect(full, memory.stage_bytes + p.x_scale_bytes(tile.row));
-            copy_weights(p, w_map, memory.start + stage * memory.stage_bytes, stage * STAGE_K, tile.n0, full);
+            copy_box(memory.start + stage * memory.stage_bytes, w_map, stage * STAGE_K, tile.n0, full);
         }
     }
     wait_for_last_kernel();
     const unsigned blocks = p.blocks(), tiles = blocks * p.columns();
     Place place;
-    for (unsigned index = blockIdx.x / RANKS; index < tiles; index += gridDim.x / RANKS) {
+    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
         const Tile tile = tile_at(p, index, blocks);
         if (tile.expert < 0) {
             continue;
@@ -129,7 +112,7 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map
             } else {
                 barrier_wait(memory.start + memory.empty_at + place.slot * 8, place.phase ^ 1);
                 barrier_expect(full, memory.stage_bytes + scale_bytes);
-                copy_weights(p, w_map, to, stage * STAGE_K, w_row, full);
+                copy_box(to, w_map, stage * STAGE_K, w_row, full);
             }
             copy_box(to + p.tile_n * STAGE_K, x_map, stage * STAGE_K, tile.row, full);
             if (scale_bytes > 0) {
@@ -141,14 +124,10 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map
     }
 }
 
-// Releases a slot to the producers of all thread blocks that fill it.
+// Releases a slot to the producer.
 __device__ __forceinline__ void release(unsigned empty, unsigned lane) {
-    if constexpr (RANKS == 1) {
-        if (lane == 0) {
-            barrier_arrive(empty);
-        }
-    } else if (lane < RANKS) {
-        barrier_arrive_at_rank(of_rank(empty, lane));
+    if (lane == 0) {
+        barrier_arrive(empty);
     }
 }
 

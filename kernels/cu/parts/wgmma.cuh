@@ -28,17 +28,6 @@ __device__ __forceinline__ void copy_box(unsigned to, const TensorMap &map, unsi
         : "memory");
 }
 
-// Likewise, to the same address in each block of the cluster whose rank's bit is set in `ranks`, counted by the barrier
-// at the same address there.
-__device__ __forceinline__ void copy_box_to_ranks(unsigned to, const TensorMap &map, unsigned column, unsigned row,
-                                                  unsigned barrier, unsigned short ranks) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(ranks)
-        : "memory");
-}
-
 // Writes shared memory at `from` to the map's box whose first element is in that column and row; elements outside
 // the matrix are not written. This thread's next `commit_stores` covers it.
 __device__ __forceinline__ void store_box(const TensorMap &map, unsigned column, unsigned row,

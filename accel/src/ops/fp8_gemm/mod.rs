@@ -251,7 +251,7 @@ fn launch(
     let (row, kernel) = if is_moe { (&MOE, &MOE_KERNEL) } else { (&ROW, &KERNEL) };
     let shape = weight.shape();
     let x_scale_step = scale_step(row, x, weight, rows)?;
-    let sizes = plan.sizes(row, device, weight.scales_of(), is_moe)?;
+    let sizes = plan.sizes(row, device, weight.scales_of())?;
     let tiles = plan.tiles(rows, shape.size_n);
     // Tiles are counted in 32 bits, raster and all.
     if i32::try_from(tiles).is_err() || i32::try_from(rows).is_err() {
@@ -270,7 +270,7 @@ fn launch(
     // copy engine reads and writes no others. Blocks are of the plan's rows, one in y for each place, as are the router weights.
     // The ring's stages fit the shared memory of the launch.
     let arguments = Fp8GemmArguments {
-        w_map: map(&weight.codes, all_columns, plan.tile_n / plan.ranks)?,
+        w_map: map(&weight.codes, all_columns, plan.tile_n)?,
         x_map: map(x.codes, rows, plan.rows)?,
         y_map: TensorMap::new(device, y, rows, size_n, plan.rows.min(64))
             .map_err(failed("cuTensorMapEncodeTiled"))?,
@@ -290,7 +290,7 @@ fn launch(
         row_weights: routed.and_then(|routed| routed.row_weights).into(),
     };
     let grid = Grid {
-        blocks: ((device.multiprocessors() / plan.ranks).min(tiles as u32) * plan.ranks, 1, 1),
+        blocks: (device.multiprocessors().min(tiles as u32), 1, 1),
         threads: (sizes.threads, 1, 1),
         shared_bytes: sizes.shared_bytes,
     };

@@ -39,9 +39,6 @@ pub struct Fp8Plan {
     pub tile_n: u32,
     /// Warps that compute.
     pub warps: u32,
-    /// Thread blocks of a cluster, which compute the same columns and read each weight once: 1, or 2 with 256 columns of
-    /// 128 rows of a product without experts.
-    pub ranks: u32,
 }
 
 /// Sizes of a thread block.
@@ -60,37 +57,30 @@ const FEW: [[u32; 2]; 8] =
 
 impl Fp8Plan {
     /// Plans with the widest tiles, one for each set of parameters that the kernel is compiled with.
-    pub fn all(is_moe: bool) -> impl Iterator<Item = Self> {
+    pub fn all() -> impl Iterator<Item = Self> {
         let few = FEW.into_iter().map(|[rows, warps]| {
             let tile_n = (warps * 16).min(224);
-            Self { rows, tile_n, warps, ranks: 1 }
+            Self { rows, tile_n, warps }
         });
-        let many = [Self::MANY, Self::WIDE, Self { ranks: 2, ..Self::WIDE }];
-        few.chain(many.into_iter().filter(move |plan| plan.ranks == 1 || !is_moe))
+        few.chain([Self::MANY, Self::WIDE])
     }
 
-    pub(super) fn parameters(self) -> [Parameter; 4] {
+    pub(super) fn parameters(self) -> [Parameter; 3] {
         let is_wide = self.rows == MANY_ROWS && self.tile_n != MANY_COLUMNS;
-        [
-            ("WARPS", self.warps),
-            ("ROWS", self.rows),
-            ("IS_WIDE", is_wide.into()),
-            ("RANKS", self.ranks),
-        ]
+        [("WARPS", self.warps), ("ROWS", self.rows), ("IS_WIDE", is_wide.into())]
     }
 
-    /// Blocks of rows, or those of clusters, whose tiles are computed concurrently.
+    /// Blocks of rows whose tiles are computed concurrently.
     pub(super) fn raster(self) -> u32 {
         match self.rows {
-            MANY_ROWS => RASTER_ROWS * self.tile_n / (self.rows * self.ranks),
+            MANY_ROWS => RASTER_ROWS * self.tile_n / MANY_ROWS,
             rows => RASTER_ROWS * MANY_COLUMNS / rows,
         }
     }
 
-    /// Tiles of `rows` x `size_n` outputs; a cluster's count once.
+    /// Tiles of `rows` x `size_n` outputs.
     pub(super) fn tiles(self, rows: usize, size_n: usize) -> usize {
-        let rows_of_tile = (self.rows * self.ranks) as usize;
-        rows.div_ceil(rows_of_tile).saturating_mul(size_n.div_ceil(self.tile_n as usize))
+        rows.div_ceil(self.rows as usize).saturating_mul(size_n.div_ceil(self.tile_n as usize))
     }
 
     /// Sizes of a thread block of this plan.
@@ -103,12 +93,11 @@ impl Fp8Plan {
         row: &Row,
         device: &Device,
         scales: Fp8Scales,
-        is_moe: bool,
     ) -> Result<Sizes, AccelError> {
-        let Self { rows, tile_n, warps, .. } = self;
+        let Self { rows, tile_n, warps } = self;
         let fits = match rows {
-            MANY_ROWS => Self::all(is_moe).any(|plan| plan == self),
-            _ => tile_n > 0 && tile_n.is_multiple_of(16) && tile_n <= 16 * warps && self.ranks == 1,
+            MANY_ROWS => Self::all().any(|plan| plan == self),
+            _ => tile_n > 0 && tile_n.is_multiple_of(16) && tile_n <= 16 * warps,
         };
         let is_compiled = rows == MANY_ROWS || FEW.contains(&[rows, warps]);
         if !fits || !is_compiled || !device.arch().has_wgmma() {
@@ -137,7 +126,7 @@ impl Fp8Plan {
         })
     }
 
-    const MANY: Self = Self { rows: MANY_ROWS, tile_n: MANY_COLUMNS, warps: 8, ranks: 1 };
+    const MANY: Self = Self { rows: MANY_ROWS, tile_n: MANY_COLUMNS, warps: 8 };
     const WIDE: Self = Self { tile_n: 2 * MANY_COLUMNS, ..Self::MANY };
 
     /// The plan for one product of `size_m` rows.
@@ -156,7 +145,7 @@ impl Fp8Plan {
     /// The plans, of equal rows, for the two products of a layer with `entries` entries, spread evenly over its experts.
     pub(super) fn of_experts(weights: [&Fp8Weight; 2], entries: usize) -> [Self; 2] {
         let rows = entries.div_ceil(weights[0].experts().min(entries).max(1));
-        let few = |rows| Self { rows, tile_n: 64, warps: 4, ranks: 1 };
+        let few = |rows| Self { rows, tile_n: 64, warps: 4 };
         weights.map(|weight| match (rows, weight.sums()) {
             (0..=8, _) => few(8),
             (9..=16, _) => few(16),
@@ -171,7 +160,7 @@ impl Fp8Plan {
         let even = size_n.div_ceil(multiprocessors as usize * 16).min(14) as u32 * 16;
         let few = |rows| {
             let warps = if even <= 64 { 4 } else { 16 };
-            Self { rows, tile_n: even, warps, ranks: 1 }
+            Self { rows, tile_n: even, warps }
         };
         match size_m {
             0..=8 => few(8),
@@ -183,7 +172,7 @@ impl Fp8Plan {
             // Two tiles take turns where one is too wide for the registers of 64 rows.
             33..=64 => {
                 let tile_n = if even <= 128 { even } else { (even / 2).next_multiple_of(16) };
-                Self { rows: 64, tile_n, warps: 8, ranks: 1 }
+                Self { rows: 64, tile_n, warps: 8 }
             }
             _ => many,
         }
@@ -195,7 +184,7 @@ pub(super) fn variants(arch: Arch, is_moe: bool) -> Result<Vec<Vec<Parameter>>, 
     if arch.has_wgmma() {
         for dtype in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
             for kind in Fp8Sums::KINDS {
-                all.extend(Fp8Plan::all(is_moe).map(|plan| parameters(dtype, kind, is_moe, plan)));
+                all.extend(Fp8Plan::all().map(|plan| parameters(dtype, kind, is_moe, plan)));
             }
         }
     }

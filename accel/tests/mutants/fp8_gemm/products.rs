@@ -34,7 +34,7 @@ fn fp8_products_equal_the_reference_under_every_plan() {
             let case = Case::new(&mut random, kind, dtype, shape, size_m, i % 2 == 1);
             let context = format!("{kind:?}, {dtype}, {shape}, M {size_m}");
             law.equal(&context, &case.found(&device, None), &case.wanted);
-            for plan in Fp8Plan::all(false) {
+            for plan in Fp8Plan::all() {
                 for tile_n in [plan.tile_n, plan.tile_n - 16, 16, 80] {
                     let is_fixed = plan.rows == 128 && tile_n != plan.tile_n;
                     if tile_n == 0 || tile_n > 16 * plan.warps || is_fixed {
@@ -128,8 +128,8 @@ fn wrong_fp8_kernels_are_rejected() {
         .into_iter()
         .flat_map(|kind| [60, 140].map(|size_m| cancelled(kind, size_m)))
         .collect();
-    // Tiles of 128 columns, of 256, and the latter of clusters.
-    let plans: Vec<_> = Fp8Plan::all(false).filter(|plan| plan.rows == 128).map(Some).collect();
+    // Tiles of 128 columns, and of 256.
+    let plans: Vec<_> = Fp8Plan::all().filter(|plan| plan.rows == 128).map(Some).collect();
     let plans_of = |case: &Case| match case.of_rows.len() / case.weight.scales.rows() {
         140 => plans.clone(),
         _ => vec![None],
@@ -184,8 +184,8 @@ fn fp8_arguments_that_do_not_fit_are_refused() {
     let error = summed.summed(Fp8Sums::Unpromoted).unwrap_err();
     assert!(matches!(error, AccelError::Argument { what: "sums", .. }), "{error}");
 
-    let good = Fp8Plan { rows: 8, tile_n: 16, warps: 4, ranks: 1 };
-    let wide = Fp8Plan { rows: 128, tile_n: 256, warps: 8, ranks: 2 };
+    let good = Fp8Plan { rows: 8, tile_n: 16, warps: 4 };
+    let wide = Fp8Plan { rows: 128, tile_n: 256, warps: 8 };
     let complaint = |w: &Weight<'_>, [codes, scales, y]: [usize; 3], plan| {
         let there = Fp8Weight::new(&device, std::slice::from_ref(w), dtype).unwrap();
         let (codes, scales) = (device.zeroed(codes).unwrap(), device.zeroed(scales).unwrap());
@@ -211,11 +211,8 @@ fn fp8_arguments_that_do_not_fit_are_refused() {
         Fp8Plan { tile_n: 24, ..good },
         Fp8Plan { tile_n: 80, ..good },
         Fp8Plan { tile_n: 0, ..good },
-        Fp8Plan { ranks: 2, ..good },
         Fp8Plan { tile_n: 112, ..wide },
-        Fp8Plan { tile_n: 128, ..wide },
         Fp8Plan { warps: 4, ..wide },
-        Fp8Plan { ranks: 4, ..wide },
     ] {
         assert_eq!(complaint(&channels, [512, 2, 128], bad), Some("plan"), "{bad:?}");
     }
