@@ -1,7 +1,7 @@
 //! How long products with Marlin weights take on this machine's GPU.
 //!
 //! ```text
-//! gemm_times [--sweep [--many]] [--tree] [--type TYPE] [--input int8|fp8] [K N [M ...]]
+//! gemm_times [--sweep [--many] [--all]] [--tree] [--type TYPE] [--input int8|fp8] [K N [M ...]]
 //! ```
 //!
 //! int4 codes in groups of 128 (`uint4b8`) or weights of another type; bf16, or 8-bit activations; by
@@ -10,7 +10,7 @@
 //! weight's bytes at the bandwidth measured first. `--sweep` tries many plans; `--part I COUNT` with it
 //! only compiles every COUNT-th of them, from the I-th on, for other processes to find in the cache of
 //! modules; `--tree` times version 2 of the canonical schedule next to version 1; `--many` leaves all but the
-//! plans of many rows out. `bench gpu` gives more, without the sweep.
+//! plans of many rows out, and `--all` prints all plans, not the fastest ones. `bench gpu` gives more, without the sweep.
 
 use std::process::ExitCode;
 
@@ -66,13 +66,13 @@ fn plans(size_m: usize, size_k: usize, only_many: bool) -> Vec<ProductPlan> {
         .collect()
 }
 
-/// The fastest plans; those that the device does not take are skipped.
-fn sweep(device: &Device, dense: &Dense, size_m: usize, plans: Vec<ProductPlan>) {
+/// The `shown` fastest plans; those that the device does not take are skipped.
+fn sweep(device: &Device, dense: &Dense, size_m: usize, plans: Vec<ProductPlan>, shown: usize) {
     let time = |plan| dense.time(device, size_m, Some(plan), REPLAYS);
     let mut all: Vec<(f32, ProductPlan)> =
         plans.into_iter().filter_map(|plan| Some((time(plan).ok()?.median, plan))).collect();
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
-    for (time, plan) in all.iter().take(12) {
+    for (time, plan) in all.iter().take(shown) {
         match plan {
             ProductPlan::Tiled(Tiling { m_tiles, n_tile, columns, teams, ranks, stages }) => {
                 println!(
@@ -86,7 +86,7 @@ fn sweep(device: &Device, dense: &Dense, size_m: usize, plans: Vec<ProductPlan>)
 }
 
 fn main() -> Result<ExitCode, AnyError> {
-    let (mut only_many, mut has_tree) = (false, false);
+    let (mut only_many, mut has_tree, mut shown) = (false, false, 12);
     let (mut is_sweep, mut ty, mut input, mut part) = (false, Some(WEIGHT_TYPES[0]), None, None);
     let mut numbers = Vec::new();
     let mut arguments = std::env::args().skip(1);
@@ -94,6 +94,7 @@ fn main() -> Result<ExitCode, AnyError> {
         match argument.as_str() {
             "--sweep" => is_sweep = true,
             "--many" => only_many = true,
+            "--all" => shown = usize::MAX,
             "--tree" => has_tree = true,
             "--type" => ty = arguments.next().and_then(|name| WeightType::named(&name)),
             "--input" => {
@@ -118,7 +119,7 @@ fn main() -> Result<ExitCode, AnyError> {
     let (Some(ty), Some(shapes)) = (ty, shapes) else {
         let types = WEIGHT_TYPES.map(|ty| ty.name).join(", ");
         eprintln!(
-            "usage: gemm_times [--sweep [--many]] [--tree] [--type TYPE] [--input int8|fp8] [K N [M ...]]; types: {types}"
+            "usage: gemm_times [--sweep [--many] [--all]] [--tree] [--type TYPE] [--input int8|fp8] [K N [M ...]]; types: {types}"
         );
         return Ok(ExitCode::from(2));
     };
@@ -137,7 +138,7 @@ fn main() -> Result<ExitCode, AnyError> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let read = limits::measure(&device)?.read;
+    let read = limits::measure(&device, limits::Operands::Bf16)?.read;
     let (name, read_tb) = (device.name(), read / 1e12);
     println!("{name}, {} multiprocessors, reads {read_tb:.2} TB/s", device.multiprocessors());
     let of = input.map_or(ty.name.to_owned(), |input| format!("{}, {input} activations", ty.name));
@@ -161,7 +162,7 @@ fn main() -> Result<ExitCode, AnyError> {
             }
             println!("{of}, {size_k} x {size_n}, M {size_m}: {usual:.2} us, limit {limit:.1}");
             if is_sweep && input.is_none() {
-                sweep(&device, &dense, size_m, plans(size_m, size_k, only_many));
+                sweep(&device, &dense, size_m, plans(size_m, size_k, only_many), shown);
             }
         }
     }

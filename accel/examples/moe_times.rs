@@ -140,7 +140,8 @@ fn main() -> Result<ExitCode, AnyError> {
     };
     let tokens = if numbers.len() > 4 { &numbers[4..] } else { &TOKENS };
     let device = Device::open()?;
-    let read = if part.is_some() { 1.0 } else { limits::measure(&device)?.read };
+    let read =
+        if part.is_some() { 1.0 } else { limits::measure(&device, limits::Operands::Bf16)?.read };
     let (name, read_tb) = (device.name(), read / 1e12);
     println!("{name}, {} multiprocessors, reads {read_tb:.2} TB/s", device.multiprocessors());
     for [num_experts, top_k, hidden_size, intermediate_size] in layers {

@@ -17,8 +17,8 @@ use crate::{
 pub struct Limits {
     /// Bytes read from memory per second, the best of some readings of 2 GiB.
     pub read: f64,
-    /// Floating-point operations per second (a multiply-add is two) of the matrix unit with bf16
-    /// operands that are not zeros: the median of some runs of about 10 ms, long enough for a
+    /// Floating-point operations per second (a multiply-add is two) of the matrix unit with
+    /// operands of that type that are not zeros: the median of some runs of about 10 ms, long enough for a
     /// sustained clock.
     pub matrix: f64,
     /// The instruction that was measured.
@@ -40,7 +40,7 @@ static MATRIX: Row = Row {
     source: "matrix_limit",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |arch| Ok(lattice(&[("WGMMA", if arch.has_wgmma() { &[0, 1] } else { &[0] })])),
+    variants: |arch| Ok(lattice(&[("WGMMA", if arch.has_wgmma() { &[0, 1, 2] } else { &[0] })])),
     arguments: MatrixArguments::SIZES,
     mutants: &[],
 };
@@ -99,13 +99,22 @@ impl Reads {
 /// Bytes to read: much larger than any cache.
 const BYTES: usize = 2 << 30;
 
-/// Measures `device`, in about a second.
+/// Operands of the matrix unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operands {
+    /// bf16.
+    Bf16,
+    /// e4m3; measured on Hopper, elsewhere bf16 in their place.
+    E4m3,
+}
+
+/// Measures `device` with such operands, in about a second.
 ///
 /// # Errors
 /// [`AccelError::NvrtcMissing`] and [`AccelError::Compile`] from preparing the kernels;
 /// [`AccelError::Driver`], as where the device has less than 2 GiB free.
-pub fn measure(device: &Device) -> Result<Limits, AccelError> {
-    let (matrix, instruction) = matrix(device)?;
+pub fn measure(device: &Device, operands: Operands) -> Result<Limits, AccelError> {
+    let (matrix, instruction) = matrix(device, operands)?;
     Ok(Limits { read: read(device, BYTES)?, matrix, instruction })
 }
 
@@ -141,19 +150,20 @@ pub fn checksum(device: &Device, bytes: usize) -> Result<(usize, u32), AccelErro
 }
 
 /// Operations per second, and the instruction.
-fn matrix(device: &Device) -> Result<(f64, &'static str), AccelError> {
+fn matrix(device: &Device, operands: Operands) -> Result<(f64, &'static str), AccelError> {
     // Only this architecture has the asynchronous instruction.
     let wgmma = device.compute_capability() == (9, 0);
     // A block's operations in a round of eight instructions in each chain.
-    let (name, per_round) = match wgmma {
-        true => ("wgmma m64n256k16 bf16", 2.0 * 8.0 * 524_288.0),
-        false => ("mma.sync m16n8k16 bf16", 8.0 * 8.0 * 4096.0),
+    let (mode, name, per_round) = match (wgmma, operands) {
+        (true, Operands::Bf16) => (1, "wgmma m64n256k16 bf16", 2.0 * 8.0 * 524_288.0),
+        (true, Operands::E4m3) => (2, "wgmma m64n256k32 e4m3", 2.0 * 8.0 * 1_048_576.0),
+        (false, _) => (0, "mma.sync m16n8k16 bf16", 8.0 * 8.0 * 4096.0),
     };
     let blocks = device.multiprocessors() * if wgmma { 1 } else { 4 };
     let rounds = if wgmma { 8192 } else { 1 << 16 };
     // An element for each thread.
     let result = device.zeroed::<f32>(blocks as usize * THREADS as usize)?;
-    let parameters = [("WGMMA", u32::from(wgmma))];
+    let parameters = [("WGMMA", mode)];
     let shared_bytes = constant("matrix_limit", "SHARED_BYTES", &parameters)?;
     let grid = Grid { blocks: (blocks, 1, 1), threads: (THREADS, 1, 1), shared_bytes };
     let run = |rounds| {

@@ -49,6 +49,12 @@ pub const GPU_PRODUCTS: [Workload; 4] = [
 /// tensor-parallel ranks.
 pub const GPU_LAYERS: [[usize; 4]; 3] = [MIXTRAL_8X7B, QWEN3_30B_A3B, [256, 8, 7168, 256]];
 
+/// Products of e4m3 operands for GPUs.
+pub const FP8_PRODUCTS: [Workload; 2] = [Workload::dense(4096, 28672), Workload::dense(7168, 4096)];
+
+/// Layers of e4m3 operands for GPUs; the last one is a rank of DeepSeek-V3 with 32 of its experts.
+pub const FP8_LAYERS: [[usize; 4]; 3] = [QWEN3_30B_A3B, [256, 8, 7168, 256], [32, 8, 7168, 2048]];
+
 const MIXTRAL_8X7B: [usize; 4] = [8, 2, 4096, 14336];
 const QWEN3_30B_A3B: [usize; 4] = [128, 8, 2048, 768];
 

@@ -4,8 +4,9 @@
 // A thread block computes tiles of `tile_n` columns x ROWS rows, one after another. A producer thread keeps a ring of
 // `stages` stages of 128 k filled. Warpgroups of consumers multiply them, both operands in shared memory. The sum over a
 // stage is one chain of four instructions from zero. It joins the total in f32, k ascending: by an addition (scales of
-// channels and tokens follow the last one), or with HAS_BLOCKS by total = fma(sum, rn(x scale * w scale), total). This
-// order depends on nothing but K.
+// channels and tokens follow the last one), or with HAS_BLOCKS by total = fma(sum, rn(x scale * w scale), total).
+// Without IS_PROMOTED the instructions of all stages are one chain, whose sum is the total. Either order depends on
+// nothing but K.
 //
 //   w_map       W [experts * N, K]; boxes of 128 k x tile_n columns of y, 128-byte swizzle
 //   x_map       x [rows, K]; boxes of 128 k x ROWS rows, 128-byte swizzle. With IS_MOE the rows are those of the blocks
@@ -23,12 +24,15 @@
 // Parameters, all required:
 //   IS_BF16     half.cuh
 //   HAS_BLOCKS  0 or 1: scales for 128 x 128 of W and 1 x 128 of x, else of columns and rows
+//   IS_PROMOTED 0 or 1: sums join a total in f32 after each 128 k; 1 with HAS_BLOCKS
 //   IS_MOE      0 or 1: experts
-//   ROWS        8, 16, 32 or 64; 128, with 8 WARPS and tiles of 128 columns
+//   ROWS        8, 16, 32 or 64; 128, with 8 WARPS
 //   WARPS       4, 8 or 16 warps of consumers
+//   IS_WIDE     0 or 1: tiles of 256 columns instead of 128, with 128 ROWS only
 //
 // Launch: thread blocks of THREADS threads; dynamic shared memory of stages * (tile_n * 128 + STAGE_BYTES) + END_BYTES
-// bytes (fp8_gemm_sizes.cuh). K is a multiple of 16, N of 8, tile_n of 16 and at most 16 WARPS.
+// bytes (fp8_gemm_sizes.cuh). K is a multiple of 16, N of 8, tile_n of 16 and at most 16 WARPS, or with 128 ROWS what
+// IS_WIDE says.
 
 #include "fp8_gemm_few.cuh"
 #include "fp8_gemm_many.cuh"

@@ -7,7 +7,7 @@ use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
 use super::{BackendError, CaseRun, Operations};
-use crate::ops::fp8_gemm::Fp8Product;
+use crate::ops::fp8_gemm::{Fp8Product, Fp8Sums};
 
 impl<O: Operations> CaseRun<'_, O> {
     /// `y` of a product of e4m3fn operands, judged by the bits of the kernel's schedule.
@@ -19,7 +19,17 @@ impl<O: Operations> CaseRun<'_, O> {
             scales = scales.iter().copied().cycle().take(c.size_m).collect();
         }
         let (dtype, codes) = (c.dtype, self.case.input("a")?.bytes());
-        let product = Fp8Product { weight: &weight, dtype, codes, scales: &scales };
+        let product = |sums| Fp8Product { weight: &weight, dtype, codes, scales: &scales, sums };
+        // By the declared schedule, where it is one of the kernel's.
+        let declares = |sums| match (&c.schedule, product(sums).schedule()) {
+            (Some(ScheduleChoice::Given(declared)), Ok(own)) => **declared == own,
+            _ => false,
+        };
+        let sums = match declares(Fp8Sums::Unpromoted) {
+            true => Fp8Sums::Unpromoted,
+            false => Fp8Sums::Promoted,
+        };
+        let product = product(sums);
         let (made, wrong) = self.attempt(|o| Ok((o.run(&product)?, product.schedule()?)))?;
         let (y, schedule) = match made {
             Ok(made) => made,

@@ -9,7 +9,7 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
-    ops::fp8_gemm::{Fp8Plan, Fp8Scales, Fp8Weight, RowsFp8, fp8_gemm, fp8_gemm_planned},
+    ops::fp8_gemm::{Fp8Plan, Fp8Scales, Fp8Sums, Fp8Weight, RowsFp8, fp8_gemm, fp8_gemm_planned},
     ops::quantize::fp8_scale_step,
     timing::Times,
 };
@@ -27,7 +27,7 @@ fn words(rng: &mut Rng, count: usize) -> Vec<u32> {
 }
 
 impl Fp8Dense {
-    /// A random matrix with scales of channels or blocks, for bf16 outputs, and as many copies as take `cold_bytes`
+    /// A random matrix with scales of channels or blocks and such sums, for bf16 outputs, and as many copies as take `cold_bytes`
     /// together, two at least.
     ///
     /// # Errors
@@ -36,16 +36,11 @@ impl Fp8Dense {
     pub fn new(
         device: &Device,
         shape: Shape,
-        scales: Fp8Scales,
+        (scales, sums): (Fp8Scales, Fp8Sums),
         cold_bytes: usize,
     ) -> Result<Self, AccelError> {
-        let weight = matrix(shape, scales).map_err(|error| AccelError::Argument {
-            operation: "workload",
-            what: "shape",
-            found: format!("{shape}: {error}"),
-            expected: "whole words and groups of k".into(),
-        })?;
-        let first = Fp8Weight::new(device, &[weight], ScalarType::BFLOAT16)?;
+        let weight = fp8_weight(shape, scales)?;
+        let first = Fp8Weight::new(device, &[weight], ScalarType::BFLOAT16)?.summed(sums)?;
         let count = cold_bytes.div_ceil(first.bytes()).max(2);
         let mut copies = vec![first];
         while copies.len() < count {
@@ -90,6 +85,16 @@ impl Fp8Dense {
         let graph = device.record(|| self.copies.iter().try_for_each(&mut product))?;
         Ok(device.time(&graph, replays)?.each(self.copies.len()))
     }
+}
+
+/// A random matrix with scales of channels or blocks.
+pub(super) fn fp8_weight(shape: Shape, scales: Fp8Scales) -> Result<Weight<'static>, AccelError> {
+    matrix(shape, scales).map_err(|error| AccelError::Argument {
+        operation: "workload",
+        what: "shape",
+        found: format!("{shape}: {error}"),
+        expected: "whole words and groups of k".into(),
+    })
 }
 
 fn matrix(shape: Shape, scales: Fp8Scales) -> marlinspike::Result<Weight<'static>> {

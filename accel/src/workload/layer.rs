@@ -8,14 +8,16 @@ use marlinspike::moe::layer::Layer;
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
+use marlinspike::weight::Weight;
 
-use super::{WeightType, activations};
+use super::{WeightType, activations, fp8::fp8_weight};
 use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
     ops::{
         MarlinLayer,
+        fp8_gemm::{Fp8Layer, Fp8Scales, Fp8Sums, Fp8Weight},
         gemm::{ManyRows, Tiling},
     },
     timing::Times,
@@ -34,6 +36,37 @@ pub struct Sizes {
     pub intermediate_size: usize,
 }
 
+impl Sizes {
+    /// K x N of w13 and w2.
+    fn shapes(self) -> Result<[Shape; 2], AccelError> {
+        let Self { num_experts, top_k, hidden_size: h, intermediate_size: i } = self;
+        if top_k == 0 || top_k > num_experts {
+            return Err(AccelError::Argument {
+                operation: "workload",
+                what: "top_k",
+                found: top_k.to_string(),
+                expected: format!("1 to {num_experts} experts"),
+            });
+        }
+        Ok([Shape::new(h, 2 * i), Shape::new(i, h)])
+    }
+
+    /// The layer with these weights.
+    fn layer<'a>(self, w13: &'a [Weight<'a>], w2: &'a [Weight<'a>]) -> Layer<'a> {
+        Layer {
+            w13,
+            w2,
+            orders: [None, None],
+            num_experts: self.num_experts,
+            expert_map: None,
+            activation: Definition::new(Activation::Silu),
+            dtype: ScalarType::BFLOAT16,
+            input_dtype: None,
+            router_weight_on_input: false,
+        }
+    }
+}
+
 /// How the work of a layer's two products is divided among thread blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerPlans {
@@ -46,9 +79,19 @@ pub enum LayerPlans {
 /// A layer with SiLU, each of whose experts has matrices of its own in memory.
 #[derive(Debug)]
 pub struct ExpertLayer {
-    layer: MarlinLayer,
+    layer: AnyLayer,
     sizes: Sizes,
 }
+
+#[derive(Debug)]
+enum AnyLayer {
+    Marlin(Box<MarlinLayer>),
+    /// Weights and activations are e4m3fn.
+    Fp8(Box<Fp8Layer>),
+}
+
+/// A layer's call on ids of experts, into y.
+type Forward<'a> = Box<dyn FnMut(&Buffer<i32>, &mut Buffer<u16>) -> Result<(), AccelError> + 'a>;
 
 /// Routings of a recording: with few tokens each finds experts that the ones before it did not read.
 const ROUTINGS: usize = 16;
@@ -59,36 +102,76 @@ impl ExpertLayer {
     /// # Errors
     /// As [`Dense::new`](super::Dense::new).
     pub fn new(device: &Device, ty: WeightType, sizes: Sizes) -> Result<Self, AccelError> {
-        let Sizes { num_experts, top_k, hidden_size: h, intermediate_size: i } = sizes;
-        if top_k == 0 || top_k > num_experts {
-            return Err(AccelError::Argument {
-                operation: "workload",
-                what: "top_k",
-                found: top_k.to_string(),
-                expected: format!("1 to {num_experts} experts"),
-            });
-        }
+        let [of_w13, of_w2] = sizes.shapes()?;
         let mut rng = Rng::new(1);
         // The experts' codes are the same; their memory is not.
-        let w13 = vec![ty.weight(&mut rng, Shape::new(h, 2 * i))?; num_experts];
-        let w2 = vec![ty.weight(&mut rng, Shape::new(i, h))?; num_experts];
-        let layer = Layer {
-            w13: &w13,
-            w2: &w2,
-            orders: [None, None],
-            num_experts,
-            expert_map: None,
-            activation: Definition::new(Activation::Silu),
-            dtype: ScalarType::BFLOAT16,
-            input_dtype: None,
-            router_weight_on_input: false,
-        };
-        Ok(Self { layer: MarlinLayer::new(device, &layer)?, sizes })
+        let w13 = vec![ty.weight(&mut rng, of_w13)?; sizes.num_experts];
+        let w2 = vec![ty.weight(&mut rng, of_w2)?; sizes.num_experts];
+        let layer = MarlinLayer::new(device, &sizes.layer(&w13, &w2))?;
+        Ok(Self { layer: AnyLayer::Marlin(Box::new(layer)), sizes })
+    }
+
+    /// A layer of random experts whose weights and activations are e4m3fn, with such scales and sums.
+    ///
+    /// # Errors
+    /// As [`Fp8Dense::new`](super::Fp8Dense::new).
+    pub fn fp8(
+        device: &Device,
+        (scales, sums): (Fp8Scales, Fp8Sums),
+        sizes: Sizes,
+    ) -> Result<Self, AccelError> {
+        let [w13, w2] = sizes.shapes()?.map(|shape| {
+            let expert = [fp8_weight(shape, scales)?];
+            Fp8Weight::repeated(device, &expert, sizes.num_experts, ScalarType::BFLOAT16)
+        });
+        let layer = Fp8Layer::with_weights(device, &sizes.layer(&[], &[]), [w13?, w2?], false)?;
+        Ok(Self { layer: AnyLayer::Fp8(Box::new(layer.summed(sums)?)), sizes })
     }
 
     /// Bytes of codes and scales of one expert.
     pub fn bytes_of_expert(&self) -> usize {
-        self.layer.bytes_of_expert()
+        match &self.layer {
+            AnyLayer::Marlin(layer) => layer.bytes_of_expert(),
+            AnyLayer::Fp8(layer) => layer.bytes_of_expert(),
+        }
+    }
+
+    /// The call on `size_m` tokens.
+    fn forward<'a>(
+        &'a self,
+        device: &'a Device,
+        (x, weights): (&'a Buffer<u16>, &'a Buffer<f32>),
+        size_m: usize,
+        plans: Option<LayerPlans>,
+    ) -> Result<Forward<'a>, AccelError> {
+        let top_k = self.sizes.top_k;
+        let layer = match (&self.layer, plans) {
+            (AnyLayer::Marlin(layer), _) => layer,
+            (AnyLayer::Fp8(layer), None) => {
+                let mut work = layer.workspace(device, size_m, top_k)?;
+                return Ok(Box::new(move |ids, y| {
+                    layer.forward(device, x, ids, weights, &mut work, y)
+                }));
+            }
+            (AnyLayer::Fp8(_), Some(plans)) => {
+                return Err(AccelError::Argument {
+                    operation: "workload",
+                    what: "plans",
+                    found: format!("{plans:?}"),
+                    expected: "none for e4m3fn activations".into(),
+                });
+            }
+        };
+        let mut work = match plans {
+            None => layer.workspace(device, size_m, top_k)?,
+            Some(LayerPlans::Tiled(tilings)) => {
+                layer.workspace_tiled(device, size_m, top_k, tilings)?
+            }
+            Some(LayerPlans::Many(plans)) => {
+                layer.workspace_many_rows(device, size_m, top_k, plans)?
+            }
+        };
+        Ok(Box::new(move |ids, y| layer.forward(device, x, ids, weights, &mut work, y)))
     }
 
     /// Time of one layer of `size_m` tokens (alignment, `gate_up`, SiLU, `down`, sum), and how many
@@ -105,7 +188,7 @@ impl ExpertLayer {
         replays: usize,
     ) -> Result<(Times, f64), AccelError> {
         let Sizes { num_experts, top_k, hidden_size: h, .. } = self.sizes;
-        let (layer, mut rng) = (&self.layer, Rng::new(size_m as u64));
+        let mut rng = Rng::new(size_m as u64);
         let x = device.upload(&activations(&mut rng, size_m * h))?;
         let weights = device.upload(&vec![1.0 / top_k as f32; size_m * top_k])?;
         let mut hit = 0;
@@ -116,22 +199,11 @@ impl ExpertLayer {
                 device.upload(&ids)
             })
             .collect::<Result<Vec<Buffer<i32>>, AccelError>>()?;
-        let mut work = match plans {
-            None => layer.workspace(device, size_m, top_k)?,
-            Some(LayerPlans::Tiled(tilings)) => {
-                layer.workspace_tiled(device, size_m, top_k, tilings)?
-            }
-            Some(LayerPlans::Many(plans)) => {
-                layer.workspace_many_rows(device, size_m, top_k, plans)?
-            }
-        };
+        let mut forward = self.forward(device, (&x, &weights), size_m, plans)?;
         let mut y = device.zeroed(size_m * h)?;
         // Modules are loaded before anything is recorded.
-        layer.forward(device, &x, &ids[0], &weights, &mut work, &mut y)?;
-        let graph = device.record(|| {
-            ids.iter()
-                .try_for_each(|ids| layer.forward(device, &x, ids, &weights, &mut work, &mut y))
-        })?;
+        forward(&ids[0], &mut y)?;
+        let graph = device.record(|| ids.iter().try_for_each(|ids| forward(ids, &mut y)))?;
         let times = device.time(&graph, replays)?.each(ROUTINGS);
         Ok((times, hit as f64 / ROUTINGS as f64))
     }

@@ -2,13 +2,16 @@
 
 use crate::common;
 
-use marlinspike_accel::{limits, nvrtc::Arch};
+use marlinspike_accel::{
+    limits::{self, Operands},
+    nvrtc::Arch,
+};
 use marlinspike_kernels::PROBES;
 
 #[test]
 fn the_probes_compile() {
     let Some(nvrtc) = common::nvrtc_or_skip("the_probes_compile") else { return };
-    for (capability, wgmma) in [((8, 0), 0), ((9, 0), 0), ((9, 0), 1), ((10, 0), 0)] {
+    for (capability, wgmma) in [((8, 0), 0), ((9, 0), 0), ((9, 0), 1), ((9, 0), 2), ((10, 0), 0)] {
         for probe in PROBES.iter() {
             let parameter = if probe.name == "read_limit" { "FILL" } else { "WGMMA" };
             let arch = Arch::of_device(capability);
@@ -37,13 +40,15 @@ fn every_word_is_read() {
 #[test]
 fn limits_are_measured() {
     let Some(device) = common::device_or_skip("limits_are_measured") else { return };
-    let limits = limits::measure(&device).unwrap();
-    common::say(&format!(
-        "{}: reads {:.2} TB/s, {} {:.0} TFLOP/s",
-        device.name(),
-        limits.read / 1e12,
-        limits.instruction,
-        limits.matrix / 1e12
-    ));
-    assert!(limits.read.is_finite() && limits.matrix.is_finite(), "{limits:?}");
+    for operands in [Operands::Bf16, Operands::E4m3] {
+        let limits = limits::measure(&device, operands).unwrap();
+        common::say(&format!(
+            "{}: reads {:.2} TB/s, {} {:.0} TFLOP/s",
+            device.name(),
+            limits.read / 1e12,
+            limits.instruction,
+            limits.matrix / 1e12
+        ));
+        assert!(limits.read.is_finite() && limits.matrix.is_finite(), "{limits:?}");
+    }
 }

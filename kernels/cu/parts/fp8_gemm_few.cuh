@@ -18,6 +18,24 @@ struct WarpTile {
     unsigned read_n;  // its group's first column, or one of another group past the tile
 };
 
+// Issues the products of a stage, which are added to `sum`, or, at the start of a chain, to 0; returns its slot.
+__device__ __forceinline__ unsigned multiply(const Product &p, const Memory &memory, const WarpTile &warp, bool is_start,
+                                             Place &place, float (&sum)[ROWS / 2]) {
+    const unsigned slot = place.slot;
+    barrier_wait(memory.start + memory.full_at + slot * 8, place.phase);
+    const unsigned at = memory.start + slot * memory.stage_bytes;
+    const unsigned long long w = matrix_descriptor(at + warp.read_n * STAGE_K);
+    const unsigned long long x = matrix_descriptor(at + p.tile_n * STAGE_K);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+        wgmma_fp8<ROWS>(sum, w + 2 * step, x + 2 * step, step || !is_start);
+    }
+    wgmma_commit();
+    place.next(p.stages);
+    return slot;
+}
+
 // A stage whose products run.
 struct Stage {
     float sum[ROWS / 2];
@@ -25,21 +43,11 @@ struct Stage {
     unsigned slot;
 
     // Issues the products of stage `index`.
-    __device__ __forceinline__ void begin(const Product &p, const Memory &memory, const WarpTile &warp, BlockScales &scales,
-                                          unsigned index, Place &place) {
-        slot = place.slot;
-        barrier_wait(memory.start + memory.full_at + slot * 8, place.phase);
-        const unsigned at = memory.start + slot * memory.stage_bytes;
-        const unsigned long long w = matrix_descriptor(at + warp.read_n * STAGE_K);
-        const unsigned long long x = matrix_descriptor(at + p.tile_n * STAGE_K);
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < 4; ++step) {
-            wgmma_fp8<ROWS>(sum, w + 2 * step, x + 2 * step, step);
-        }
-        wgmma_commit();
-        w_scale = scales.at(index, warp.lane);
-        place.next(p.stages);
+    __device__ __forceinline__ void begin(const Product &p, const Memory &memory, const WarpTile &warp,
+                                          BlockScales<1> &scales, unsigned index, Place &place) {
+        slot = multiply(p, memory, warp, true, place, sum);
+        scales.advance(index, warp.lane);
+        w_scale = scales.at(index);
     }
 
     // Adds the sums, which are complete, to the totals. With blocks, a lane's rows have a scale each, its columns one.
@@ -172,15 +180,21 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
         if (tile.expert < 0) {
             continue;
         }
-        BlockScales scales(p, tile, warp.n, warp.lane);
         float total[ROWS / 2];
+        if constexpr (IS_PROMOTED) {
+            BlockScales<1> scales(p, tile, warp.n, warp.lane);
 #pragma unroll
-        for (int i = 0; i < ROWS / 2; ++i) {
-            total[i] = 0.0f;
+            for (int i = 0; i < ROWS / 2; ++i) {
+                total[i] = 0.0f;
+            }
+            run_stages<Stage>(
+                k_stages, [&](Stage &stage, unsigned index) { stage.begin(p, memory, warp, scales, index, place); },
+                [&](Stage &stage) { stage.promote(memory, pointer, warp, total); });
+        } else {
+            run_chain(
+                k_stages, [&](unsigned index) { return multiply(p, memory, warp, index == 0, place, total); },
+                [&](unsigned slot) { release(memory.start + memory.empty_at + slot * 8, warp.lane); });
         }
-        run_stages<Stage>(
-            k_stages, [&](Stage &stage, unsigned index) { stage.begin(p, memory, warp, scales, index, place); },
-            [&](Stage &stage) { stage.promote(memory, pointer, warp, total); });
         finish(p, tile, warp, total);
         write_tile(p, y_map, tile, warp, memory.start + box, pointer + box, total);
     }

@@ -131,35 +131,36 @@ __device__ __forceinline__ void release(unsigned empty, unsigned lane) {
     }
 }
 
-// The scales of W of columns that share them: a lane has that of one of 32 stages.
+// The scales of W of PARTS x 128 columns: a lane has that of one part in one of 32 / PARTS stages.
+template <unsigned PARTS>
 struct BlockScales {
+    static constexpr unsigned STAGES = 32 / PARTS;
     const float *from;
     unsigned count;
     float now, next;
 
-    // Of the tile's column n, or the last one.
+    // From the tile's column n, or the last one.
     __device__ __forceinline__ BlockScales(const Product &p, const Tile &tile, unsigned n, unsigned lane) {
         if constexpr (HAS_BLOCKS) {
             count = p.k_stages();
             const unsigned rows = (p.size_n + STAGE_K - 1) / STAGE_K;
-            const unsigned row = min((tile.n0 + n) / STAGE_K, rows - 1);
+            const unsigned row = min((tile.n0 + n) / STAGE_K + lane % PARTS, rows - 1);
             from = p.w_scales + (static_cast<size_t>(tile.expert) * rows + row) * count;
-            now = from[min(lane, count - 1)];
-            next = from[min(32 + lane, count - 1)];
+            now = from[min(lane / PARTS, count - 1)];
+            next = from[min(STAGES + lane / PARTS, count - 1)];
         }
     }
 
-    // The scale of that stage; stages ascend.
-    __device__ __forceinline__ float at(unsigned stage, unsigned lane) {
-        if constexpr (HAS_BLOCKS) {
-            if (stage % 32 == 0 && stage > 0) {
-                now = next;
-                next = from[min(stage + 32 + lane, count - 1)];
-            }
-            return __shfl_sync(~0u, now, stage % 32);
-        } else {
-            return 1.0f;
+    // Before the scales of that stage; stages ascend.
+    __device__ __forceinline__ void advance(unsigned stage, unsigned lane) {
+        if (HAS_BLOCKS && stage % STAGES == 0 && stage > 0) {
+            now = next;
+            next = from[min(stage + STAGES + lane / PARTS, count - 1)];
         }
+    }
+
+    __device__ __forceinline__ float at(unsigned stage, unsigned part = 0) const {
+        return HAS_BLOCKS ? __shfl_sync(~0u, now, stage % STAGES * PARTS + part) : 1.0f;
     }
 };
 
@@ -189,4 +190,19 @@ __device__ __forceinline__ void run_stages(unsigned count, Begin begin, Promote 
         wgmma_wait<0>();
         promote(even);
     }
+}
+
+// Adds the products of `count` stages in the unit: one chain over all of them. A stage is released while the next one's
+// products run.
+template <class Begin, class Release>
+__device__ __forceinline__ void run_chain(unsigned count, Begin begin, Release release) {
+    unsigned slot = begin(0);
+    for (unsigned index = 1; index < count; ++index) {
+        const unsigned next = begin(index);
+        wgmma_wait<1>();
+        release(slot);
+        slot = next;
+    }
+    wgmma_wait<0>();
+    release(slot);
 }

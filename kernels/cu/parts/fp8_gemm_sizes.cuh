@@ -7,6 +7,8 @@ constexpr unsigned THREADS = PRODUCERS + WARPS * 32;
 constexpr unsigned STAGE_K = 128;
 // Whether rows of x are the 64-row side of the products (fp8_gemm_many.cuh), else the weights (fp8_gemm_few.cuh).
 constexpr bool HAS_MANY_ROWS = ROWS == 128;
+static_assert(HAS_MANY_ROWS ? WARPS == 8 : !IS_WIDE);
+static_assert(IS_PROMOTED || !HAS_BLOCKS);
 constexpr unsigned X_BYTES = ROWS * STAGE_K;
 constexpr unsigned X_SCALE_BYTES = HAS_BLOCKS * ROWS * 4;
 // Bytes of a stage apart from the STAGE_K bytes of each column of the tile: x, its scales, two barriers.

@@ -42,9 +42,11 @@ __device__ __forceinline__ void commit_stores() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Waits until this thread's stores have read their shared memory. Their writes are complete when the kernel is.
+// Waits until all but the last PENDING of this thread's groups of stores have read their shared memory. Their writes are
+// complete when the kernel is.
+template <int PENDING = 0>
 __device__ __forceinline__ void wait_for_stores() {
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
 // A barrier of the warpgroup of that number: barrier 0 is the whole block's.
@@ -116,6 +118,10 @@ __device__ __forceinline__ unsigned long long matrix_descriptor(unsigned address
 #define WGMMA_9 WGMMA_8 ", %72, %73, %74, %75, %76, %77, %78, %79"
 #define WGMMA_10 WGMMA_9 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define WGMMA_11 WGMMA_10 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define WGMMA_12 WGMMA_11 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define WGMMA_13 WGMMA_12 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define WGMMA_14 WGMMA_13 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define WGMMA_15 WGMMA_14 ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define WGMMA_ASM(N, TYPES, D, A, B, ADD, ...)                                               \
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                        \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16" TYPES " {" D "}, {" A "}, "    \

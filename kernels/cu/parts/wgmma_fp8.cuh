@@ -34,9 +34,11 @@ __device__ __forceinline__ void wgmma_fp8(float (&d)[N / 2], unsigned long long 
         WGMMA_FP8(32, WGMMA_1, "%16", "%17", "%18", WGMMA_D8(0), WGMMA_D8(8));
     } else if constexpr (N == 64) {
         WGMMA_FP8(64, WGMMA_3, "%32", "%33", "%34", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24));
-    } else {
-        static_assert(N == 128);
+    } else if constexpr (N == 128) {
         WGMMA_FP8(128, WGMMA_7, "%64", "%65", "%66", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40), WGMMA_D8(48), WGMMA_D8(56));
+    } else {
+        static_assert(N == 256);
+        WGMMA_FP8(256, WGMMA_15, "%128", "%129", "%130", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40), WGMMA_D8(48), WGMMA_D8(56), WGMMA_D8(64), WGMMA_D8(72), WGMMA_D8(80), WGMMA_D8(88), WGMMA_D8(96), WGMMA_D8(104), WGMMA_D8(112), WGMMA_D8(120));
     }
 }
 

@@ -5,7 +5,10 @@ use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{Extras, Fp8BlockKernel, Fp8Kernel, Schedule};
 use marlinspike::weight::Weight;
 
-use super::{Fp8Scales, Fp8Weight, ROW, RowsFp8, fp8_gemm, weight::scales_of};
+use super::{
+    Fp8Scales, Fp8Sums, Fp8Weight, ROW, RowsFp8, fp8_gemm,
+    weight::{check_sums, scales_of},
+};
 use crate::{
     call::{Call, low_halves},
     device::Device,
@@ -25,6 +28,8 @@ pub struct Fp8Product<'a> {
     pub codes: &'a [u8],
     /// `[M]`, or `[M, K / 128]` where the weight has groups.
     pub scales: &'a [f32],
+    /// How products are summed.
+    pub sums: Fp8Sums,
 }
 
 impl Fp8Product<'_> {
@@ -33,8 +38,11 @@ impl Fp8Product<'_> {
     /// # Errors
     /// [`AccelError::Argument`] for a weight or outputs that it does not take.
     pub fn schedule(&self) -> Result<Schedule, AccelError> {
-        let schedule = match scales_of(self.weight)? {
-            Fp8Scales::Channels => Schedule::w8a8_fp8(Fp8Kernel::Cutlass, self.dtype, true),
+        let scales = scales_of(self.weight)?;
+        check_sums(scales, self.sums)?;
+        let is_promoted = self.sums == Fp8Sums::Promoted;
+        let schedule = match scales {
+            Fp8Scales::Channels => Schedule::w8a8_fp8(Fp8Kernel::Cutlass, self.dtype, is_promoted),
             Fp8Scales::Blocks => Schedule::w8a8_fp8_blocks(Fp8BlockKernel::DeepGemm, self.dtype),
         };
         schedule.map_err(|error| ROW.refuse("dtype", error, "float16 or bfloat16"))
@@ -54,6 +62,7 @@ impl Call for Fp8Product<'_> {
 
     fn on_device(&self, device: &Device) -> Result<Vec<u16>, AccelError> {
         let weight = Fp8Weight::new(device, std::slice::from_ref(self.weight), self.dtype)?;
+        let weight = weight.summed(self.sums)?;
         let shape = weight.shape();
         let (size_m, groups) = (self.codes.len() / shape.size_k, self.weight.scales.rows());
         let scales = match weight.scales_of() {

@@ -5,7 +5,7 @@ use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::Layer;
 use marlinspike::num::scalar::ScalarType;
 
-use super::{Fp8Plan, Fp8Scales, Fp8Weight, MOE as ROW, RowsFp8, moe_fp8_gemm};
+use super::{Fp8Plan, Fp8Scales, Fp8Sums, Fp8Weight, MOE as ROW, RowsFp8, moe_fp8_gemm};
 use crate::{
     device::Device,
     error::AccelError,
@@ -116,7 +116,17 @@ impl Fp8Layer {
             return Err(ROW.refuse("layer", found, "neither"));
         }
         let weight = |weights| Fp8Weight::new(device, weights, layer.dtype);
-        let (w13, w2) = (weight(layer.w13)?, weight(layer.w2)?);
+        let weights = [weight(layer.w13)?, weight(layer.w2)?];
+        Self::with_weights(device, layer, weights, ue8m0)
+    }
+
+    /// [`Self::new`] with weights in the place of the layer's.
+    pub(crate) fn with_weights(
+        device: &Device,
+        layer: &Layer<'_>,
+        [w13, w2]: [Fp8Weight; 2],
+        ue8m0: bool,
+    ) -> Result<Self, AccelError> {
         if w13.scales_of() != w2.scales_of() {
             let found = format!("{:?} and {:?}", w13.scales_of(), w2.scales_of());
             return Err(ROW.refuse("scales", found, "the same for w13 and w2"));
@@ -130,6 +140,14 @@ impl Fp8Layer {
             router_weight_on_input: layer.router_weight_on_input,
             ue8m0,
         })
+    }
+
+    /// The layer, whose products are summed otherwise; [`Self::new`] takes [`Fp8Sums::Promoted`].
+    ///
+    /// # Errors
+    /// As [`Fp8Weight::summed`].
+    pub fn summed(self, sums: Fp8Sums) -> Result<Self, AccelError> {
+        Ok(Self { w13: self.w13.summed(sums)?, w2: self.w2.summed(sums)?, ..self })
     }
 
     /// Bytes of the codes and scales of one expert.

@@ -1,5 +1,5 @@
 //! Products of e4m3fn activations and e4m3fn weights on Hopper (`fp8_gemm.cu`): the bits of
-//! [`Schedule::w8a8_fp8`](marlinspike::products::schedule::Schedule::w8a8_fp8) with CUTLASS's epilogue and promotion, or with scales of
+//! [`Schedule::w8a8_fp8`](marlinspike::products::schedule::Schedule::w8a8_fp8) with CUTLASS's epilogue, promoted or not, or with scales of
 //! blocks those of [`Schedule::w8a8_fp8_blocks`](marlinspike::products::schedule::Schedule::w8a8_fp8_blocks) as DeepGEMM orders them, for every M.
 
 mod call;
@@ -12,7 +12,7 @@ use marlinspike::num::scalar::ScalarType;
 pub use call::Fp8Product;
 pub use layer::{Fp8Layer, Fp8Workspace};
 pub use plan::Fp8Plan;
-pub use weight::{Fp8Scales, Fp8Weight};
+pub use weight::{Fp8Scales, Fp8Sums, Fp8Weight};
 
 use super::check;
 use crate::{
@@ -36,8 +36,8 @@ pub(crate) static ROW: Row = Row {
     mutants: &[
         Mutant::new(
             "one chain over several stages",
-            "wgmma_fp8<ROWS>(sum, w + 2 * step, x + 2 * step, step);",
-            "wgmma_fp8<ROWS>(sum, w + 2 * step, x + 2 * step, 1);",
+            "slot = multiply(p, memory, warp, true, place, sum);",
+            "slot = multiply(p, memory, warp, index < 2, place, sum);",
         ),
         Mutant::new(
             "the scale of the neighbouring row",
@@ -56,13 +56,13 @@ pub(crate) static ROW: Row = Row {
         ),
         Mutant::new(
             "one chain over several stages, many rows",
-            "wgmma_fp8<TILE_N>(sum, x + 2 * step, w + 2 * step, step);",
-            "wgmma_fp8<TILE_N>(sum, x + 2 * step, w + 2 * step, 1);",
+            "multiply<PART_N>(memory, thread, place, 0, true, stage.sum);",
+            "multiply<PART_N>(memory, thread, place, 0, index < 2, stage.sum);",
         ),
         Mutant::new(
             "a stage promoted with the next one's scale of W, many rows",
-            "w_scale = scales.at(index, thread.lane);",
-            "w_scale = scales.at(min(index + 1, scales.count - 1), thread.lane);",
+            "stage.w_scale = scales.at(index);",
+            "stage.w_scale = scales.at(min(index + 1, scales.count - 1));",
         ),
         Mutant::new(
             "the scale of a thread's first row for both, many rows",
@@ -73,6 +73,26 @@ pub(crate) static ROW: Row = Row {
             "the part times its scale, rounded before the sum, many rows",
             "__fmaf_rn(sum[i], scale[i / 2 % 2], total[i])",
             "__fadd_rn(__fmul_rn(sum[i], scale[i / 2 % 2]), total[i])",
+        ),
+        Mutant::new(
+            "the chain over all of K cut in the middle",
+            "return multiply(p, memory, warp, index == 0, place, total); }",
+            "return multiply(p, memory, warp, index % 5 == 0, place, total); }",
+        ),
+        Mutant::new(
+            "the chain over all of K cut in the middle, many rows",
+            "multiply<TILE_N>(memory, thread, place, 0, index == 0, sum);",
+            "multiply<TILE_N>(memory, thread, place, 0, index % 5 == 0, sum);",
+        ),
+        Mutant::new(
+            "both halves of a wide tile with the scale of the first",
+            "const float w_scale = scales.at(index, part);",
+            "const float w_scale = scales.at(index, 0);",
+        ),
+        Mutant::new(
+            "both halves of a wide tile from the weights of the first",
+            "multiply<PART_N>(memory, thread, place, part * PART_N, true, sum);",
+            "multiply<PART_N>(memory, thread, place, 0, true, sum);",
         ),
         Mutant::new(
             "the bias added with a rounding of its own, many rows",
@@ -274,7 +294,8 @@ fn launch(
         threads: (sizes.threads, 1, 1),
         shared_bytes: sizes.shared_bytes,
     };
-    let parameters = parameters(weight.dtype(), weight.scales_of(), is_moe, plan);
+    let kind = (weight.scales_of(), weight.sums());
+    let parameters = parameters(weight.dtype(), kind, is_moe, plan);
     kernel.launch(device, &parameters, grid, arguments)
 }
 
@@ -302,10 +323,18 @@ fn scale_step(
     Err(row.refuse("x_scales", format!("{found} values"), expected))
 }
 
-fn parameters(dtype: ScalarType, scales: Fp8Scales, is_moe: bool, plan: Fp8Plan) -> Vec<Parameter> {
-    let is_bf16 = u32::from(dtype == ScalarType::BFLOAT16);
-    let mut parameters =
-        vec![("IS_BF16", is_bf16), ("HAS_BLOCKS", scales as u32), ("IS_MOE", is_moe.into())];
+fn parameters(
+    dtype: ScalarType,
+    (scales, sums): (Fp8Scales, Fp8Sums),
+    is_moe: bool,
+    plan: Fp8Plan,
+) -> Vec<Parameter> {
+    let mut parameters = vec![
+        ("IS_BF16", u32::from(dtype == ScalarType::BFLOAT16)),
+        ("HAS_BLOCKS", scales as u32),
+        ("IS_PROMOTED", (sums == Fp8Sums::Promoted).into()),
+        ("IS_MOE", is_moe.into()),
+    ];
     parameters.extend(plan.parameters());
     parameters
 }

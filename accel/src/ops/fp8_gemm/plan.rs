@@ -3,7 +3,7 @@
 use marlinspike::num::scalar::ScalarType;
 use marlinspike_kernels::constant;
 
-use super::{Fp8Scales, Fp8Weight, parameters};
+use super::{Fp8Scales, Fp8Sums, Fp8Weight, parameters};
 use crate::{
     device::Device,
     error::AccelError,
@@ -16,19 +16,26 @@ pub(super) const SOURCE: &str = "fp8_gemm";
 
 /// More stages would not raise the memory throughput, and would delay the first one.
 const MOST_STAGES: u32 = 12;
-/// Rows of x that thread blocks work on concurrently, so that these rows and the columns of W that they need stay in
-/// the L2 cache.
-const RASTER_ROWS: u32 = 1024;
+/// Stages where as many, [`MOST_STAGES`] less a third at least, leave room for a thread block of the next kernel, which then
+/// starts before this one's is over.
+const MOST_STAGES_OF_TWO: u32 = 20;
+/// Shared memory of a thread block that the device keeps.
+const RESERVED_BYTES: u32 = 1024;
+/// Rows of x, for each column of a tile, that thread blocks work on concurrently, so that these rows and the columns of W
+/// that they need stay in the L2 cache.
+const RASTER_ROWS: u32 = 8;
 
-/// Rows and columns of a tile whose rows are the 64-row side of the products.
+/// Rows of a tile whose rows are the 64-row side of the products.
 const MANY_ROWS: u32 = 128;
+/// Columns of such a tile, of which a wide one has twice as many.
+const MANY_COLUMNS: u32 = 128;
 
 /// How the work of a product is divided, as parameters of `fp8_gemm.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fp8Plan {
     /// Rows that a thread block computes at once.
     pub rows: u32,
-    /// Columns that it computes at once: a multiple of 16, at most 16 for each warp; 128 with 128 rows.
+    /// Columns that it computes at once: a multiple of 16, at most 16 for each warp; 128 or 256 with 128 rows.
     pub tile_n: u32,
     /// Warps that compute.
     pub warps: u32,
@@ -44,27 +51,31 @@ pub(super) struct Sizes {
 
 static SIZES: Memo<(Fp8Plan, Fp8Scales), Sizes> = Memo::new();
 
-/// Rows and warps that the kernel is compiled with.
-const COMPILED: [[u32; 2]; 9] =
-    [[8, 4], [8, 16], [16, 4], [16, 16], [32, 4], [32, 16], [64, 4], [64, 8], [MANY_ROWS, 8]];
+/// Rows and warps of few rows that the kernel is compiled with.
+const FEW: [[u32; 2]; 8] =
+    [[8, 4], [8, 16], [16, 4], [16, 16], [32, 4], [32, 16], [64, 4], [64, 8]];
 
 impl Fp8Plan {
     /// Plans with the widest tiles, one for each set of parameters that the kernel is compiled with.
     pub fn all() -> impl Iterator<Item = Self> {
-        COMPILED.into_iter().map(|[rows, warps]| Self {
-            rows,
-            tile_n: (warps * 16).min(224),
-            warps,
-        })
+        let few = FEW.into_iter().map(|[rows, warps]| {
+            let tile_n = (warps * 16).min(224);
+            Self { rows, tile_n, warps }
+        });
+        few.chain([Self::MANY, Self::WIDE])
     }
 
-    pub(super) fn parameters(self) -> [Parameter; 2] {
-        [("WARPS", self.warps), ("ROWS", self.rows)]
+    pub(super) fn parameters(self) -> [Parameter; 3] {
+        let is_wide = self.rows == MANY_ROWS && self.tile_n != MANY_COLUMNS;
+        [("WARPS", self.warps), ("ROWS", self.rows), ("IS_WIDE", is_wide.into())]
     }
 
     /// Blocks of rows whose tiles are computed concurrently.
     pub(super) fn raster(self) -> u32 {
-        RASTER_ROWS / self.rows
+        match self.rows {
+            MANY_ROWS => RASTER_ROWS * self.tile_n / MANY_ROWS,
+            rows => RASTER_ROWS * MANY_COLUMNS / rows,
+        }
     }
 
     /// Tiles of `rows` x `size_n` outputs.
@@ -85,10 +96,10 @@ impl Fp8Plan {
     ) -> Result<Sizes, AccelError> {
         let Self { rows, tile_n, warps } = self;
         let fits = match rows {
-            MANY_ROWS => tile_n == MANY_ROWS,
+            MANY_ROWS => Self::all().any(|plan| plan == self),
             _ => tile_n > 0 && tile_n.is_multiple_of(16) && tile_n <= 16 * warps,
         };
-        let is_compiled = COMPILED.contains(&[rows, warps]);
+        let is_compiled = rows == MANY_ROWS || FEW.contains(&[rows, warps]);
         if !fits || !is_compiled || !device.arch().has_wgmma() {
             let found = format!("{self:?} on {}", device.arch());
             return Err(row.refuse("plan", found, "a plan that the kernel has, sm_90a"));
@@ -98,11 +109,15 @@ impl Fp8Plan {
 
     fn sizes_within(self, scales: Fp8Scales, most: u32) -> Result<Sizes, AccelError> {
         SIZES.get((self, scales), || {
-            let all = parameters(ScalarType::BFLOAT16, scales, false, self);
+            let all = parameters(ScalarType::BFLOAT16, (scales, Fp8Sums::Promoted), false, self);
             let size = |name| constant(SOURCE, name, &all);
             let stage = size("STAGE_BYTES")? + self.tile_n * size("STAGE_K")?;
             let end = size("END_BYTES")?;
-            let stages = ((most - end) / stage).min(MOST_STAGES);
+            let two = ((most - RESERVED_BYTES) / 2).saturating_sub(end) / stage;
+            let stages = match two * 3 >= MOST_STAGES * 2 {
+                true => two.min(MOST_STAGES_OF_TWO),
+                false => ((most - end) / stage).min(MOST_STAGES),
+            };
             Ok::<_, AccelError>(Sizes {
                 threads: size("THREADS")?,
                 stages,
@@ -111,25 +126,36 @@ impl Fp8Plan {
         })
     }
 
-    const MANY: Self = Self { rows: MANY_ROWS, tile_n: MANY_ROWS, warps: 8 };
+    const MANY: Self = Self { rows: MANY_ROWS, tile_n: MANY_COLUMNS, warps: 8 };
+    const WIDE: Self = Self { tile_n: 2 * MANY_COLUMNS, ..Self::MANY };
 
     /// The plan for one product of `size_m` rows.
     pub(crate) fn choose(size_m: usize, weight: &Fp8Weight, multiprocessors: u32) -> Self {
-        Self::of_shape(size_m, weight.shape().size_n, multiprocessors)
+        let size_n = weight.shape().size_n;
+        let rounds = |plan: Self| plan.tiles(size_m, size_n).div_ceil(multiprocessors as usize);
+        let many = match (weight.sums(), weight.scales_of()) {
+            (Fp8Sums::Promoted, Fp8Scales::Channels) => Self::MANY,
+            // A wide tile takes nearly as long as two.
+            _ if rounds(Self::WIDE) * 19 < rounds(Self::MANY) * 10 => Self::WIDE,
+            _ => Self::MANY,
+        };
+        Self::of_shape(size_m, size_n, multiprocessors, many)
     }
 
     /// The plans, of equal rows, for the two products of a layer with `entries` entries, spread evenly over its experts.
     pub(super) fn of_experts(weights: [&Fp8Weight; 2], entries: usize) -> [Self; 2] {
         let rows = entries.div_ceil(weights[0].experts().min(entries).max(1));
-        weights.map(|_| match rows {
-            0..=8 => Self { rows: 8, tile_n: 64, warps: 4 },
-            9..=16 => Self { rows: 16, tile_n: 64, warps: 4 },
-            17..=96 => Self { rows: 64, tile_n: 64, warps: 4 },
-            _ => Self::MANY,
+        let few = |rows| Self { rows, tile_n: 64, warps: 4 };
+        weights.map(|weight| match (rows, weight.sums()) {
+            (0..=8, _) => few(8),
+            (9..=16, _) => few(16),
+            (17..=96, _) => few(64),
+            (_, Fp8Sums::Promoted) => Self::MANY,
+            (_, Fp8Sums::Unpromoted) => Self::WIDE,
         })
     }
 
-    fn of_shape(size_m: usize, size_n: usize, multiprocessors: u32) -> Self {
+    fn of_shape(size_m: usize, size_n: usize, multiprocessors: u32, many: Self) -> Self {
         // Each multiprocessor streams an equal part of the columns once.
         let even = size_n.div_ceil(multiprocessors as usize * 16).min(14) as u32 * 16;
         let few = |rows| {
@@ -141,14 +167,14 @@ impl Fp8Plan {
             9..=16 => few(16),
             17..=32 => few(32),
             // As many tiles, of half the rows: each reads fewer rows of x.
-            33..=64 if even <= 32 => Self { rows: 32, tile_n: 2 * even, warps: 4 },
+            33..=64 if even <= 32 => Self { tile_n: 2 * even, ..few(32) },
             33..=64 if even <= 64 => few(64),
             // Two tiles take turns where one is too wide for the registers of 64 rows.
             33..=64 => {
                 let tile_n = if even <= 128 { even } else { (even / 2).next_multiple_of(16) };
                 Self { rows: 64, tile_n, warps: 8 }
             }
-            _ => Self::MANY,
+            _ => many,
         }
     }
 }
@@ -157,8 +183,8 @@ pub(super) fn variants(arch: Arch, is_moe: bool) -> Result<Vec<Vec<Parameter>>, 
     let mut all = Vec::new();
     if arch.has_wgmma() {
         for dtype in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
-            for scales in [Fp8Scales::Channels, Fp8Scales::Blocks] {
-                all.extend(Fp8Plan::all().map(|plan| parameters(dtype, scales, is_moe, plan)));
+            for kind in Fp8Sums::KINDS {
+                all.extend(Fp8Plan::all().map(|plan| parameters(dtype, kind, is_moe, plan)));
             }
         }
     }

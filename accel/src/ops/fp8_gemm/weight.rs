@@ -22,6 +22,25 @@ pub enum Fp8Scales {
     Blocks,
 }
 
+/// How the products of 128 k join the total.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fp8Sums {
+    /// By an f32 addition for each 128 k.
+    Promoted,
+    /// In the matrix unit, whose sums have 14 significant bits, over all of K: "fast accumulation". With scales of channels
+    /// only.
+    Unpromoted,
+}
+
+impl Fp8Sums {
+    /// What the kernel computes.
+    pub(super) const KINDS: [(Fp8Scales, Self); 3] = [
+        (Fp8Scales::Channels, Self::Promoted),
+        (Fp8Scales::Channels, Self::Unpromoted),
+        (Fp8Scales::Blocks, Self::Promoted),
+    ];
+}
+
 /// One matrix, or a stack of experts of one shape, of e4m3fn codes in the checkpoint's order `[N, K]`.
 #[derive(Debug)]
 pub struct Fp8Weight {
@@ -35,6 +54,7 @@ pub struct Fp8Weight {
     experts: usize,
     dtype: ScalarType,
     scales_of: Fp8Scales,
+    sums: Fp8Sums,
 }
 
 impl Fp8Weight {
@@ -52,11 +72,21 @@ impl Fp8Weight {
         weights: &[Weight<'_>],
         dtype: ScalarType,
     ) -> Result<Self, AccelError> {
+        Self::repeated(device, weights, 1, dtype)
+    }
+
+    /// [`Self::new`] of `times` copies of `weights`, one after the other.
+    pub(crate) fn repeated(
+        device: &Device,
+        weights: &[Weight<'_>],
+        times: usize,
+        dtype: ScalarType,
+    ) -> Result<Self, AccelError> {
         check::is_bf16(&ROW, "dtype", dtype)?;
         let Some(first) = weights.first() else {
             return Err(ROW.refuse("weight", "no matrix", "1 or more"));
         };
-        let (shape, experts) = (first.shape(), weights.len());
+        let (shape, experts) = (first.shape(), weights.len().saturating_mul(times));
         let scales_of = scales_of(first)?;
         let Shape { size_k, size_n } = shape;
         if !size_k.is_multiple_of(32) || !size_n.is_multiple_of(8) || shape.is_empty() {
@@ -67,7 +97,7 @@ impl Fp8Weight {
             let found = format!("{shape}, {experts} matrices");
             return Err(ROW.refuse("shape", found, "K below 2^31, all N together below 2^31"));
         }
-        let (mut codes, mut scales) = (Vec::with_capacity(shape.len() * experts), Vec::new());
+        let (mut codes, mut scales) = (Vec::with_capacity(shape.len() * weights.len()), Vec::new());
         let mut bias: Option<Vec<u16>> = first.bias.is_some().then(Vec::new);
         for weight in weights {
             validate(weight, first, scales_of, dtype)?;
@@ -79,14 +109,24 @@ impl Fp8Weight {
             }
         }
         Ok(Self {
-            codes: device.upload(&codes)?,
-            scales: device.upload(&scales)?,
-            bias: bias.map(|bias| device.upload(&bias)).transpose()?,
+            codes: device.upload(&codes.repeat(times))?,
+            scales: device.upload(&scales.repeat(times))?,
+            bias: bias.map(|bias| device.upload(&bias.repeat(times))).transpose()?,
             shape,
             experts,
             dtype,
             scales_of,
+            sums: Fp8Sums::Promoted,
         })
+    }
+
+    /// The weight, whose products are summed otherwise; [`Self::new`] takes [`Fp8Sums::Promoted`].
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for sums without promotion and scales of blocks, which the promotion applies.
+    pub fn summed(self, sums: Fp8Sums) -> Result<Self, AccelError> {
+        check_sums(self.scales_of, sums)?;
+        Ok(Self { sums, ..self })
     }
 
     /// K x N of each matrix.
@@ -107,6 +147,11 @@ impl Fp8Weight {
     /// Which values share a scale.
     pub fn scales_of(&self) -> Fp8Scales {
         self.scales_of
+    }
+
+    /// How products are summed.
+    pub fn sums(&self) -> Fp8Sums {
+        self.sums
     }
 
     /// Bytes of codes and scales: what a product must read at least, apart from x.
@@ -145,6 +190,14 @@ pub(super) fn scales_of(weight: &Weight<'_>) -> Result<Fp8Scales, AccelError> {
             let found = format!("{groups:?} of K {size_k}");
             Err(ROW.refuse("groups", found, "one of all k, or whole groups of 128"))
         }
+    }
+}
+
+/// Returns an error for sums that products with these scales do not have.
+pub(super) fn check_sums(scales: Fp8Scales, sums: Fp8Sums) -> Result<(), AccelError> {
+    match Fp8Sums::KINDS.contains(&(scales, sums)) {
+        true => Ok(()),
+        false => Err(ROW.refuse("sums", format!("{sums:?} of {scales:?}"), "promoted ones")),
     }
 }
 

@@ -1,6 +1,9 @@
 //! Products of experts, and layers.
 
-use super::{NOT_WRITTEN, codes, moderate_weight, scale, schedule, weight};
+use super::{
+    BLOCKS, CHANNELS, KINDS, Kind, NOT_WRITTEN, UNPROMOTED, codes, moderate_weight, scale,
+    schedule, weight,
+};
 use crate::common::{self, Experts, HALVES, Law, Random, Tokens, some_to_none};
 use crate::many_rows::hopper_or_skip;
 use marlinspike::case::Activation;
@@ -34,12 +37,13 @@ fn fp8_products_with_experts_equal_the_reference() {
     let align =
         Align { block_size: 1, num_experts: experts, expert_map: None, absent: Absent::Ignore };
     let runs = Runs::new(&device, &align).unwrap();
-    for of in [Fp8Scales::Channels, Fp8Scales::Blocks] {
+    for kind in KINDS {
+        let of = kind.0;
         let weights: Vec<Weight<'static>> =
             (0..experts).map(|_| weight(&mut random, of, dtype, shape, true)).collect();
-        let there = Fp8Weight::new(&device, &weights, dtype).unwrap();
+        let there = Fp8Weight::new(&device, &weights, dtype).unwrap().summed(kind.1).unwrap();
         let groups = weights[0].scales.rows();
-        for (plan, entries) in Fp8Plan::all().zip([1, 9, 30, 70, 100, 200, 300, 333, 500]) {
+        for (plan, entries) in Fp8Plan::all().zip([1, 9, 30, 70, 100, 200, 300, 333, 500, 450]) {
             let ids: Vec<i32> =
                 (0..entries).map(|_| random.below(experts + 1) as i32 - 1).collect();
             let mut blocks = runs.room(&device, entries, plan.rows as usize).unwrap();
@@ -50,7 +54,7 @@ fn fp8_products_with_experts_equal_the_reference() {
             let of_rows: Vec<f32> = (0..entries * groups).map(|_| scale(&mut random)).collect();
             let router: Vec<f32> = (0..entries).map(|_| random.normal() as f32).collect();
 
-            let schedule = routed_schedule(of, dtype);
+            let schedule = routed_schedule(kind, dtype);
             let wide: Vec<u32> = codes_of.iter().map(|&code| code.into()).collect();
             let expert_of: Vec<Option<usize>> =
                 ids.iter().map(|&id| usize::try_from(id).ok()).collect();
@@ -93,7 +97,7 @@ fn fp8_products_with_experts_equal_the_reference() {
                     expected.extend_from_slice(&wanted[m * shape.size_n..][..shape.size_n]);
                 }
             }
-            law.equal(&format!("{of:?}, {entries} entries, {plan:?}"), &found, &expected);
+            law.equal(&format!("{kind:?}, {entries} entries, {plan:?}"), &found, &expected);
         }
     }
     law.held();
@@ -111,11 +115,12 @@ fn fp8_layers_equal_the_reference() {
     let mut law = Law::new("expert layer, e4m3fn weights and activations");
     let mut random = Random(0xF8F8_0006_89AB_CDEF);
     let (experts, top_k, h, size_i) = (6, 3, 512, 384);
-    for (i, (of, ue8m0)) in
-        [(Fp8Scales::Channels, false), (Fp8Scales::Blocks, false), (Fp8Scales::Blocks, true)]
+    for (i, (kind, ue8m0)) in
+        [(CHANNELS, false), (UNPROMOTED, false), (BLOCKS, false), (BLOCKS, true)]
             .into_iter()
             .enumerate()
     {
+        let of = kind.0;
         let (dtype, activation) = (HALVES[(i + 1) % 2], Definition::new(Activation::Silu));
         let parts = Experts::new([h, size_i], activation, dtype, |shape| {
             (0..experts).map(|_| moderate_weight(&mut random, of, dtype, shape, false)).collect()
@@ -127,8 +132,8 @@ fn fp8_layers_equal_the_reference() {
                 Quantizer::Fp8GroupBy { size: 128, rule: Fp8GroupRule::Quotient, ue8m0 }
             }
         };
-        let schedule = routed_schedule(of, dtype);
-        for tokens in [1, 20, 150] {
+        let schedule = routed_schedule(kind, dtype);
+        for tokens in [1, 20, 150, 300] {
             let inputs = Tokens::new(&mut random, &layer, (tokens, top_k), some_to_none);
             let Tokens { x, ids, weights, .. } = &inputs;
             let method = MethodLayer {
@@ -142,7 +147,7 @@ fn fp8_layers_equal_the_reference() {
             let wanted = stages.unwrap().y.into_bits();
 
             let found = |device: &Device| {
-                let there = Fp8Layer::new(device, &layer, ue8m0).unwrap();
+                let there = Fp8Layer::new(device, &layer, ue8m0).unwrap().summed(kind.1).unwrap();
                 let mut work = there.workspace(device, tokens, top_k).unwrap();
                 let mut y = device.upload(&vec![NOT_WRITTEN; x.len()]).unwrap();
                 let (x, ids) = (device.upload(x).unwrap(), device.upload(ids).unwrap());
@@ -150,7 +155,11 @@ fn fp8_layers_equal_the_reference() {
                 there.forward(device, &x, &ids, &weights, &mut work, &mut y).unwrap();
                 device.download(&y).unwrap()
             };
-            law.equal(&format!("{of:?}, UE8M0 {ue8m0}, {tokens} tokens"), &found(&device), &wanted);
+            law.equal(
+                &format!("{kind:?}, UE8M0 {ue8m0}, {tokens} tokens"),
+                &found(&device),
+                &wanted,
+            );
             if of == Fp8Scales::Blocks && tokens == 20 {
                 let wrong: Vec<_> = mutants().filter(|(_, mutant)| quantizes(mutant)).collect();
                 assert_eq!(wrong.len(), 1);
@@ -166,8 +175,8 @@ fn fp8_layers_equal_the_reference() {
 }
 
 /// The kernel's schedule, with router weights.
-fn routed_schedule(of: Fp8Scales, dtype: ScalarType) -> Schedule {
-    let mut schedule = schedule(of, dtype);
+fn routed_schedule(kind: Kind, dtype: ScalarType) -> Schedule {
+    let mut schedule = schedule(kind, dtype);
     let router_step = Step { op: StepOp::RouterWeight, ty: ScalarType::FLOAT32 };
     if !schedule.epilogue.contains(&router_step) {
         schedule.epilogue.insert(schedule.epilogue.len() - 1, router_step);

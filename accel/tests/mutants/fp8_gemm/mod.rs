@@ -13,16 +13,25 @@ use marlinspike::products::schedule::{Extras, Fp8BlockKernel, Fp8Kernel, Schedul
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use marlinspike_accel::{
     Device,
-    ops::fp8_gemm::{Fp8Plan, Fp8Scales, Fp8Weight, RowsFp8, fp8_gemm, fp8_gemm_planned},
+    ops::fp8_gemm::{Fp8Plan, Fp8Scales, Fp8Sums, Fp8Weight, RowsFp8, fp8_gemm, fp8_gemm_planned},
     ops::fp8_scale_step,
 };
 
 const NOT_WRITTEN: u16 = 0xabcd;
 
+/// What the kernel computes.
+type Kind = (Fp8Scales, Fp8Sums);
+
+const CHANNELS: Kind = (Fp8Scales::Channels, Fp8Sums::Promoted);
+const UNPROMOTED: Kind = (Fp8Scales::Channels, Fp8Sums::Unpromoted);
+const BLOCKS: Kind = (Fp8Scales::Blocks, Fp8Sums::Promoted);
+const KINDS: [Kind; 3] = [CHANNELS, UNPROMOTED, BLOCKS];
+
 /// The kernel's schedule.
-fn schedule(of: Fp8Scales, dtype: ScalarType) -> Schedule {
+fn schedule((of, sums): Kind, dtype: ScalarType) -> Schedule {
+    let is_promoted = sums == Fp8Sums::Promoted;
     let schedule = match of {
-        Fp8Scales::Channels => Schedule::w8a8_fp8(Fp8Kernel::Cutlass, dtype, true),
+        Fp8Scales::Channels => Schedule::w8a8_fp8(Fp8Kernel::Cutlass, dtype, is_promoted),
         Fp8Scales::Blocks => Schedule::w8a8_fp8_blocks(Fp8BlockKernel::DeepGemm, dtype),
     };
     schedule.unwrap()
@@ -96,6 +105,7 @@ fn weight(
 
 /// A product, with the reference's outputs.
 struct Case {
+    kind: Kind,
     weight: Weight<'static>,
     dtype: ScalarType,
     codes: Vec<u8>,
@@ -109,19 +119,19 @@ struct Case {
 impl Case {
     fn new(
         random: &mut Random,
-        of: Fp8Scales,
+        kind: Kind,
         dtype: ScalarType,
         shape: Shape,
         size_m: usize,
         with_bias: bool,
     ) -> Self {
-        let weight = weight(random, of, dtype, shape, with_bias);
-        Self::with_weight(random, of, dtype, weight, size_m)
+        let weight = weight(random, kind.0, dtype, shape, with_bias);
+        Self::with_weight(random, kind, dtype, weight, size_m)
     }
 
     fn with_weight(
         random: &mut Random,
-        of: Fp8Scales,
+        kind: Kind,
         dtype: ScalarType,
         weight: Weight<'static>,
         size_m: usize,
@@ -131,7 +141,7 @@ impl Case {
         let groups = weight.scales.rows();
         // [M, groups], as the reference takes them.
         let of_rows: Vec<f32> = (0..size_m * groups).map(|_| scale(random)).collect();
-        let scales = match of {
+        let scales = match kind.0 {
             Fp8Scales::Channels => of_rows.clone(),
             Fp8Scales::Blocks => {
                 let step = fp8_scale_step(size_m);
@@ -141,8 +151,8 @@ impl Case {
                 (0..groups * step).map(value).collect()
             }
         };
-        let mut case = Self { weight, dtype, codes: x, scales, of_rows, wanted: Vec::new() };
-        case.wanted = case.by(&schedule(of, dtype));
+        let mut case = Self { kind, weight, dtype, codes: x, scales, of_rows, wanted: Vec::new() };
+        case.wanted = case.by(&schedule(kind, dtype));
         case
     }
 
@@ -158,6 +168,7 @@ impl Case {
     fn found(&self, device: &Device, plan: Option<Fp8Plan>) -> Vec<u16> {
         let weight =
             Fp8Weight::new(device, std::slice::from_ref(&self.weight), self.dtype).unwrap();
+        let weight = weight.summed(self.kind.1).unwrap();
         let codes = device.upload(&self.codes).unwrap();
         let scales = device.upload(&self.scales).unwrap();
         let mut y = device.upload(&vec![NOT_WRITTEN; self.wanted.len()]).unwrap();

@@ -2,13 +2,13 @@
 
 use anyhow::{Context as _, Result};
 use marlinspike::num::dims::Shape;
-use marlinspike_accel::limits::{self, Limits};
-use marlinspike_accel::ops::fp8_gemm::Fp8Scales;
+use marlinspike_accel::limits::{self, Limits, Operands};
+use marlinspike_accel::ops::fp8_gemm::{Fp8Scales, Fp8Sums};
 use marlinspike_accel::timing::Times;
 use marlinspike_accel::workload::{COLD_BYTES, Dense, ExpertLayer, Fp8Dense, Sizes};
 use marlinspike_accel::{AccelError, Device};
 use marlinspike_bench::Workload;
-use marlinspike_bench::workload::{GPU_LAYERS, GPU_PRODUCTS};
+use marlinspike_bench::workload::{FP8_LAYERS, FP8_PRODUCTS, GPU_LAYERS, GPU_PRODUCTS};
 
 use super::peers::Peer;
 use super::report::{Case, Machine, Report, Row};
@@ -28,18 +28,17 @@ enum Ready {
 impl Ready {
     fn new(device: &Device, args: &Args, workload: Workload) -> Result<Self, AccelError> {
         match workload {
-            Workload::Dense { size_k, size_n } if args.ty.name == "fp8" && args.is_fp8() => {
-                let scales = match args.input {
-                    Some(Input::Fp8Block) => Fp8Scales::Blocks,
-                    _ => Fp8Scales::Channels,
-                };
-                Fp8Dense::new(device, Shape::new(size_k, size_n), scales, COLD_BYTES).map(Self::Fp8)
+            Workload::Dense { size_k, size_n } if args.is_w8a8() => {
+                let shape = Shape::new(size_k, size_n);
+                Fp8Dense::new(device, shape, kind(args), COLD_BYTES).map(Self::Fp8)
             }
-            Workload::Dense { .. } if args.input == Some(Input::Fp8Block) => {
+            Workload::Dense { .. }
+                if matches!(args.input, Some(Input::Fp8Block | Input::Fp8Fast)) =>
+            {
                 Err(AccelError::Argument {
                     operation: "workload",
                     what: "input",
-                    found: format!("fp8-block with weights of type {}", args.ty.name),
+                    found: format!("weights of type {}", args.ty.name),
                     expected: "weights of type fp8".into(),
                 })
             }
@@ -51,15 +50,21 @@ impl Ready {
                 COLD_BYTES,
             )
             .map(Self::Dense),
-            Workload::Moe { .. } if args.input.is_some() => Err(AccelError::Argument {
-                operation: "workload",
-                what: "input",
-                found: "8-bit activations".into(),
-                expected: "a product, KxN".into(),
-            }),
+            Workload::Moe { .. } if args.input.is_some() && !args.is_w8a8() => {
+                Err(AccelError::Argument {
+                    operation: "workload",
+                    what: "input",
+                    found: "8-bit activations".into(),
+                    expected: "a product, KxN".into(),
+                })
+            }
             Workload::Moe { num_experts, top_k, hidden_size, intermediate_size } => {
                 let sizes = Sizes { num_experts, top_k, hidden_size, intermediate_size };
-                ExpertLayer::new(device, args.ty, sizes).map(|layer| Self::Layer(Box::new(layer)))
+                let layer = match args.is_w8a8() {
+                    true => ExpertLayer::fp8(device, kind(args), sizes),
+                    false => ExpertLayer::new(device, args.ty, sizes),
+                };
+                layer.map(|layer| Self::Layer(Box::new(layer)))
             }
         }
     }
@@ -97,15 +102,30 @@ impl Ready {
     }
 }
 
+/// Scales and sums of e4m3fn operands.
+fn kind(args: &Args) -> (Fp8Scales, Fp8Sums) {
+    match args.input {
+        Some(Input::Fp8Block) => (Fp8Scales::Blocks, Fp8Sums::Promoted),
+        Some(Input::Fp8Fast) => (Fp8Scales::Channels, Fp8Sums::Unpromoted),
+        _ => (Fp8Scales::Channels, Fp8Sums::Promoted),
+    }
+}
+
+/// The shapes that are measured where none is given.
+fn default_shapes(args: &Args) -> Vec<Workload> {
+    match (args.input, args.is_w8a8()) {
+        (_, true) => [&FP8_PRODUCTS[..], &FP8_LAYERS.map(Workload::layer)].concat(),
+        (None, _) => [&GPU_PRODUCTS[..], &GPU_LAYERS.map(Workload::layer)].concat(),
+        (Some(_), _) => GPU_PRODUCTS.to_vec(),
+    }
+}
+
 /// Measures the limits before and after the cases and keeps the better of both.
 pub(super) fn measure(args: &Args, peers: &[Peer]) -> Result<Report> {
     let device = Device::open().map_err(of_gpu)?;
-    let before = limits::measure(&device).map_err(of_gpu)?;
-    let shapes = match (args.shapes.is_empty(), args.input) {
-        (true, None) => [&GPU_PRODUCTS[..], &GPU_LAYERS.map(Workload::layer)].concat(),
-        (true, Some(_)) => GPU_PRODUCTS.to_vec(),
-        (false, _) => args.shapes.clone(),
-    };
+    let operands = if args.is_w8a8() { Operands::E4m3 } else { Operands::Bf16 };
+    let before = limits::measure(&device, operands).map_err(of_gpu)?;
+    let shapes = if args.shapes.is_empty() { default_shapes(args) } else { args.shapes.clone() };
     let tokens = if args.tokens.is_empty() { &TOKENS[..] } else { &args.tokens };
     let mut cases = Vec::new();
     for workload in shapes {
@@ -121,7 +141,7 @@ pub(super) fn measure(args: &Args, peers: &[Peer]) -> Result<Report> {
             cases.push(Case { workload, tokens, times, bytes, experts_hit });
         }
     }
-    let after = limits::measure(&device).map_err(of_gpu)?;
+    let after = limits::measure(&device, operands).map_err(of_gpu)?;
     let limits = Limits {
         read: before.read.max(after.read),
         matrix: before.matrix.max(after.matrix),

@@ -23,7 +23,8 @@ Times products and Mixture-of-Experts layers with quantized weights on this mach
 Example: marlinspike bench gpu --shape 4096x28672 --tokens 1,64,4096 --type fp8
 
 The limits of the device are measured first: bytes read from memory per second, and operations per \
-second of its tensor cores with bf16 operands (wgmma on Hopper, mma.sync elsewhere; no library). Dense \
+second of its tensor cores (wgmma on Hopper, with e4m3 operands if weights and activations are; mma.sync \
+elsewhere; no library). Dense \
 products and whole layers (alignment, gate_up, SiLU, down, sum) follow, with bf16 activations and \
 outputs. Each is a CUDA graph that is replayed over enough different weights or routings that caches \
 hold none of them. `of limit` is the shortest time that the limits allow (reading and writing weights and \
@@ -59,8 +60,8 @@ pub(super) struct Args {
     #[arg(long = "type", value_name = "TYPE", default_value = "uint4b8", value_parser = weight_type)]
     pub(super) ty: WeightType,
 
-    /// 8-bit activations, for products only; with weights of type fp8, both are e4m3fn, on Hopper
-    /// [default: bf16]
+    /// 8-bit activations, for products; with weights of type fp8, both are e4m3fn, on Hopper, and
+    /// layers are measured, too [default: bf16]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(super) input: Option<Input>,
 
@@ -82,8 +83,10 @@ pub(super) struct Args {
 }
 
 impl Args {
-    fn is_fp8(&self) -> bool {
-        self.input.is_some_and(|input| input.ty() == ScalarType::FLOAT8_E4M3FN)
+    /// Whether weights and activations are e4m3fn.
+    fn is_w8a8(&self) -> bool {
+        let is_fp8 = |input: Input| input.ty() == ScalarType::FLOAT8_E4M3FN;
+        self.ty.name == "fp8" && self.input.is_some_and(is_fp8)
     }
 }
 
@@ -94,6 +97,8 @@ pub(super) enum Input {
     Int8,
     /// e4m3fn, a scale for each row.
     Fp8,
+    /// e4m3fn, a scale for each row, sums without promotion; with weights of type fp8.
+    Fp8Fast,
     /// e4m3fn, a scale for each 128 k of a row, and for 128 x 128 weights of type fp8.
     Fp8Block,
 }
@@ -102,7 +107,7 @@ impl Input {
     fn ty(self) -> ScalarType {
         match self {
             Self::Int8 => ScalarType::INT8,
-            Self::Fp8 | Self::Fp8Block => ScalarType::FLOAT8_E4M3FN,
+            Self::Fp8 | Self::Fp8Fast | Self::Fp8Block => ScalarType::FLOAT8_E4M3FN,
         }
     }
 
@@ -110,6 +115,7 @@ impl Input {
         match self {
             Self::Int8 => "int8",
             Self::Fp8 => "e4m3fn",
+            Self::Fp8Fast => "e4m3fn, unpromoted",
             Self::Fp8Block => "e4m3fn, blocks",
         }
     }
