@@ -73,7 +73,9 @@ impl BlockSize {
         let Some(schedule) = schedule else { return Ok(()) };
         let by_group = match schedule {
             ScheduleChoice::Given(s) => s.group_sum.is_some_and(|g| g.row_scale.is_some()),
-            ScheduleChoice::Canonical | ScheduleChoice::CanonicalV2 => false,
+            ScheduleChoice::Canonical
+            | ScheduleChoice::CanonicalV2
+            | ScheduleChoice::CanonicalWgmma => false,
         };
         let named = || schedule.name().unwrap_or("a schedule");
         match (block, by_group) {
