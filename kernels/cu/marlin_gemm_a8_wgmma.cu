@@ -23,8 +23,9 @@
 //   IS_BF16, CODES, GROUPS, IS_MOE  as in marlin_gemm_a8.cu
 //   ROWS        8, 16, 32, 64, 128, 160, 176 or 192
 //   WARPS       4, 8 or 16 warps of consumers
+//   SPLITS      1, or 2 or 4 warpgroups that share columns and take turns by stages
 //
-// Launch: thread blocks of THREADS threads; dynamic shared memory of stages * STAGE_BYTES + Y_BYTES bytes
+// Launch: thread blocks of THREADS threads; dynamic shared memory of stages * STAGE_BYTES + END_BYTES bytes
 // (a8_wgmma_sizes.cuh). K is a multiple of 128, N of 64, tile_n of 32 and at most N_TILE.
 
 #include "a8_wgmma_ring.cuh"
@@ -43,6 +44,10 @@ constexpr float PRODUCT_UNIT = IS_FLOAT ? 0x1p-6f : 0x1p-9f;
 constexpr int STEPS = STAGE_K / 32;
 // Instructions of a part in a stage.
 constexpr int PART_STEPS = GROUPS > 0 ? STEPS / GROUPS : STEPS;
+// Whether registers are left for the fragments of two stages.
+constexpr bool HAS_TWO_STAGES = ROWS <= 128;
+// Two warpgroups issue the products of their stages in turns, so that one promotes while the other one multiplies.
+constexpr bool TAKES_TURNS = WARPS == 8 && SPLITS == 1 && GROUPS <= 1 && ROWS > 64;
 
 // A consumer warp's view of its tile.
 struct WarpTile {
@@ -120,18 +125,34 @@ __device__ __forceinline__ void dequantize(unsigned (&a)[2][4], const StageCodes
     }
 }
 
+// A total with a part added.
+__device__ __forceinline__ float promoted(float total, float part, float scale) {
+    return GROUPS > 0 ? __fmaf_rn(part, scale, total) : __fadd_rn(total, part);
+}
+
 // Adds a part, which is complete, to the totals.
 __device__ __forceinline__ void promote(float (&total)[ROWS / 2], const float (&part)[ROWS / 2],
                                         const float (&scale)[2]) {
 #pragma unroll
     for (int i = 0; i < ROWS / 2; ++i) {
-        if constexpr (GROUPS > 0) {
-            total[i] = __fmaf_rn(part[i], scale[i / 2 % 2], total[i]);
-        } else {
-            total[i] = __fadd_rn(total[i], part[i]);
-        }
+        total[i] = promoted(total[i], part[i], scale[i / 2 % 2]);
     }
 }
+
+// Barriers of several warpgroups, apart from those of one (`warpgroup_sync`).
+template <int THREAD_COUNT>
+__device__ __forceinline__ void named_sync(unsigned barrier) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREAD_COUNT) : "memory");
+}
+
+template <int THREAD_COUNT>
+__device__ __forceinline__ void named_arrive(unsigned barrier) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREAD_COUNT) : "memory");
+}
+
+// Barrier 3 + i opens when it is the turn of warpgroup i of two.
+__device__ __forceinline__ void wait_for_turn(unsigned group) { named_sync<256>(3 + group); }
+__device__ __forceinline__ void pass_turn(unsigned group) { named_arrive<256>(3 + (group ^ 1)); }
 
 // Issues the products of steps 2 half and 2 half + 1. Parts that end there are promoted, but not the stage's last one.
 __device__ __forceinline__ void multiply(float (&total)[ROWS / 2], float (&part)[ROWS / 2], const unsigned (&a)[2][4],
@@ -154,43 +175,193 @@ __device__ __forceinline__ void multiply(float (&total)[ROWS / 2], float (&part)
     wgmma_commit();
 }
 
+// The fragments of a stage.
+struct Fragments {
+    unsigned first[2][4], second[2][4];
+};
+
+// Keeps fragments in their registers up to here: products that run may still read them.
+__device__ __forceinline__ void keep(const Fragments &of) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        asm volatile("" ::"r"(of.first[i][0]), "r"(of.first[i][1]), "r"(of.first[i][2]), "r"(of.first[i][3]),
+                     "r"(of.second[i][0]), "r"(of.second[i][1]), "r"(of.second[i][2]), "r"(of.second[i][3]));
+    }
+}
+
+// The ring's stages as a consumer warp reads them.
+struct Reader {
+    const Product &p;
+    const Memory &memory;
+    const unsigned char *pointer, *weights;
+
+    __device__ __forceinline__ Reader(const Product &p, const Memory &memory, const WarpTile &warp,
+                                      const unsigned char *pointer)
+        : p(p), memory(memory), pointer(pointer) {
+        weights = pointer + memory.weights_at + warp.n / 32 * 512 + warp.lane * 16 + warp.n % 32 / 2;
+    }
+
+    // Waits for a stage and loads its codes.
+    __device__ __forceinline__ void load(StageCodes &codes, const Place &place) const {
+        barrier_wait(memory.start + memory.full_at + place.slot * 8, place.phase);
+        codes.load(weights + place.slot * WEIGHT_BYTES);
+    }
+
+    __device__ __forceinline__ unsigned long long x(unsigned slot) const {
+        return matrix_descriptor(memory.start + slot * X_BYTES);
+    }
+
+    __device__ __forceinline__ const unsigned char *scales(unsigned slot) const {
+        return pointer + memory.scales_at + slot * SCALE_BYTES;
+    }
+
+    __device__ __forceinline__ void release(unsigned slot, unsigned lane) const {
+        ::release(memory.start + memory.empty_at + slot * 8, lane);
+    }
+};
+
+// The scales of the stage's last part.
+__device__ __forceinline__ void load_last_scales(float (&scale)[2], const unsigned char *scales, const WarpTile &warp) {
+    if constexpr (GROUPS > 0) {
+        load_scales(scale, scales + (GROUPS - 1) * (N_TILE * SCALE_SIZE), warp);
+    }
+}
+
 // Adds the parts of a tile to the totals, k ascending.
-__device__ __forceinline__ void add_parts(const Product &p, const Tile &tile, const WarpTile &warp, const Memory &memory,
-                                          const unsigned char *pointer, Place &place, float (&total)[ROWS / 2]) {
+__device__ __forceinline__ void add_parts(const Product &p, const Tile &tile, const WarpTile &warp, const Reader &reader,
+                                          Place &place, float (&total)[ROWS / 2]) {
     const unsigned k_stages = p.k_stages();
-    const unsigned char *weights = pointer + memory.weights_at + warp.n / 32 * 512 + warp.lane * 16 + warp.n % 32 / 2;
     Zeros zeros(p, tile, warp);
     if constexpr (GROUPS == 0) {
         zeros.load(0);
     }
     float part[ROWS / 2];
-    unsigned first[2][4], second[2][4];
+    Fragments now;
     StageCodes codes;
-    barrier_wait(memory.start + memory.full_at + place.slot * 8, place.phase);
-    codes.load(weights + place.slot * WEIGHT_BYTES);
-    dequantize(first, codes, 0, zeros, 0);
+    reader.load(codes, place);
+    dequantize(now.first, codes, 0, zeros, 0);
+    dequantize(now.second, codes, 1, zeros, 0);
     for (unsigned stage = 0; stage < k_stages; ++stage) {
         const unsigned slot = place.slot;
-        const unsigned long long x = matrix_descriptor(memory.start + slot * X_BYTES);
-        const unsigned char *scales = pointer + memory.scales_at + slot * SCALE_BYTES;
-        multiply(total, part, first, x, 0, scales, warp);
-        dequantize(second, codes, 1, zeros, stage);
-        multiply(total, part, second, x, 1, scales, warp);
+        if constexpr (TAKES_TURNS) {
+            wait_for_turn(warp.group);
+        }
+        multiply(total, part, now.first, reader.x(slot), 0, reader.scales(slot), warp);
+        multiply(total, part, now.second, reader.x(slot), 1, reader.scales(slot), warp);
+        if constexpr (TAKES_TURNS) {
+            pass_turn(warp.group);
+        }
         float scale[2] = {};
-        if constexpr (GROUPS > 0) {
-            load_scales(scale, scales + (GROUPS - 1) * (N_TILE * SCALE_SIZE), warp);
-        }
+        load_last_scales(scale, reader.scales(slot), warp);
         place.next(p.stages);
-        if (stage + 1 < k_stages) {
-            barrier_wait(memory.start + memory.full_at + place.slot * 8, place.phase);
-            codes.load(weights + place.slot * WEIGHT_BYTES);
-            wgmma_wait<1>();
-            dequantize(first, codes, 0, zeros, stage + 1);
+        const bool has_next = stage + 1 < k_stages;
+        if constexpr (HAS_TWO_STAGES) {
+            Fragments next;
+            if (has_next) {
+                reader.load(codes, place);
+                dequantize(next.first, codes, 0, zeros, stage + 1);
+                dequantize(next.second, codes, 1, zeros, stage + 1);
+            }
+            wgmma_wait<0>();
+            keep(now);
+            reader.release(slot, warp.lane);
+            promote(total, part, scale);
+            now = next;
+        } else {
+            if (has_next) {
+                reader.load(codes, place);
+                wgmma_wait<1>();
+                dequantize(now.first, codes, 0, zeros, stage + 1);
+            }
+            wgmma_wait<0>();
+            reader.release(slot, warp.lane);
+            if (has_next) {
+                dequantize(now.second, codes, 1, zeros, stage + 1);
+            }
+            promote(total, part, scale);
         }
-        wgmma_wait<0>();
-        release(memory.start + memory.empty_at + slot * 8, warp.lane);
-        promote(total, part, scale);
     }
+}
+
+// Likewise of SPLITS warpgroups that share their columns. In each round every one computes the part of a stage; then each
+// promotes its share of the sums, all parts in the order of k. At last the first warpgroup has all totals.
+__device__ __forceinline__ void add_parts_in_rounds(const Product &p, const Tile &tile, const WarpTile &warp,
+                                                    const Reader &reader, unsigned split, Place &place,
+                                                    float (&total)[ROWS / 2]) {
+    constexpr int SHARE = ROWS / 2 / SPLITS;
+    const unsigned k_stages = p.k_stages(), thread = threadIdx.x % 128, barrier = 1 + WARPS / 4 + warp.group;
+    float *const parts = reinterpret_cast<float *>(const_cast<unsigned char *>(reader.pointer) + reader.memory.parts_at) +
+                         warp.group * (2 * SPLITS * PART_FLOATS) + thread;
+    Zeros zeros(p, tile, warp);
+    if constexpr (GROUPS == 0) {
+        zeros.load(0);
+    }
+    Fragments now;
+    StageCodes codes;
+    Place mine = place.after(split, p.stages);
+    if (split < k_stages) {
+        reader.load(codes, mine);
+        dequantize(now.first, codes, 0, zeros, split);
+        dequantize(now.second, codes, 1, zeros, split);
+    }
+    for (unsigned round = 0; round * SPLITS < k_stages; ++round) {
+        const unsigned stage = round * SPLITS + split, slot = mine.slot;
+        float *const buffer = parts + round % 2 * (SPLITS * PART_FLOATS);
+        if (stage < k_stages) {
+            float part[ROWS / 2];
+            multiply(total, part, now.first, reader.x(slot), 0, reader.scales(slot), warp);
+            multiply(total, part, now.second, reader.x(slot), 1, reader.scales(slot), warp);
+            float scale[2] = {1.0f, 1.0f};
+            load_last_scales(scale, reader.scales(slot), warp);
+            mine = mine.after(SPLITS, p.stages);
+            Fragments next;
+            if (stage + SPLITS < k_stages) {
+                reader.load(codes, mine);
+                dequantize(next.first, codes, 0, zeros, stage + SPLITS);
+                dequantize(next.second, codes, 1, zeros, stage + SPLITS);
+            }
+            wgmma_wait<0>();
+            keep(now);
+            reader.release(slot, warp.lane);
+            now = next;
+            float *const to = buffer + split * PART_FLOATS;
+#pragma unroll
+            for (int i = 0; i < ROWS / 2; ++i) {
+                to[i * 128] = part[i];
+            }
+            to[ROWS / 2 * 128] = scale[0];
+            to[(ROWS / 2 + 1) * 128] = scale[1];
+        }
+        named_sync<SPLITS * 128>(barrier);
+#pragma unroll
+        for (unsigned from = 0; from < SPLITS; ++from) {
+            if (round * SPLITS + from < k_stages) {
+                const float *of = buffer + from * PART_FLOATS;
+                const float scale[2] = {of[ROWS / 2 * 128], of[(ROWS / 2 + 1) * 128]};
+#pragma unroll
+                for (int i = 0; i < SHARE; ++i) {
+                    const unsigned at = split * SHARE + i;
+                    total[i] = promoted(total[i], of[at * 128], at / 2 % 2 ? scale[1] : scale[0]);
+                }
+            }
+        }
+    }
+    const unsigned end = place.slot + k_stages;
+    place = {end % p.stages, place.phase ^ (end / p.stages & 1)};
+    // The buffers are free when all have read the last round.
+    named_sync<SPLITS * 128>(barrier);
+#pragma unroll
+    for (int i = 0; i < SHARE; ++i) {
+        parts[(split * SHARE + i) * 128] = total[i];
+    }
+    named_sync<SPLITS * 128>(barrier);
+    if (split == 0) {
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; ++i) {
+            total[i] = parts[i * 128];
+        }
+    }
+    named_sync<SPLITS * 128>(barrier);
 }
 
 // Scales, bias and router weights, in f32.
@@ -231,10 +402,16 @@ __device__ __forceinline__ void finish(const Product &p, const Tile &tile, const
 // Computes the tiles of this thread block from the ring's stages.
 __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map, const Memory &memory,
                                         const unsigned char *pointer) {
-    const unsigned group = (threadIdx.x - PRODUCERS) / 128;
-    const WarpTile warp = {threadIdx.x % 32, group, (threadIdx.x - PRODUCERS) / 32 * 16};
+    const unsigned warpgroup = (threadIdx.x - PRODUCERS) / 128, split = warpgroup % SPLITS;
+    const unsigned group = warpgroup / SPLITS;
+    const WarpTile warp = {threadIdx.x % 32, group, group * GROUP_N + threadIdx.x / 32 % 4 * 16};
+    const Reader reader(p, memory, warp, pointer);
     const unsigned blocks = p.blocks(), tiles = blocks * p.columns();
     const unsigned box = memory.y_at + group * BOX_BYTES;
+    if (TAKES_TURNS && group == 1) {
+        // The first turn is that of warpgroup 0.
+        pass_turn(group);
+    }
     Place place;
     for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
         const Tile tile = tile_at(p, index, blocks);
@@ -246,9 +423,19 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
         for (int i = 0; i < ROWS / 2; ++i) {
             total[i] = 0.0f;
         }
-        add_parts(p, tile, warp, memory, pointer, place, total);
-        finish(p, tile, warp, total);
-        write_tile(p, y_map, tile, warp, memory.start + box, pointer + box, total);
+        if constexpr (SPLITS > 1) {
+            add_parts_in_rounds(p, tile, warp, reader, split, place, total);
+        } else {
+            add_parts(p, tile, warp, reader, place, total);
+        }
+        if (split == 0) {
+            finish(p, tile, warp, total);
+            write_tile(p, y_map, tile, warp, memory.start + box, pointer + box, total);
+        }
+    }
+    // Turns end as they began.
+    if (TAKES_TURNS && group == 0) {
+        wait_for_turn(group);
     }
     // The copy engine may still be reading here.
     wait_for_stores();
@@ -281,7 +468,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         for (unsigned slot = 0; slot < stages; ++slot) {
             barrier_init(memory.start + memory.full_at + slot * 8, 1);
-            barrier_init(memory.start + memory.empty_at + slot * 8, WARPS);
+            barrier_init(memory.start + memory.empty_at + slot * 8, WARPS / SPLITS);
         }
         fence_barrier_init();
     }

@@ -17,6 +17,7 @@ use crate::{
     ops::{
         MarlinLayer,
         gemm::{ManyRows, Tiling},
+        gemm_w4a8::W4a8Layer,
     },
     timing::Times,
 };
@@ -46,8 +47,16 @@ pub enum LayerPlans {
 /// A layer with SiLU, each of whose experts has matrices of its own in memory.
 #[derive(Debug)]
 pub struct ExpertLayer {
-    layer: MarlinLayer,
+    layer: Timed,
     sizes: Sizes,
+}
+
+#[derive(Debug)]
+enum Timed {
+    /// 16-bit activations.
+    Halves(MarlinLayer),
+    /// e4m3fn activations, on Hopper.
+    Fp8(W4a8Layer),
 }
 
 /// Routings of a recording: with few tokens each finds experts that the ones before it did not read.
@@ -59,6 +68,26 @@ impl ExpertLayer {
     /// # Errors
     /// As [`Dense::new`](super::Dense::new).
     pub fn new(device: &Device, ty: WeightType, sizes: Sizes) -> Result<Self, AccelError> {
+        Self::made(ty, sizes, |layer| MarlinLayer::new(device, layer).map(Timed::Halves))
+    }
+
+    /// A layer of random experts of 4-bit codes whose activations are quantized to e4m3fn.
+    ///
+    /// # Errors
+    /// As [`ExpertLayer::new`].
+    pub fn with_fp8_rows(
+        device: &Device,
+        ty: WeightType,
+        sizes: Sizes,
+    ) -> Result<Self, AccelError> {
+        Self::made(ty, sizes, |layer| W4a8Layer::new(device, layer).map(Timed::Fp8))
+    }
+
+    fn made(
+        ty: WeightType,
+        sizes: Sizes,
+        upload: impl FnOnce(&Layer<'_>) -> Result<Timed, AccelError>,
+    ) -> Result<Self, AccelError> {
         let Sizes { num_experts, top_k, hidden_size: h, intermediate_size: i } = sizes;
         if top_k == 0 || top_k > num_experts {
             return Err(AccelError::Argument {
@@ -83,17 +112,20 @@ impl ExpertLayer {
             input_dtype: None,
             router_weight_on_input: false,
         };
-        Ok(Self { layer: MarlinLayer::new(device, &layer)?, sizes })
+        Ok(Self { layer: upload(&layer)?, sizes })
     }
 
     /// Bytes of codes and scales of one expert.
     pub fn bytes_of_expert(&self) -> usize {
-        self.layer.bytes_of_expert()
+        match &self.layer {
+            Timed::Halves(layer) => layer.bytes_of_expert(),
+            Timed::Fp8(layer) => layer.bytes_of_expert(),
+        }
     }
 
     /// Time of one layer of `size_m` tokens (alignment, `gate_up`, SiLU, `down`, sum), and how many
     /// experts its routing hits: means over the routings of a recording. By the plans that
-    /// the crate takes, or others.
+    /// the crate takes, or with 16-bit activations others.
     ///
     /// # Errors
     /// Those of the layer; [`AccelError::Driver`].
@@ -105,7 +137,7 @@ impl ExpertLayer {
         replays: usize,
     ) -> Result<(Times, f64), AccelError> {
         let Sizes { num_experts, top_k, hidden_size: h, .. } = self.sizes;
-        let (layer, mut rng) = (&self.layer, Rng::new(size_m as u64));
+        let mut rng = Rng::new(size_m as u64);
         let x = device.upload(&activations(&mut rng, size_m * h))?;
         let weights = device.upload(&vec![1.0 / top_k as f32; size_m * top_k])?;
         let mut hit = 0;
@@ -116,22 +148,29 @@ impl ExpertLayer {
                 device.upload(&ids)
             })
             .collect::<Result<Vec<Buffer<i32>>, AccelError>>()?;
-        let mut work = match plans {
-            None => layer.workspace(device, size_m, top_k)?,
-            Some(LayerPlans::Tiled(tilings)) => {
-                layer.workspace_tiled(device, size_m, top_k, tilings)?
-            }
-            Some(LayerPlans::Many(plans)) => {
-                layer.workspace_many_rows(device, size_m, top_k, plans)?
-            }
-        };
         let mut y = device.zeroed(size_m * h)?;
+        let mut forward: Box<dyn FnMut(&Buffer<i32>) -> Result<(), AccelError> + '_> =
+            match &self.layer {
+                Timed::Halves(layer) => {
+                    let mut work = match plans {
+                        None => layer.workspace(device, size_m, top_k)?,
+                        Some(LayerPlans::Tiled(tilings)) => {
+                            layer.workspace_tiled(device, size_m, top_k, tilings)?
+                        }
+                        Some(LayerPlans::Many(plans)) => {
+                            layer.workspace_many_rows(device, size_m, top_k, plans)?
+                        }
+                    };
+                    Box::new(move |ids| layer.forward(device, &x, ids, &weights, &mut work, &mut y))
+                }
+                Timed::Fp8(layer) => {
+                    let mut work = layer.workspace(device, size_m, top_k)?;
+                    Box::new(move |ids| layer.forward(device, &x, ids, &weights, &mut work, &mut y))
+                }
+            };
         // Modules are loaded before anything is recorded.
-        layer.forward(device, &x, &ids[0], &weights, &mut work, &mut y)?;
-        let graph = device.record(|| {
-            ids.iter()
-                .try_for_each(|ids| layer.forward(device, &x, ids, &weights, &mut work, &mut y))
-        })?;
+        forward(&ids[0])?;
+        let graph = device.record(|| ids.iter().try_for_each(&mut forward))?;
         let times = device.time(&graph, replays)?.each(ROUTINGS);
         Ok((times, hit as f64 / ROUTINGS as f64))
     }

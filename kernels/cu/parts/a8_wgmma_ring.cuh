@@ -40,12 +40,13 @@ struct Product {
 
 // Places in shared memory: rings of x, weights and scales, a finished tile, barriers.
 struct Memory {
-    unsigned start, weights_at, y_at, scales_at, full_at, empty_at;
+    unsigned start, weights_at, y_at, parts_at, scales_at, full_at, empty_at;
 
     __device__ Memory(const Product &p, unsigned start) : start(start) {
         weights_at = p.stages * X_BYTES;
         y_at = weights_at + p.stages * WEIGHT_BYTES;
-        scales_at = y_at + Y_BYTES;
+        parts_at = y_at + Y_BYTES;
+        scales_at = parts_at + PARTS_BYTES;
         full_at = scales_at + p.stages * SCALE_BYTES;
         empty_at = full_at + p.stages * 8;
     }

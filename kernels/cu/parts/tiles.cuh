@@ -33,6 +33,11 @@ struct Place {
             phase ^= 1;
         }
     }
+    // At most one pass further.
+    __device__ __forceinline__ Place after(unsigned count, unsigned stages) const {
+        const unsigned at = slot + count, is_past = at >= stages;
+        return {is_past ? at - stages : at, phase ^ is_past};
+    }
 };
 
 // Releases a slot to the producer.

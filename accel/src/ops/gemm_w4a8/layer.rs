@@ -131,7 +131,7 @@ impl W4a8Layer {
         top_k: usize,
     ) -> Result<W4a8Workspace, AccelError> {
         let entries = check::entries(&ROW, tokens, top_k)?;
-        let plans = W4a8Plan::of_experts([&self.w13, &self.w2], entries);
+        let plans = W4a8Plan::of_experts([&self.w13, &self.w2], entries, device.multiprocessors());
         let blocks = self.runs.room(device, entries, plans[0].rows as usize)?;
         let places = blocks.places();
         let rows = [Rows::new(device, &self.w13, places)?, Rows::new(device, &self.w2, places)?];

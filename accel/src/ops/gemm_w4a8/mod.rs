@@ -41,13 +41,23 @@ pub(crate) static ROW: Row = Row {
         ),
         Mutant::new(
             "a column's scale is its neighbour's, wgmma",
-            "__fmaf_rn(part[i], scale[i / 2 % 2], total[i])",
-            "__fmaf_rn(part[i], scale[0], total[i])",
+            "promoted(total[i], part[i], scale[i / 2 % 2])",
+            "promoted(total[i], part[i], scale[0])",
+        ),
+        Mutant::new(
+            "a column's scale is its neighbour's, shared columns",
+            "at / 2 % 2 ? scale[1] : scale[0]",
+            "scale[0]",
+        ),
+        Mutant::new(
+            "a round's parts in descending order",
+            "const float *of = buffer + from * PART_FLOATS;",
+            "const float *of = buffer + (min(SPLITS, k_stages - round * SPLITS) - 1 - from) * PART_FLOATS;",
         ),
         Mutant::new(
             "the part times its scale, rounded before the sum, wgmma",
-            "total[i] = __fmaf_rn(part[i], scale[i / 2 % 2], total[i]);",
-            "total[i] = __fadd_rn(__fmul_rn(part[i], scale[i / 2 % 2]), total[i]);",
+            "__fmaf_rn(part, scale, total)",
+            "__fadd_rn(__fmul_rn(part, scale), total)",
         ),
         Mutant::new(
             "the scales of the stage's first group for its last one",
@@ -56,8 +66,13 @@ pub(crate) static ROW: Row = Row {
         ),
         Mutant::new(
             "the zero points of the stage before",
-            "dequantize(first, codes, 0, zeros, stage + 1);",
-            "dequantize(first, codes, 0, zeros, stage);",
+            "dequantize(next.first, codes, 0, zeros, stage + 1);",
+            "dequantize(next.first, codes, 0, zeros, stage);",
+        ),
+        Mutant::new(
+            "the zero points of the stage before, many rows",
+            "dequantize(now.first, codes, 0, zeros, stage + 1);",
+            "dequantize(now.first, codes, 0, zeros, stage);",
         ),
         Mutant::new(
             "the bias added with a rounding of its own, 4-bit weights",
@@ -122,8 +137,7 @@ pub fn w4a8_gemm(
     weight: &MarlinWeight,
     y: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
-    let plan =
-        W4a8Plan::choose(x.scales.len(), weight.shape().size_n, device.multiprocessors());
+    let plan = W4a8Plan::choose(x.scales.len(), weight, device.multiprocessors());
     w4a8_gemm_planned(device, x, weight, y, plan)
 }
 
@@ -245,7 +259,8 @@ fn launch(
     // reference packs for its shape; the copy engine reads and writes no others. Blocks are of the plan's rows, one in y
     // for each place, as are the router weights. The ring's stages fit the shared memory of the launch.
     let arguments = W4a8Arguments {
-        x_map: TensorMap::of_bytes(device, x.codes, rows, size_k, plan.rows).map_err(map_failed())?,
+        x_map: TensorMap::of_bytes(device, x.codes, rows, size_k, plan.rows)
+            .map_err(map_failed())?,
         y_map: TensorMap::new(device, y, rows, size_n, plan.rows).map_err(map_failed())?,
         qweight: (&weight.qweight).into(),
         scales: (&weight.scales).into(),

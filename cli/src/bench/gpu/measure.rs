@@ -51,11 +51,18 @@ impl Ready {
                 COLD_BYTES,
             )
             .map(Self::Dense),
+            Workload::Moe { num_experts, top_k, hidden_size, intermediate_size }
+                if args.input == Some(Input::Fp8) =>
+            {
+                let sizes = Sizes { num_experts, top_k, hidden_size, intermediate_size };
+                ExpertLayer::with_fp8_rows(device, args.ty, sizes)
+                    .map(|layer| Self::Layer(Box::new(layer)))
+            }
             Workload::Moe { .. } if args.input.is_some() => Err(AccelError::Argument {
                 operation: "workload",
                 what: "input",
-                found: "8-bit activations".into(),
-                expected: "a product, KxN".into(),
+                found: "int8 or fp8-block with a layer".into(),
+                expected: "fp8, or a product, KxN".into(),
             }),
             Workload::Moe { num_experts, top_k, hidden_size, intermediate_size } => {
                 let sizes = Sizes { num_experts, top_k, hidden_size, intermediate_size };

@@ -59,7 +59,8 @@ pub(super) struct Args {
     #[arg(long = "type", value_name = "TYPE", default_value = "uint4b8", value_parser = weight_type)]
     pub(super) ty: WeightType,
 
-    /// 8-bit activations, for products only; with weights of type fp8, both are e4m3fn, on Hopper
+    /// 8-bit activations; layers take fp8 with 4-bit weights, on Hopper; with weights of type fp8, both
+    /// operands of a product are e4m3fn, on Hopper
     /// [default: bf16]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(super) input: Option<Input>,

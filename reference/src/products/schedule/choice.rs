@@ -43,7 +43,10 @@ impl ScheduleChoice {
             (Self::Canonical, Some(w)) => Schedule::canonical(w, dtype, input),
             (Self::CanonicalV2, Some(w)) => Schedule::canonical_v2(w, dtype, input),
             (Self::CanonicalWgmma, Some(_)) if input != ScalarType::FLOAT8_E4M3FN => {
-                Err(Error::unsupported(input, "schedule canonical_wgmma takes float8_e4m3fn activations"))
+                Err(Error::unsupported(
+                    input,
+                    "schedule canonical_wgmma takes float8_e4m3fn activations",
+                ))
             }
             (Self::CanonicalWgmma, Some(w)) => Schedule::canonical_wgmma(w, dtype),
             (Self::Canonical | Self::CanonicalV2 | Self::CanonicalWgmma, None) => {
