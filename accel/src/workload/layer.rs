@@ -59,6 +59,9 @@ enum Timed {
     Fp8(W4a8Layer),
 }
 
+/// One call of a layer, with these experts of its tokens.
+type Forward<'a> = Box<dyn FnMut(&Buffer<i32>) -> Result<(), AccelError> + 'a>;
+
 /// Routings of a recording: with few tokens each finds experts that the ones before it did not read.
 const ROUTINGS: usize = 16;
 
@@ -149,25 +152,24 @@ impl ExpertLayer {
             })
             .collect::<Result<Vec<Buffer<i32>>, AccelError>>()?;
         let mut y = device.zeroed(size_m * h)?;
-        let mut forward: Box<dyn FnMut(&Buffer<i32>) -> Result<(), AccelError> + '_> =
-            match &self.layer {
-                Timed::Halves(layer) => {
-                    let mut work = match plans {
-                        None => layer.workspace(device, size_m, top_k)?,
-                        Some(LayerPlans::Tiled(tilings)) => {
-                            layer.workspace_tiled(device, size_m, top_k, tilings)?
-                        }
-                        Some(LayerPlans::Many(plans)) => {
-                            layer.workspace_many_rows(device, size_m, top_k, plans)?
-                        }
-                    };
-                    Box::new(move |ids| layer.forward(device, &x, ids, &weights, &mut work, &mut y))
-                }
-                Timed::Fp8(layer) => {
-                    let mut work = layer.workspace(device, size_m, top_k)?;
-                    Box::new(move |ids| layer.forward(device, &x, ids, &weights, &mut work, &mut y))
-                }
-            };
+        let mut forward: Forward<'_> = match &self.layer {
+            Timed::Halves(layer) => {
+                let mut work = match plans {
+                    None => layer.workspace(device, size_m, top_k)?,
+                    Some(LayerPlans::Tiled(tilings)) => {
+                        layer.workspace_tiled(device, size_m, top_k, tilings)?
+                    }
+                    Some(LayerPlans::Many(plans)) => {
+                        layer.workspace_many_rows(device, size_m, top_k, plans)?
+                    }
+                };
+                Box::new(move |ids| layer.forward(device, &x, ids, &weights, &mut work, &mut y))
+            }
+            Timed::Fp8(layer) => {
+                let mut work = layer.workspace(device, size_m, top_k)?;
+                Box::new(move |ids| layer.forward(device, &x, ids, &weights, &mut work, &mut y))
+            }
+        };
         // Modules are loaded before anything is recorded.
         forward(&ids[0])?;
         let graph = device.record(|| ids.iter().try_for_each(&mut forward))?;
