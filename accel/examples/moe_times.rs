@@ -1,7 +1,7 @@
 //! How long expert layers with Marlin weights take on this machine's GPU.
 //!
 //! ```text
-//! moe_times [--sweep [--many]] [--type TYPE] [E TOP_K H I [M ...]]
+//! moe_times [--sweep [--many] | --fp8] [--type TYPE] [E TOP_K H I [M ...]]
 //! ```
 //!
 //! int4 codes in groups of 128 (`uint4b8`) or weights of another type; bf16, SiLU; by default the layers
@@ -10,7 +10,7 @@
 //! the experts that a routing hits, once each, at the bandwidth measured first. `--sweep` tries many
 //! tilings, of the first product, then of the second, and plans of many rows; `--part I COUNT` with it only compiles every
 //! COUNT-th of them, from the I-th on, for other processes to find in the cache of modules.
-//! `bench gpu` gives more, without the tilings.
+//! `--fp8`: activations quantized to e4m3fn, on Hopper. `bench gpu` gives more, without the tilings.
 
 use std::process::ExitCode;
 
@@ -110,7 +110,7 @@ fn sweep_many(rows: usize, time: impl Fn(LayerPlans) -> Result<f32, AccelError>)
 }
 
 fn main() -> Result<ExitCode, AnyError> {
-    let mut only_many = false;
+    let (mut only_many, mut is_fp8) = (false, false);
     let (mut is_sweep, mut part, mut ty) = (false, None, Some(WEIGHT_TYPES[0]));
     let mut numbers = Vec::new();
     let mut arguments = std::env::args().skip(1);
@@ -118,6 +118,7 @@ fn main() -> Result<ExitCode, AnyError> {
         match argument.as_str() {
             "--sweep" => is_sweep = true,
             "--many" => only_many = true,
+            "--fp8" => is_fp8 = true,
             "--type" => ty = arguments.next().and_then(|name| WeightType::named(&name)),
             "--part" => {
                 let mut number = || arguments.next().unwrap_or_default().parse::<usize>();
@@ -134,7 +135,7 @@ fn main() -> Result<ExitCode, AnyError> {
     let (Some(ty), Some(layers)) = (ty, layers) else {
         let types = WEIGHT_TYPES.map(|ty| ty.name).join(", ");
         eprintln!(
-            "usage: moe_times [--sweep [--many]] [--type TYPE] [E TOP_K H I [M ...]]; types: {types}"
+            "usage: moe_times [--sweep [--many] | --fp8] [--type TYPE] [E TOP_K H I [M ...]]; types: {types}"
         );
         return Ok(ExitCode::from(2));
     };
@@ -146,7 +147,10 @@ fn main() -> Result<ExitCode, AnyError> {
     println!("{name}, {} multiprocessors, reads {read_tb:.2} TB/s", device.multiprocessors());
     for [num_experts, top_k, hidden_size, intermediate_size] in layers {
         let sizes = Sizes { num_experts, top_k, hidden_size, intermediate_size };
-        let layer = ExpertLayer::new(&device, ty, sizes)?;
+        let layer = match is_fp8 {
+            true => ExpertLayer::w4a8(&device, ty, sizes)?,
+            false => ExpertLayer::new(&device, ty, sizes)?,
+        };
         for &size_m in tokens {
             let planned = |plans| Ok(layer.time(&device, size_m, Some(plans), REPLAYS)?.0.median);
             let time = |tilings| planned(LayerPlans::Tiled(tilings));

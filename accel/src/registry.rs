@@ -26,6 +26,8 @@ static ROWS: &[&Row] = &[
     &ops::ranks::MOE,
     &ops::gemm_a8::INT8,
     &ops::gemm_a8::FP8,
+    &ops::gemm_w4a8::ROW,
+    &ops::gemm_w4a8::MOE,
     &ops::fp8_gemm::ROW,
     &ops::fp8_gemm::MOE,
 ];

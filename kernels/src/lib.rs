@@ -46,6 +46,7 @@ const KERNELS: &[(&str, &str)] = files!("", ".cu":
     "gptq_marlin_repack"
     "marlin_gemm"
     "marlin_gemm_a8"
+    "marlin_gemm_a8_wgmma"
     "marlin_gemm_wgmma"
     "marlin_int4_fp8_preprocess"
     "marlin_permute_scales"
@@ -67,6 +68,8 @@ const LIMITS: &[(&str, &str)] = files!("probes/", ".cu": "matrix_limit" "read_li
 
 /// Included files, sorted by name.
 const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
+    "a8_wgmma_ring"
+    "a8_wgmma_sizes"
     "activate_eight"
     "activation"
     "barrier"
@@ -101,12 +104,15 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
     "ranks"
     "routing"
     "single_order"
+    "tiles"
     "to_e4m3fn"
     "wgmma"
     "wgmma_fp8"
+    "wgmma_fp8_registers"
     "wgmma_ring"
     "wgmma_sizes"
     "wgmma_totals"
+    "write_columns"
 );
 
 /// Every CUDA source, sorted by name.

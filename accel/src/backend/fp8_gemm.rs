@@ -4,6 +4,7 @@ use marlinspike::case::{Case, Fp8Operands};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
+use marlinspike::products::schedule::ScheduleChoice;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
 use super::{BackendError, CaseRun, Operations};

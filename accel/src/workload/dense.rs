@@ -13,6 +13,7 @@ use crate::{
         ManyRows, MarlinWeight, Tiling, marlin_gemm, marlin_gemm_many_rows, marlin_gemm_tiled,
     },
     ops::gemm_a8::{RowsA8, marlin_gemm_a8},
+    ops::gemm_w4a8::w4a8_gemm,
     timing::Times,
 };
 
@@ -75,7 +76,7 @@ impl Dense {
     }
 
     /// Time of one product of `size_m` rows, by the plan that the crate takes or, with 16-bit
-    /// activations, another.
+    /// activations, another. On Hopper e4m3 activations are multiplied by `w4a8_gemm`.
     ///
     /// # Errors
     /// Those of the product; [`AccelError::Driver`].
@@ -101,9 +102,13 @@ impl Dense {
             (None, Some(ProductPlan::Many(plan))) => {
                 marlin_gemm_many_rows(device, &x, weight, &mut y, plan)
             }
-            (Some(_), _) => {
+            (Some(input), _) => {
                 let rows = RowsA8 { codes: &codes, scales: &scales };
-                marlin_gemm_a8(device, rows, weight, &mut y)
+                let is_fp8 = input == ScalarType::FLOAT8_E4M3FN;
+                match is_fp8 && device.arch().has_wgmma() {
+                    true => w4a8_gemm(device, rows, weight, &mut y),
+                    false => marlin_gemm_a8(device, rows, weight, &mut y),
+                }
             }
         };
         // Modules are loaded before anything is recorded.

@@ -19,6 +19,7 @@ use crate::{
         MarlinLayer,
         fp8_gemm::{Fp8Layer, Fp8Scales, Fp8Sums, Fp8Weight},
         gemm::{ManyRows, Tiling},
+        gemm_w4a8::W4a8Layer,
     },
     timing::Times,
 };
@@ -86,6 +87,8 @@ pub struct ExpertLayer {
 #[derive(Debug)]
 enum AnyLayer {
     Marlin(Box<MarlinLayer>),
+    /// Activations are e4m3fn.
+    W4a8(Box<W4a8Layer>),
     /// Weights and activations are e4m3fn.
     Fp8(Box<Fp8Layer>),
 }
@@ -102,13 +105,32 @@ impl ExpertLayer {
     /// # Errors
     /// As [`Dense::new`](super::Dense::new).
     pub fn new(device: &Device, ty: WeightType, sizes: Sizes) -> Result<Self, AccelError> {
+        Self::of_codes(ty, sizes, |layer| {
+            MarlinLayer::new(device, layer).map(|layer| AnyLayer::Marlin(Box::new(layer)))
+        })
+    }
+
+    /// A layer of random experts of 4-bit codes whose activations are quantized to e4m3fn.
+    ///
+    /// # Errors
+    /// As [`ExpertLayer::new`].
+    pub fn w4a8(device: &Device, ty: WeightType, sizes: Sizes) -> Result<Self, AccelError> {
+        Self::of_codes(ty, sizes, |layer| {
+            W4a8Layer::new(device, layer).map(|layer| AnyLayer::W4a8(Box::new(layer)))
+        })
+    }
+
+    fn of_codes(
+        ty: WeightType,
+        sizes: Sizes,
+        upload: impl FnOnce(&Layer<'_>) -> Result<AnyLayer, AccelError>,
+    ) -> Result<Self, AccelError> {
         let [of_w13, of_w2] = sizes.shapes()?;
         let mut rng = Rng::new(1);
         // The experts' codes are the same; their memory is not.
         let w13 = vec![ty.weight(&mut rng, of_w13)?; sizes.num_experts];
         let w2 = vec![ty.weight(&mut rng, of_w2)?; sizes.num_experts];
-        let layer = MarlinLayer::new(device, &sizes.layer(&w13, &w2))?;
-        Ok(Self { layer: AnyLayer::Marlin(Box::new(layer)), sizes })
+        Ok(Self { layer: upload(&sizes.layer(&w13, &w2))?, sizes })
     }
 
     /// A layer of random experts whose weights and activations are e4m3fn, with such scales and sums.
@@ -132,6 +154,7 @@ impl ExpertLayer {
     pub fn bytes_of_expert(&self) -> usize {
         match &self.layer {
             AnyLayer::Marlin(layer) => layer.bytes_of_expert(),
+            AnyLayer::W4a8(layer) => layer.bytes_of_expert(),
             AnyLayer::Fp8(layer) => layer.bytes_of_expert(),
         }
     }
@@ -153,7 +176,13 @@ impl ExpertLayer {
                     layer.forward(device, x, ids, weights, &mut work, y)
                 }));
             }
-            (AnyLayer::Fp8(_), Some(plans)) => {
+            (AnyLayer::W4a8(layer), None) => {
+                let mut work = layer.workspace(device, size_m, top_k)?;
+                return Ok(Box::new(move |ids, y| {
+                    layer.forward(device, x, ids, weights, &mut work, y)
+                }));
+            }
+            (AnyLayer::W4a8(_) | AnyLayer::Fp8(_), Some(plans)) => {
                 return Err(AccelError::Argument {
                     operation: "workload",
                     what: "plans",
@@ -176,7 +205,7 @@ impl ExpertLayer {
 
     /// Time of one layer of `size_m` tokens (alignment, `gate_up`, SiLU, `down`, sum), and how many
     /// experts its routing hits: means over the routings of a recording. By the plans that
-    /// the crate takes, or others.
+    /// the crate takes, or with 16-bit activations others.
     ///
     /// # Errors
     /// Those of the layer; [`AccelError::Driver`].

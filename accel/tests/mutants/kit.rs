@@ -67,6 +67,8 @@ fn operations(row: &Row) -> &'static [Rejected] {
         "marlin_gemm_a8" => &[rejected::<ops::DenseProduct>],
         // No law of the kit has enough rows: many_rows.rs rejects them.
         "marlin_gemm_wgmma" | "moe_gather" => &[],
+        // The kit has no operations of this schedule: w4a8.rs rejects them.
+        "marlin_gemm_a8_wgmma" => &[],
         // The kit has no operations of W8A8-FP8: fp8_gemm.rs rejects them.
         "fp8_gemm" | "per_token_group_quant_fp8" => &[],
         // Several ranks have no law of the kit: kernels/peers.rs rejects them.

@@ -4,6 +4,7 @@
 mod fp8_gemm;
 mod kit;
 mod many_rows;
+mod w4a8;
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -5,6 +5,7 @@
 #include "barrier.cuh"
 #include "depend.cuh"
 #include "fp8_gemm_sizes.cuh"
+#include "tiles.cuh"
 #include "wgmma_fp8.cuh"
 
 // Stages whose weights are copied before the last kernel is over: more would delay the first rows of x.
@@ -40,21 +41,6 @@ struct Product {
     }
 };
 
-struct Tile {
-    unsigned row, n0;
-    int expert;  // negative: no product
-};
-
-// Tile `index`. Tiles are numbered by groups of `raster` blocks of rows, through all columns of a group.
-__device__ __forceinline__ Tile tile_at(const Product &p, unsigned index, unsigned blocks) {
-    const unsigned columns = p.columns();
-    const unsigned first = index / (p.raster * columns) * p.raster;
-    const unsigned side = min(p.raster, blocks - first), in = index % (p.raster * columns);
-    const unsigned block = first + in % side;
-    const int expert = IS_MOE ? __ldcg(p.expert_ids + block) : 0;
-    return {block * ROWS, in / side * p.tile_n, expert};
-}
-
 // Places in shared memory: the ring, a finished tile, scales of x, barriers.
 struct Memory {
     unsigned start, stage_bytes, y_at, x_scales_at, full_at, empty_at;
@@ -65,17 +51,6 @@ struct Memory {
         x_scales_at = y_at + END_BYTES;
         full_at = x_scales_at + p.stages * X_SCALE_BYTES;
         empty_at = full_at + p.stages * 8;
-    }
-};
-
-// A slot of the ring, and the parity of the passes over it.
-struct Place {
-    unsigned slot = 0, phase = 0;
-    __device__ __forceinline__ void next(unsigned stages) {
-        if (++slot == stages) {
-            slot = 0;
-            phase ^= 1;
-        }
     }
 };
 
@@ -121,13 +96,6 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map
             }
             place.next(p.stages);
         }
-    }
-}
-
-// Releases a slot to the producer.
-__device__ __forceinline__ void release(unsigned empty, unsigned lane) {
-    if (lane == 0) {
-        barrier_arrive(empty);
     }
 }
 

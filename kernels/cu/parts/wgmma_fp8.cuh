@@ -42,15 +42,6 @@ __device__ __forceinline__ void wgmma_fp8(float (&d)[N / 2], unsigned long long 
     }
 }
 
-// Two 8 x 8 matrices of 16-bit values, each stored transposed; lane i below 16 gives the address of row i % 8 of
-// matrix i / 8.
-__device__ __forceinline__ void store_two_matrices_transposed(unsigned address, unsigned first,
-                                                              unsigned second) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address),
-                 "r"(first), "r"(second)
-                 : "memory");
-}
-
 // Four 8 x 8 matrices of 16-bit values; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void store_matrices(unsigned address, const unsigned (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),

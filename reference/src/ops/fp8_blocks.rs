@@ -31,7 +31,7 @@ pub struct BlockSize {
 
 /// A product of e4m3fn rows and an e4m3fn weight, whose case has `a`, `a_scales`, `weight`, `weight_scale`
 /// and, with a bias, `bias`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Fp8Operands {
     /// Type of y and of the bias.
@@ -47,6 +47,8 @@ pub struct Fp8Operands {
     pub block: Option<BlockSize>,
     /// Whether there is a bias.
     pub has_bias: bool,
+    /// The declared schedule.
+    pub schedule: Option<ScheduleChoice>,
 }
 
 impl BlockSize {
@@ -93,7 +95,9 @@ impl BlockSize {
         let Some(schedule) = schedule else { return Ok(()) };
         let by_group = match schedule {
             ScheduleChoice::Given(s) => s.group_sum.is_some_and(|g| g.row_scale.is_some()),
-            ScheduleChoice::Canonical | ScheduleChoice::CanonicalV2 => false,
+            ScheduleChoice::Canonical
+            | ScheduleChoice::CanonicalV2
+            | ScheduleChoice::CanonicalWgmma => false,
         };
         let named = || schedule.name().unwrap_or("a schedule");
         match (block, by_group) {

@@ -67,7 +67,9 @@ fn kind(form: &KeyForm) -> String {
         KeyKind::Name(names) => {
             names.iter().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ")
         }
-        KeyKind::Schedule => "`canonical`, `canonical_v2` or an object".to_owned(),
+        KeyKind::Schedule => {
+            "`canonical`, `canonical_v2`, `canonical_wgmma` or an object".to_owned()
+        }
         KeyKind::Object => "object".to_owned(),
     }
 }

@@ -50,19 +50,22 @@ impl Ready {
                 COLD_BYTES,
             )
             .map(Self::Dense),
-            Workload::Moe { .. } if args.input.is_some() && !args.is_w8a8() => {
+            Workload::Moe { .. }
+                if !args.is_w8a8() && !matches!(args.input, None | Some(Input::Fp8)) =>
+            {
                 Err(AccelError::Argument {
                     operation: "workload",
                     what: "input",
-                    found: "8-bit activations".into(),
-                    expected: "a product, KxN".into(),
+                    found: format!("a layer of weights of type {}", args.ty.name),
+                    expected: "fp8, or a product, KxN".into(),
                 })
             }
             Workload::Moe { num_experts, top_k, hidden_size, intermediate_size } => {
                 let sizes = Sizes { num_experts, top_k, hidden_size, intermediate_size };
-                let layer = match args.is_w8a8() {
-                    true => ExpertLayer::fp8(device, kind(args), sizes),
-                    false => ExpertLayer::new(device, args.ty, sizes),
+                let layer = match (args.is_w8a8(), args.input) {
+                    (true, _) => ExpertLayer::fp8(device, kind(args), sizes),
+                    (false, Some(_)) => ExpertLayer::w4a8(device, args.ty, sizes),
+                    (false, None) => ExpertLayer::new(device, args.ty, sizes),
                 };
                 layer.map(|layer| Self::Layer(Box::new(layer)))
             }

@@ -60,8 +60,8 @@ pub(super) struct Args {
     #[arg(long = "type", value_name = "TYPE", default_value = "uint4b8", value_parser = weight_type)]
     pub(super) ty: WeightType,
 
-    /// 8-bit activations, for products; with weights of type fp8, both are e4m3fn, on Hopper, and
-    /// layers are measured, too [default: bf16]
+    /// 8-bit activations, on Hopper for layers, which take fp8 with 4-bit weights; with weights of type
+    /// fp8, both operands are e4m3fn, on Hopper [default: bf16]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(super) input: Option<Input>,
 

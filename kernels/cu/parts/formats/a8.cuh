@@ -28,8 +28,15 @@ struct IntegersToE4m3 {
     }
 };
 
+// Likewise with 8 as the zero point: c > 7 is bit 3.
 template <>
-struct Codes8<UINT4B8, true> : IntegersToE4m3 {};
+struct Codes8<UINT4B8, true> {
+    template <int HIGH>
+    __device__ __forceinline__ static unsigned numbers(unsigned word, unsigned) {
+        const unsigned c = (HIGH ? word >> 4 : word) & 0x0F0F0F0Fu;
+        return c + (word >> (HIGH ? 7 : 3) & 0x01010101u) * 0x79u;
+    }
+};
 
 template <>
 struct Codes8<UINT4, true> : IntegersToE4m3 {};

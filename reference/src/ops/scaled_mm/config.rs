@@ -121,7 +121,8 @@ impl Operation for Fp8MmConfig {
 
     fn fp8_operands(&self) -> Option<Fp8Operands> {
         let Self { dtype, size_m, size_n, size_k, block, has_bias, .. } = *self;
-        Some(Fp8Operands { dtype, size_m, size_n, size_k, block, has_bias })
+        let schedule = self.schedule.clone();
+        Some(Fp8Operands { dtype, size_m, size_n, size_k, block, has_bias, schedule })
     }
 
     fn with_schedule(&self, schedule: Schedule) -> Option<CaseConfig> {

@@ -22,7 +22,7 @@ pub enum KeyKind {
     Text,
     /// One of these names.
     Name(Vec<String>),
-    /// `"canonical"`, `"canonical_v2"`, or a schedule as an object.
+    /// `"canonical"`, `"canonical_v2"`, `"canonical_wgmma"`, or a schedule as an object.
     Schedule,
     /// An object, whose keys have dotted paths.
     Object,

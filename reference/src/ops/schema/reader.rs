@@ -209,8 +209,8 @@ impl<'m> Reader<'m> {
                 }),
             Some(other) => {
                 let named = ScheduleChoice::NAMED.into_iter().find(|(name, _)| other == name);
-                let refused =
-                    || self.refuse(key, other, "\"canonical\", \"canonical_v2\" or an object");
+                let expected = "\"canonical\", \"canonical_v2\", \"canonical_wgmma\" or an object";
+                let refused = || self.refuse(key, other, expected);
                 named.map(|(_, choice)| Some(choice)).ok_or_else(refused)
             }
         }

@@ -12,14 +12,19 @@ pub enum ScheduleChoice {
     Canonical,
     /// The name `canonical_v2`: [`Schedule::canonical_v2`] of the case's weight and types.
     CanonicalV2,
+    /// The name `canonical_wgmma`: [`Schedule::canonical_wgmma`] of the case's weight and output type.
+    CanonicalWgmma,
     /// A given schedule.
     Given(Box<Schedule>),
 }
 
 impl ScheduleChoice {
     /// The schedules that have a name.
-    pub(crate) const NAMED: [(&'static str, Self); 2] =
-        [("canonical", Self::Canonical), ("canonical_v2", Self::CanonicalV2)];
+    pub(crate) const NAMED: [(&'static str, Self); 3] = [
+        ("canonical", Self::Canonical),
+        ("canonical_v2", Self::CanonicalV2),
+        ("canonical_wgmma", Self::CanonicalWgmma),
+    ];
 
     /// The name; `None` for a given schedule.
     pub fn name(&self) -> Option<&'static str> {
@@ -37,7 +42,14 @@ impl ScheduleChoice {
             (Self::Given(schedule), _) => Ok((**schedule).clone()),
             (Self::Canonical, Some(w)) => Schedule::canonical(w, dtype, input),
             (Self::CanonicalV2, Some(w)) => Schedule::canonical_v2(w, dtype, input),
-            (Self::Canonical | Self::CanonicalV2, None) => {
+            (Self::CanonicalWgmma, Some(_)) if input != ScalarType::FLOAT8_E4M3FN => {
+                Err(Error::unsupported(
+                    input,
+                    "schedule canonical_wgmma takes float8_e4m3fn activations",
+                ))
+            }
+            (Self::CanonicalWgmma, Some(w)) => Schedule::canonical_wgmma(w, dtype),
+            (Self::Canonical | Self::CanonicalV2 | Self::CanonicalWgmma, None) => {
                 Err(Error::size("experts", 0, "1 or more"))
             }
         }

@@ -34,6 +34,7 @@ mod sample;
 mod steps;
 mod tree;
 mod w8a8;
+mod wgmma;
 
 use serde::{Deserialize, Serialize};
 
@@ -95,9 +96,10 @@ pub struct Schedule {
 pub struct Weights {
     /// The value.
     pub form: WeightForm,
-    /// The value is multiplied by 2^exponent before it is rounded, and the channel scale (if it is
-    /// a step; otherwise the global scale) by 2^−exponent: kernels move the bits of an 8-bit float
-    /// into a wider float and correct the exponent bias by a scale.
+    /// The value is multiplied by 2^exponent before it is rounded, and by 2^−exponent the channel
+    /// scale (if it is a step), the scales of groups (if their sums are multiplied by them), or else
+    /// the global scale: kernels move the bits of a code into a wider float and correct the exponent
+    /// bias by a scale.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub exponent: i32,
 }

@@ -173,17 +173,21 @@ impl<'p> Plan<'p> {
     fn scale(&self, group: usize, n: usize) -> f32 {
         match &self.int16 {
             Some(table) => f32::from(table.bits(group, n) as u16 as i16),
-            None => self.weight.scales.value(group, n) as f32,
+            None => (self.weight.scales.value(group, n) * self.undo()) as f32,
         }
     }
 
+    /// 2^−exponent; at most 126 either way: exact.
+    fn undo(&self) -> f64 {
+        f64::from(-self.schedule.weights.exponent).exp2()
+    }
+
     fn operands(&self, n: usize) -> Operands {
-        let w = self.weight;
-        // 2^−exponent; at most 126 either way: exact.
-        let undo = f64::from(-self.schedule.weights.exponent).exp2();
+        let (w, undo) = (self.weight, self.undo());
         let by_channel = self.schedule.scales_channels();
         let channel = by_channel.then(|| (w.scales.value(0, n) * undo) as f32);
-        let global = w.global_scale.map(|g| match by_channel {
+        let by_group = self.schedule.group_sum.is_some_and(|g| g.scale == GroupScale::Stored);
+        let global = w.global_scale.map(|g| match by_channel || by_group {
             true => g,
             false => (f64::from(g) * undo) as f32,
         });

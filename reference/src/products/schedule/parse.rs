@@ -208,7 +208,8 @@ impl Schedule {
         }
         let global = |s: &Step| matches!(s.op, StepOp::GlobalScale | StepOp::RouterWeightGlobal);
         let global = self.steps().any(global);
-        if self.weights.exponent != 0 && scalings == 0 && !global {
+        let by_group = self.group_sum.is_some_and(|g| g.scale == GroupScale::Stored);
+        if self.weights.exponent != 0 && scalings == 0 && !global && !by_group {
             let expected = "0, for no step applies a scale that could undo it";
             return Err(ScheduleError::value("weights.exponent", self.weights.exponent, expected));
         }

@@ -1,0 +1,299 @@
+//! Products of e4m3fn activations and 4-bit weights in Marlin's layout on Hopper (`marlin_gemm_a8_wgmma.cu`): the bits of
+//! [`Schedule::canonical_wgmma`](marlinspike::products::schedule::Schedule::canonical_wgmma) for every M. Other
+//! architectures have [`marlin_gemm_a8`](super::marlin_gemm_a8), whose sums are those of `mma.sync`.
+
+mod layer;
+mod plan;
+
+use marlinspike::num::scalar::ScalarType;
+
+pub use layer::{W4a8Layer, W4a8Workspace};
+pub use plan::W4a8Plan;
+
+use super::check;
+use crate::{
+    device::{Device, failed},
+    error::AccelError,
+    launch::{Arguments, Grid, Kernel, Pointer, arguments, tensor_map::TensorMap},
+    memory::Buffer,
+    nvrtc::Parameter,
+    operation::{Law, Mutant, Needs, Row},
+    ops::{
+        align::RoutedRows,
+        gemm::{Form, MarlinWeight, checks},
+        gemm_a8::RowsA8,
+    },
+};
+
+/// Upstream: `marlin_gemm` with e4m3 activations, which it does not build for this architecture.
+pub(crate) static ROW: Row = Row {
+    name: "w4a8_gemm",
+    source: plan::SOURCE,
+    needs: Needs { compute_capability: (9, 0) },
+    law: Law::EqualBits,
+    variants: |arch| plan::variants(arch, false),
+    arguments: W4a8Arguments::SIZES,
+    mutants: &[
+        Mutant::new(
+            "one chain over several parts",
+            "wgmma_fp8<ROWS>(part, a[i], x + 2 * step, step % PART_STEPS);",
+            "wgmma_fp8<ROWS>(part, a[i], x + 2 * step, 1);",
+        ),
+        Mutant::new(
+            "a column's scale is its neighbour's, wgmma",
+            "promoted(total[i], part[i], scale[i / 2 % 2])",
+            "promoted(total[i], part[i], scale[0])",
+        ),
+        Mutant::new(
+            "a column's scale is its neighbour's, shared columns",
+            "at / 2 % 2 ? scale[1] : scale[0]",
+            "scale[0]",
+        ),
+        Mutant::new(
+            "a round's parts in descending order",
+            "const float *of = buffer + from * PART_FLOATS;",
+            "const float *of = buffer + (min(SPLITS, k_stages - round * SPLITS) - 1 - from) * PART_FLOATS;",
+        ),
+        Mutant::new(
+            "the part times its scale, rounded before the sum, wgmma",
+            "__fmaf_rn(part, scale, total)",
+            "__fadd_rn(__fmul_rn(part, scale), total)",
+        ),
+        Mutant::new(
+            "the scales of the stage's first group for its last one",
+            "load_scales(scale, scales + (GROUPS - 1) * (N_TILE * SCALE_SIZE), warp);",
+            "load_scales(scale, scales, warp);",
+        ),
+        Mutant::new(
+            "the zero points of the stage before",
+            "dequantize(next.first, codes, 0, zeros, stage + 1);",
+            "dequantize(next.first, codes, 0, zeros, stage);",
+        ),
+        Mutant::new(
+            "the zero points of the stage before, many rows",
+            "dequantize(now.first, codes, 0, zeros, stage + 1);",
+            "dequantize(now.first, codes, 0, zeros, stage);",
+        ),
+        Mutant::new(
+            "the bias added with a rounding of its own, 4-bit weights",
+            "__fmaf_rn(value, x_scale, bias[half])",
+            "__fadd_rn(__fmul_rn(value, x_scale), bias[half])",
+        ),
+        Mutant::new(
+            "the bias in the order of columns",
+            "static_cast<size_t>(tile.expert) * p.size_n + single_position(n);",
+            "static_cast<size_t>(tile.expert) * p.size_n + n;",
+        ),
+    ],
+};
+
+/// Upstream: `moe_wna16_marlin_gemm`, likewise.
+pub(crate) static MOE: Row = Row {
+    name: "moe_w4a8_gemm",
+    source: plan::SOURCE,
+    needs: Needs { compute_capability: (9, 0) },
+    law: Law::EqualBits,
+    variants: |arch| plan::variants(arch, true),
+    arguments: W4a8Arguments::SIZES,
+    mutants: &[],
+};
+
+static KERNEL: Kernel<W4a8Arguments> = Kernel::early(&ROW);
+static MOE_KERNEL: Kernel<W4a8Arguments> = Kernel::early(&MOE);
+
+arguments! {
+    /// Arguments of `marlin_gemm_a8_wgmma.cu`.
+    W4a8Arguments {
+        x_map: TensorMap,
+        y_map: TensorMap,
+        qweight: Pointer,
+        scales: Pointer,
+        zeros: Pointer,
+        bias: Pointer,
+        x_scales: Pointer,
+        y: Pointer,
+        size_m: u32,
+        size_n: u32,
+        size_k: u32,
+        tile_n: u32,
+        stages: u32,
+        raster: u32,
+        expert_ids: Pointer,
+        num_tokens_post_padded: Pointer,
+        row_weights: Pointer,
+    }
+}
+
+/// y `[M, N]` = x `[M, K]` · W, f16 or bf16 bits, row-major, times the scale of each row, plus the weight's bias. W is packed
+/// for e4m3fn activations ([`MarlinWeight::for_8_bit`]).
+///
+/// # Errors
+/// [`AccelError::Argument`] for a weight packed for other activations, where x is not whole rows of K with a scale each,
+/// y not as many rows of N, or a buffer of another device; [`AccelError::Capability`], [`AccelError::NvrtcMissing`] and
+/// [`AccelError::Compile`] from preparing the kernel, which only sm_90a has; [`AccelError::Driver`] from launching it.
+pub fn w4a8_gemm(
+    device: &Device,
+    x: RowsA8<'_>,
+    weight: &MarlinWeight,
+    y: &mut Buffer<u16>,
+) -> Result<(), AccelError> {
+    let plan = W4a8Plan::choose(x.scales.len(), weight, device.multiprocessors());
+    w4a8_gemm_planned(device, x, weight, y, plan)
+}
+
+/// [`w4a8_gemm`], divided by the caller's plan: the same bits, at another speed.
+///
+/// # Errors
+/// As [`w4a8_gemm`]; [`AccelError::Argument`] for a plan that the kernel does not have.
+pub fn w4a8_gemm_planned(
+    device: &Device,
+    x: RowsA8<'_>,
+    weight: &MarlinWeight,
+    y: &mut Buffer<u16>,
+    plan: W4a8Plan,
+) -> Result<(), AccelError> {
+    on_device(&ROW, device, x, weight, y, None)?;
+    if weight.experts() != 1 {
+        return Err(ROW.refuse("weight", format!("{} matrices", weight.experts()), "one matrix"));
+    }
+    let shape = weight.shape();
+    let rows = x.scales.len();
+    if Some(x.codes.len()) != rows.checked_mul(shape.size_k) {
+        let expected = format!("[{rows}, {}], a row for each scale", shape.size_k);
+        return Err(ROW.refuse("x", format!("{} codes", x.codes.len()), expected));
+    }
+    let size_m = checks::rows_of_y(&ROW, rows, 1, y.len(), shape.size_n)?;
+    if size_m == 0 {
+        return Ok(());
+    }
+    launch(device, x, weight, y, plan, size_m, None)
+}
+
+/// Each row of y `[places, N]` = the row of x `[places, K]` · W of the expert of its block, times the row's scale, plus
+/// bias, times router weight. Rows of padding are undefined afterwards, and those of x are not used.
+///
+/// # Errors
+/// As [`w4a8_gemm_planned`]; [`AccelError::Argument`] also for blocks of other sizes than the plan's or for other
+/// experts, and where x, its scales, y or weights do not have a row for each place.
+pub fn moe_w4a8_gemm(
+    device: &Device,
+    x: RowsA8<'_>,
+    weight: &MarlinWeight,
+    y: &mut Buffer<u16>,
+    plan: W4a8Plan,
+    routed: RoutedRows<'_>,
+) -> Result<(), AccelError> {
+    let RoutedRows { blocks, row_weights } = routed;
+    on_device(&MOE, device, x, weight, y, Some(routed))?;
+    let (shape, places) = (weight.shape(), blocks.places());
+    let lengths = [
+        ("x", x.codes.len(), shape.size_k),
+        ("x_scales", x.scales.len(), 1),
+        ("y", y.len(), shape.size_n),
+    ];
+    for (what, len, width) in lengths {
+        if Some(len) != places.checked_mul(width) {
+            let expected = format!("[{places}, {width}], a row for each place");
+            return Err(MOE.refuse(what, format!("{len} elements"), expected));
+        }
+    }
+    checks::blocks(&MOE, blocks, plan.rows as usize, blocks.entries(), weight.experts())?;
+    checks::router_weights(&MOE, "row_weights", row_weights, places)?;
+    if places == 0 {
+        return Ok(());
+    }
+    launch(device, x, weight, y, plan, places, Some(routed))
+}
+
+/// Returns an error if any buffer belongs to another device, or the weight is not packed for e4m3fn activations.
+fn on_device(
+    row: &'static Row,
+    device: &Device,
+    x: RowsA8<'_>,
+    weight: &MarlinWeight,
+    y: &Buffer<u16>,
+    routed: Option<RoutedRows<'_>>,
+) -> Result<(), AccelError> {
+    if weight.input_dtype() != Some(ScalarType::FLOAT8_E4M3FN) {
+        let input = weight.input_dtype().unwrap_or(weight.dtype());
+        let found = format!("packed for {input} activations");
+        return Err(row.refuse("weight", found, "packed for float8_e4m3fn activations"));
+    }
+    let routed_here = |r: RoutedRows<'_>| {
+        r.blocks.is_on(device) && r.row_weights.is_none_or(|weights| weights.is_on(device))
+    };
+    let parts = [
+        ("x", x.codes.is_on(device) && x.scales.is_on(device)),
+        ("weight", weight.is_on(device)),
+        ("y", y.is_on(device)),
+        ("routing", routed.is_none_or(routed_here)),
+    ];
+    check::same_device(row, device, &parts)
+}
+
+/// Launches a checked product of `rows` rows.
+fn launch(
+    device: &Device,
+    x: RowsA8<'_>,
+    weight: &MarlinWeight,
+    y: &mut Buffer<u16>,
+    plan: W4a8Plan,
+    rows: usize,
+    routed: Option<RoutedRows<'_>>,
+) -> Result<(), AccelError> {
+    let is_moe = routed.is_some();
+    let (row, kernel) = if is_moe { (&MOE, &MOE_KERNEL) } else { (&ROW, &KERNEL) };
+    let shape = weight.shape();
+    let sizes = plan.sizes(row, device, weight.form())?;
+    let tiles = plan.tiles(rows, shape.size_n);
+    // Tiles are counted in 32 bits, raster and all.
+    if i32::try_from(tiles).is_err() || i32::try_from(rows).is_err() {
+        let found = format!("{rows} rows in {tiles} tiles");
+        return Err(row.refuse("rows", found, "fewer than 2^31 of either"));
+    }
+    // `MarlinWeight` holds these below 2^31.
+    let (size_n, size_k, rows) = (shape.size_n as u32, shape.size_k as u32, rows as u32);
+    let map_failed = || failed("cuTensorMapEncodeTiled");
+    let blocks = routed.map(|routed| routed.blocks);
+    // x has `rows` rows of size_k codes and as many scales, y as many of size_n; the weight's buffers are what the
+    // reference packs for its shape; the copy engine reads and writes no others. Blocks are of the plan's rows, one in y
+    // for each place, as are the router weights. The ring's stages fit the shared memory of the launch.
+    let arguments = W4a8Arguments {
+        x_map: TensorMap::of_bytes(device, x.codes, rows, size_k, plan.rows)
+            .map_err(map_failed())?,
+        y_map: TensorMap::new(device, y, rows, size_n, plan.rows).map_err(map_failed())?,
+        qweight: (&weight.qweight).into(),
+        scales: (&weight.scales).into(),
+        zeros: weight.zeros.as_ref().into(),
+        bias: weight.bias.as_ref().into(),
+        x_scales: x.scales.into(),
+        y: y.into(),
+        size_m: rows,
+        size_n,
+        size_k,
+        tile_n: plan.tile_n,
+        stages: sizes.stages,
+        raster: plan.raster(),
+        expert_ids: blocks.map(|blocks| &blocks.expert_ids).into(),
+        num_tokens_post_padded: blocks.map(|blocks| &blocks.num_tokens_post_padded).into(),
+        row_weights: routed.and_then(|routed| routed.row_weights).into(),
+    };
+    let grid = Grid {
+        blocks: (device.multiprocessors().min(tiles as u32), 1, 1),
+        threads: (sizes.threads, 1, 1),
+        shared_bytes: sizes.shared_bytes,
+    };
+    let parameters = parameters(weight.dtype(), weight.form(), is_moe, plan);
+    kernel.launch(device, &parameters, grid, arguments)
+}
+
+fn parameters(dtype: ScalarType, form: Form, is_moe: bool, plan: W4a8Plan) -> Vec<Parameter> {
+    let mut parameters = vec![
+        ("IS_BF16", u32::from(dtype == ScalarType::BFLOAT16)),
+        ("CODES", form.codes as u32),
+        ("GROUPS", form.groups),
+        ("IS_MOE", is_moe.into()),
+    ];
+    parameters.extend(plan.parameters());
+    parameters
+}

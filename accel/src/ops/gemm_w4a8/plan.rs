@@ -1,0 +1,197 @@
+//! How the work of a product is divided. No bit of a result depends on it.
+
+use marlinspike::num::scalar::ScalarType;
+use marlinspike_kernels::constant;
+
+use super::parameters;
+use crate::{
+    device::Device,
+    error::AccelError,
+    nvrtc::{Arch, Parameter},
+    operation::Row,
+    ops::gemm::{Form, MarlinWeight},
+    parameters::{Codes, Memo},
+};
+
+pub(super) const SOURCE: &str = "marlin_gemm_a8_wgmma";
+/// More stages would not raise the memory throughput.
+const MOST_STAGES: u32 = 16;
+/// Rows of x that thread blocks work on concurrently, so that these rows and the columns of W that they need stay in
+/// the L2 cache.
+const RASTER_ROWS: u32 = 1024;
+
+/// How the work of a product is divided, as parameters of `marlin_gemm_a8_wgmma.cu`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct W4a8Plan {
+    /// Rows that a thread block computes at once.
+    pub rows: u32,
+    /// Columns that it computes at once: a multiple of 32, at most 16 for each warp over `splits`.
+    pub tile_n: u32,
+    /// Warps that compute.
+    pub warps: u32,
+    /// Warpgroups that share columns and take turns by stages of k: more than one needs groups of 128 k or one group.
+    pub splits: u32,
+}
+
+/// Sizes of a thread block.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    pub(super) threads: u32,
+    pub(super) stages: u32,
+    pub(super) shared_bytes: u32,
+}
+
+static SIZES: Memo<(W4a8Plan, Form), Sizes> = Memo::new();
+
+/// Rows, warps and splits that the kernel is compiled with.
+const COMPILED: [[u32; 3]; 10] = [
+    [8, 16, 4],
+    [8, 16, 1],
+    [16, 16, 4],
+    [16, 16, 1],
+    [32, 16, 4],
+    [32, 16, 1],
+    [64, 8, 1],
+    [64, 16, 1],
+    [128, 8, 1],
+    [192, 8, 1],
+];
+
+impl W4a8Plan {
+    /// Plans with the widest tiles, one for each set of parameters that the kernel is compiled with for that weight.
+    pub fn all(weight: &MarlinWeight) -> impl Iterator<Item = Self> {
+        Self::of_form(weight.form())
+    }
+
+    fn of_form(form: Form) -> impl Iterator<Item = Self> {
+        let plan = |[rows, warps, splits]: [u32; 3]| Self {
+            rows,
+            tile_n: warps * 16 / splits,
+            warps,
+            splits,
+        };
+        COMPILED.into_iter().map(plan).filter(move |plan| plan.splits == 1 || splits_stages(form))
+    }
+
+    pub(super) fn parameters(self) -> [Parameter; 3] {
+        [("WARPS", self.warps), ("ROWS", self.rows), ("SPLITS", self.splits)]
+    }
+
+    /// Blocks of rows whose tiles are computed concurrently.
+    pub(super) fn raster(self) -> u32 {
+        RASTER_ROWS / self.rows
+    }
+
+    /// Tiles of `rows` x `size_n` outputs.
+    pub(super) fn tiles(self, rows: usize, size_n: usize) -> usize {
+        rows.div_ceil(self.rows as usize).saturating_mul(size_n.div_ceil(self.tile_n as usize))
+    }
+
+    /// Sizes of a thread block of this plan.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for a plan that the kernel does not have, or another architecture than sm_90a;
+    /// [`AccelError::Constant`].
+    pub(super) fn sizes(self, row: &Row, device: &Device, form: Form) -> Result<Sizes, AccelError> {
+        let Self { rows, tile_n, warps, splits } = self;
+        let is_compiled = COMPILED.contains(&[rows, warps, splits]);
+        let fits = tile_n > 0
+            && tile_n.is_multiple_of(32)
+            && tile_n.checked_mul(splits) <= Some(16 * warps);
+        let fits = fits && (splits == 1 || splits_stages(form));
+        if !fits || !is_compiled || !device.arch().has_wgmma() {
+            let found = format!("{self:?} on {}", device.arch());
+            return Err(row.refuse("plan", found, "a plan that the kernel has, sm_90a"));
+        }
+        self.sizes_within(form, device.arch().shared_memory())
+    }
+
+    fn sizes_within(self, form: Form, most: u32) -> Result<Sizes, AccelError> {
+        SIZES.get((self, form), || {
+            let all = parameters(ScalarType::BFLOAT16, form, false, self);
+            let size = |name| constant(SOURCE, name, &all);
+            let (stage, end) = (size("STAGE_BYTES")?, size("END_BYTES")?);
+            let stages = ((most - end) / stage).min(MOST_STAGES);
+            Ok::<_, AccelError>(Sizes {
+                threads: size("THREADS")?,
+                stages,
+                shared_bytes: stages * stage + end,
+            })
+        })
+    }
+
+    /// The plan for one product of `size_m` rows.
+    pub(super) fn choose(size_m: usize, weight: &MarlinWeight, multiprocessors: u32) -> Self {
+        let (size_n, form) = (weight.shape().size_n, weight.form());
+        match size_m {
+            0..=64 => Self::few(size_m, size_n, form, multiprocessors),
+            _ => Self::many(size_m, size_n, multiprocessors),
+        }
+    }
+
+    /// The plan for up to 64 rows of products that have `columns` columns together: each multiprocessor streams an equal
+    /// part of them once.
+    fn few(rows: usize, columns: usize, form: Form, multiprocessors: u32) -> Self {
+        let even = columns.div_ceil(multiprocessors as usize * 32).clamp(1, 7) as u32 * 32;
+        let splits = if even <= 64 && splits_stages(form) { 4 } else { 1 };
+        let plan = |rows| Self { rows, tile_n: even, warps: 16, splits };
+        match rows {
+            0..=8 => plan(8),
+            9..=16 => plan(16),
+            17..=32 => plan(32),
+            _ if splits > 1 => Self { tile_n: 64, ..plan(32) },
+            _ => plan(64),
+        }
+    }
+
+    /// The plan of many rows whose last wave of tiles wastes least.
+    fn many(size_m: usize, size_n: usize, multiprocessors: u32) -> Self {
+        let plans = [192, 128].map(|rows| Self { rows, tile_n: 128, warps: 8, splits: 1 });
+        let time = |plan: &Self| {
+            let waves = plan.tiles(size_m, size_n).div_ceil(multiprocessors as usize);
+            waves * (plan.rows as usize + FIXED_ROWS)
+        };
+        plans.into_iter().min_by_key(time).unwrap_or(plans[0])
+    }
+
+    /// The plans, of equal rows, for the two products of a layer with `entries` entries, spread evenly over its experts.
+    pub fn of_experts(
+        weights: [&MarlinWeight; 2],
+        entries: usize,
+        multiprocessors: u32,
+    ) -> [Self; 2] {
+        let active = weights[0].experts().min(entries).max(1);
+        let rows = entries.div_ceil(active);
+        weights.map(|weight| {
+            let columns = weight.shape().size_n.saturating_mul(active);
+            match rows {
+                0..=32 => Self::few(rows, columns, weight.form(), multiprocessors),
+                33..=80 => Self { rows: 64, tile_n: 128, warps: 8, splits: 1 },
+                81..=144 => Self { rows: 128, tile_n: 128, warps: 8, splits: 1 },
+                _ => Self { rows: 192, tile_n: 128, warps: 8, splits: 1 },
+            }
+        })
+    }
+}
+
+/// Whether a stage is one part, so that warpgroups can take turns by stages.
+fn splits_stages(form: Form) -> bool {
+    form.groups <= 1
+}
+
+/// A tile takes as long as this many rows more than it has.
+const FIXED_ROWS: usize = 16;
+
+pub(super) fn variants(arch: Arch, is_moe: bool) -> Result<Vec<Vec<Parameter>>, AccelError> {
+    let mut all = Vec::new();
+    if !arch.has_wgmma() {
+        return Ok(all);
+    }
+    for dtype in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
+        let is_taken = |form: &Form| dtype == ScalarType::BFLOAT16 || form.codes != Codes::E2m1;
+        for form in Form::all_bytes(ScalarType::FLOAT8_E4M3FN).into_iter().filter(is_taken) {
+            all.extend(W4a8Plan::of_form(form).map(|plan| parameters(dtype, form, is_moe, plan)));
+        }
+    }
+    Ok(all)
+}

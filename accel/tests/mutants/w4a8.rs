@@ -1,0 +1,401 @@
+//! Products of e4m3fn activations and 4-bit weights on a GPU against the reference's execution of their schedule on
+//! `wgmma`. Only devices of capability 9.0 have the instructions.
+
+use std::thread;
+
+use crate::common::{
+    self, Experts, Float, HALVES, Law, Random, Tokens, float_weight, some_to_none, weight,
+};
+use crate::many_rows::hopper_or_skip;
+use marlinspike::case::Activation;
+use marlinspike::method::{MethodLayer, Quantizer};
+use marlinspike::moe::activation::Definition;
+use marlinspike::moe::align::{Absent, Align};
+use marlinspike::moe::layer::{Layer, Routed};
+use marlinspike::num::array::{FloatView2, rows_of};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::{Extras, GroupSum, MultiplyAdd, Schedule, Stack};
+use marlinspike::weight::{Table, TableData, Weight};
+use marlinspike_accel::{
+    AccelError, Device,
+    ops::align::{RoutedRows, Runs, align_on_device},
+    ops::gemm::MarlinWeight,
+    ops::gemm_a8::RowsA8,
+    ops::gemm_w4a8::{W4a8Layer, W4a8Plan, moe_w4a8_gemm, w4a8_gemm, w4a8_gemm_planned},
+    registry::mutants,
+};
+
+const SOURCE: &str = "marlin_gemm_a8_wgmma";
+const FP8: ScalarType = ScalarType::FLOAT8_E4M3FN;
+const NOT_WRITTEN: u16 = 0xabcd;
+/// Weights that the kernel takes: two types of integers in four sizes of groups, and MXFP4.
+const FORMS: usize = 9;
+
+fn any_weight(
+    random: &mut Random,
+    form: usize,
+    dtype: ScalarType,
+    shape: Shape,
+    bias: bool,
+) -> Weight<'static> {
+    if form == 8 {
+        return float_weight(random, Float::Mxfp4(128), dtype, shape, bias);
+    }
+    let ty = [ScalarType::UINT4B8, ScalarType::UINT4][form / 4];
+    let groups = [128, 64, 32, -1][form % 4];
+    weight(random, ty, dtype, shape, GroupSize::from_config(groups).unwrap(), bias)
+}
+
+/// Codes of a row: moderate ones, any without NaN, subnormal ones, zeros, or any.
+fn row(random: &mut Random, line: usize, len: usize) -> Vec<u8> {
+    let code = |random: &mut Random| {
+        let code = random.next() as u8;
+        match line % 7 {
+            1 if code & 0x7f == 0x7f => code ^ 1,
+            1 => code,
+            2 => code & 0x87,
+            3 => code & 0x80,
+            4 => code,
+            _ => code & 0xbf,
+        }
+    };
+    (0..len).map(|_| code(random)).collect()
+}
+
+/// A product, with the reference's outputs.
+struct Case {
+    weight: Weight<'static>,
+    dtype: ScalarType,
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    wanted: Vec<u16>,
+}
+
+impl Case {
+    fn new(random: &mut Random, weight: Weight<'static>, dtype: ScalarType, size_m: usize) -> Self {
+        let size_k = weight.shape().size_k;
+        let codes = (0..size_m).flat_map(|m| row(random, m, size_k)).collect();
+        let scale = |m: usize| match m % 41 {
+            40 => f32::NAN,
+            _ => (random.normal() * 0.02) as f32,
+        };
+        let scales = (0..size_m).map(scale).collect();
+        let mut case = Self { weight, dtype, codes, scales, wanted: Vec::new() };
+        case.wanted = case.by(&Schedule::canonical_wgmma(&case.weight, dtype).unwrap());
+        case
+    }
+
+    /// The outputs by a schedule.
+    fn by(&self, schedule: &Schedule) -> Vec<u16> {
+        let wide: Vec<u32> = self.codes.iter().map(|&code| code.into()).collect();
+        let extras = Extras { activation_scales: Some(&self.scales), ..Extras::default() };
+        let rows = rows_of("x", &wide, self.weight.shape().size_k).unwrap();
+        let made = schedule.execute(rows, &self.weight, extras).unwrap();
+        made.into_iter().map(|bits| bits as u16).collect()
+    }
+
+    fn packed(&self, device: &Device) -> MarlinWeight {
+        let weights = std::slice::from_ref(&self.weight);
+        MarlinWeight::for_8_bit(device, weights, self.dtype, FP8).unwrap()
+    }
+
+    fn plans(&self, device: &Device) -> Vec<W4a8Plan> {
+        W4a8Plan::all(&self.packed(device)).collect()
+    }
+
+    fn found(&self, device: &Device, plan: Option<W4a8Plan>) -> Vec<u16> {
+        let weight = self.packed(device);
+        let codes = device.upload(&self.codes).unwrap();
+        let scales = device.upload(&self.scales).unwrap();
+        let mut y = device.upload(&vec![NOT_WRITTEN; self.wanted.len()]).unwrap();
+        let x = RowsA8 { codes: &codes, scales: &scales };
+        match plan {
+            Some(plan) => w4a8_gemm_planned(device, x, &weight, &mut y, plan),
+            None => w4a8_gemm(device, x, &weight, &mut y),
+        }
+        .unwrap();
+        device.download(&y).unwrap()
+    }
+}
+
+#[test]
+fn w4a8_products_equal_the_reference_under_every_plan() {
+    let test = "w4a8_products_equal_the_reference_under_every_plan";
+    if hopper_or_skip(test).is_none() {
+        return;
+    }
+    // Modules of different forms are compiled at the same time.
+    thread::scope(|scope| {
+        let started: Vec<_> =
+            (0..FORMS).map(|form| scope.spawn(move || every_plan(form))).collect();
+        started.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+fn every_plan(form: usize) {
+    let device = Device::open().unwrap();
+    let mut law = Law::new("w4a8_gemm");
+    let mut random = Random(0x4A8A_0001_89AB_CDEF + form as u64);
+    let dtype = HALVES[(form + 1) % 2];
+    // One stage; N of parts of a tile; more stages than the ring has; several rounds of tiles.
+    let shapes =
+        [(128, 64, 1), (384, 320, 70), (2432, 64, 13), (256, 8512, 200), (1152, 1024, 333)];
+    for (i, (size_k, size_n, size_m)) in shapes.into_iter().enumerate() {
+        let shape = Shape::new(size_k, size_n);
+        let weight = any_weight(&mut random, form, dtype, shape, i % 2 == 1);
+        let case = Case::new(&mut random, weight, dtype, size_m);
+        let context = format!("form {form}, {dtype}, {shape}, M {size_m}");
+        law.equal(&context, &case.found(&device, None), &case.wanted);
+        for plan in case.plans(&device) {
+            for tile_n in [plan.tile_n, plan.tile_n - 32, 32] {
+                let plan = W4a8Plan { tile_n, ..plan };
+                let found = case.found(&device, Some(plan));
+                law.equal(&format!("{context}, {plan:?}"), &found, &case.wanted);
+            }
+        }
+    }
+    law.held();
+}
+
+/// The bits of a row do not depend on the rows next to it.
+#[test]
+fn w4a8_rows_have_the_same_bits_for_every_m() {
+    let test = "w4a8_rows_have_the_same_bits_for_every_m";
+    let Some(device) = hopper_or_skip(test) else { return };
+    let mut law = Law::new("w4a8_gemm, batches");
+    let mut random = Random(0x4A8A_0002_89AB_CDEF);
+    let shape = Shape::new(1024, 512);
+    for form in [0, 3, 5, 8] {
+        let weight = any_weight(&mut random, form, HALVES[1], shape, true);
+        let case = Case::new(&mut random, weight, HALVES[1], 400);
+        let there = case.packed(&device);
+        for size_m in [1, 7, 8, 9, 16, 17, 40, 64, 65, 129, 260, 400] {
+            let codes = device.upload(&case.codes[..size_m * shape.size_k]).unwrap();
+            let scales = device.upload(&case.scales[..size_m]).unwrap();
+            let mut y = device.upload(&vec![NOT_WRITTEN; size_m * shape.size_n]).unwrap();
+            let x = RowsA8 { codes: &codes, scales: &scales };
+            w4a8_gemm(&device, x, &there, &mut y).unwrap();
+            let found = device.download(&y).unwrap();
+            law.equal(&format!("form {form}, M {size_m}"), &found, &case.wanted[..found.len()]);
+        }
+    }
+    law.held();
+}
+
+#[test]
+fn w4a8_products_with_experts_equal_the_reference() {
+    let test = "w4a8_products_with_experts_equal_the_reference";
+    let Some(device) = hopper_or_skip(test) else { return };
+    let mut law = Law::new("moe_w4a8_gemm");
+    let mut random = Random(0x4A8A_0005_89AB_CDEF);
+    let (experts, dtype) = (5, HALVES[1]);
+    let shape = Shape::new(384, 192);
+    let align =
+        Align { block_size: 1, num_experts: experts, expert_map: None, absent: Absent::Ignore };
+    let runs = Runs::new(&device, &align).unwrap();
+    for form in [0, 3, 4, 6, 8] {
+        let weights: Vec<Weight<'static>> =
+            (0..experts).map(|_| any_weight(&mut random, form, dtype, shape, true)).collect();
+        let there = MarlinWeight::for_8_bit(&device, &weights, dtype, FP8).unwrap();
+        let counts = [1, 9, 30, 70, 100, 200, 300, 333, 500, 600];
+        for (plan, entries) in W4a8Plan::all(&there).zip(counts) {
+            let ids: Vec<i32> =
+                (0..entries).map(|_| random.below(experts + 1) as i32 - 1).collect();
+            let mut blocks = runs.room(&device, entries, plan.rows as usize).unwrap();
+            align_on_device(&device, &runs, &device.upload(&ids).unwrap(), &mut blocks).unwrap();
+            let place_of = device.download(blocks.place_of()).unwrap();
+            let codes: Vec<u8> =
+                (0..entries).flat_map(|m| row(&mut random, m, shape.size_k)).collect();
+            let scales: Vec<f32> = (0..entries).map(|_| (random.normal() * 0.02) as f32).collect();
+            let router: Vec<f32> = (0..entries).map(|_| random.normal() as f32).collect();
+
+            let schedule = Schedule::canonical_wgmma(&weights[0], dtype).unwrap();
+            let wide: Vec<u32> = codes.iter().map(|&code| code.into()).collect();
+            let expert_of: Vec<Option<usize>> =
+                ids.iter().map(|&id| usize::try_from(id).ok()).collect();
+            let stack =
+                Stack { weights: &weights, expert_of: &expert_of, orders: None, places: None };
+            let extras = Extras {
+                activation_scales: Some(&scales),
+                router_weights: Some(&router),
+                order: None,
+            };
+            let wide = rows_of("x", &wide, shape.size_k).unwrap();
+            let wanted = schedule.execute_stack(wide, stack, extras).unwrap();
+            let wanted: Vec<u16> = wanted.into_iter().map(|bits| bits as u16).collect();
+
+            // Rows of padding hold NaN.
+            let places = blocks.places();
+            let mut x = vec![0x7f; places * shape.size_k];
+            let (mut scales_there, mut router_there) = (vec![f32::NAN; places], vec![0.0; places]);
+            for (m, &place) in place_of.iter().enumerate() {
+                let Ok(place) = usize::try_from(place) else { continue };
+                x[place * shape.size_k..][..shape.size_k]
+                    .copy_from_slice(&codes[m * shape.size_k..][..shape.size_k]);
+                (scales_there[place], router_there[place]) = (scales[m], router[m]);
+            }
+            let (x, scales) = (device.upload(&x).unwrap(), device.upload(&scales_there).unwrap());
+            let row_weights = device.upload(&router_there).unwrap();
+            let mut y = device.upload(&vec![NOT_WRITTEN; places * shape.size_n]).unwrap();
+            let rows = RowsA8 { codes: &x, scales: &scales };
+            let routed = RoutedRows { blocks: &blocks, row_weights: Some(&row_weights) };
+            moe_w4a8_gemm(&device, rows, &there, &mut y, plan, routed).unwrap();
+            let y = device.download(&y).unwrap();
+            let (mut found, mut expected) = (Vec::new(), Vec::new());
+            for (m, &place) in place_of.iter().enumerate() {
+                if let Ok(place) = usize::try_from(place) {
+                    found.extend_from_slice(&y[place * shape.size_n..][..shape.size_n]);
+                    expected.extend_from_slice(&wanted[m * shape.size_n..][..shape.size_n]);
+                }
+            }
+            law.equal(&format!("form {form}, {entries} entries, {plan:?}"), &found, &expected);
+        }
+    }
+    law.held();
+}
+
+#[test]
+fn w4a8_layers_equal_the_reference() {
+    let test = "w4a8_layers_equal_the_reference";
+    let Some(device) = hopper_or_skip(test) else { return };
+    let mut law = Law::new("expert layer, 4-bit weights and e4m3fn activations");
+    let mut random = Random(0x4A8A_0006_89AB_CDEF);
+    let (experts, top_k, h, size_i) = (6, 3, 512, 384);
+    for (i, form) in [0, 3, 5, 8].into_iter().enumerate() {
+        let (dtype, activation) = (HALVES[i % 2], Definition::new(Activation::Silu));
+        let parts = Experts::new([h, size_i], activation, dtype, |shape| {
+            (0..experts).map(|_| any_weight(&mut random, form, dtype, shape, i == 2)).collect()
+        });
+        for router_weight_on_input in [false, true] {
+            let layer = Layer { router_weight_on_input, ..parts.layer() };
+            let there = W4a8Layer::new(&device, &layer).unwrap();
+            for tokens in [1, 20, 150, 600] {
+                let inputs = Tokens::new(&mut random, &layer, (tokens, top_k), some_to_none);
+                let Tokens { x, ids, weights, .. } = &inputs;
+                let quantizers = [Quantizer::Fp8Token, Quantizer::Fp8Token];
+                let method = MethodLayer { layer, quantizers, w13_multipliers: None };
+                let rows = FloatView2::from_rows("x", dtype, h, x).unwrap();
+                let routed = Routed::from_rows(top_k, ids, weights).unwrap();
+                let stages = method.forward(rows, routed, |which, product| {
+                    let weight = &[layer.w13, layer.w2][which][0];
+                    product.execute(&Schedule::canonical_wgmma(weight, dtype)?)
+                });
+                let wanted = stages.unwrap().y.into_bits();
+
+                let mut work = there.workspace(&device, tokens, top_k).unwrap();
+                let mut y = device.upload(&vec![NOT_WRITTEN; x.len()]).unwrap();
+                let (x, ids) = (device.upload(x).unwrap(), device.upload(ids).unwrap());
+                let weights = device.upload(weights).unwrap();
+                there.forward(&device, &x, &ids, &weights, &mut work, &mut y).unwrap();
+                let context = format!("form {form}, {dtype}, {tokens} tokens");
+                law.equal(&context, &device.download(&y).unwrap(), &wanted);
+            }
+        }
+    }
+    law.held();
+}
+
+/// A product whose bias cancels the f16 outputs of one row: what is left shows the f32 total's last bits, which 16 bits
+/// of a larger number hide.
+fn cancelled(form: usize, size_m: usize) -> Case {
+    let (shape, dtype) = (Shape::new(1280, 512), HALVES[0]);
+    let draw = |weight| Case::new(&mut Random(0x4A8A_0003_89AB_CDEF), weight, dtype, size_m);
+    let weight = any_weight(&mut Random(0x4A8A_0004_89AB_CDEF), form, dtype, shape, false);
+    let plain = draw(weight.clone());
+    let is_normal = |bits: &u16| (0x0400..0x7c00).contains(&(bits & 0x7fff));
+    let mut rows = plain.wanted.chunks_exact(shape.size_n);
+    let row = rows.find(|row| row.iter().filter(|bits| is_normal(bits)).count() > 400);
+    let bias = row.expect("a row of normal numbers").iter().map(|bits| bits ^ 0x8000).collect();
+    let bias = Table::new(dtype, 1, shape.size_n, TableData::B16(bias)).unwrap();
+    draw(Weight { bias: Some(bias), ..weight })
+}
+
+/// Needs no GPU: the cases tell the schedule from others near it.
+#[test]
+fn cancelled_w4a8_outputs_show_the_schedule() {
+    let case = cancelled(0, 60);
+    let schedule = Schedule::canonical_wgmma(&case.weight, HALVES[0]).unwrap();
+    let sum = schedule.group_sum.unwrap();
+    let apart = GroupSum { multiply_add: MultiplyAdd::Separate, ..sum };
+    let mut by_normals = schedule.clone();
+    by_normals.weights.exponent = 0;
+    let others = [
+        // A part has 14 bits and a scale 11, so few products are rounded.
+        (
+            "the part rounded before the sum",
+            3,
+            Schedule { group_sum: Some(apart), ..schedule.clone() },
+        ),
+        ("codes as normal numbers", 20, by_normals),
+        ("mma.sync", 20, Schedule::canonical(&case.weight, HALVES[0], FP8).unwrap()),
+    ];
+    for (name, least, other) in others {
+        let differ = case.by(&other).iter().zip(&case.wanted).filter(|(a, b)| a != b).count();
+        assert!(differ > least, "{name}: {differ}");
+    }
+}
+
+#[test]
+fn wrong_w4a8_kernels_are_rejected() {
+    let Some(device) = hopper_or_skip("wrong_w4a8_kernels_are_rejected") else { return };
+    // With groups of 128, of 128 and of 32 with zero points, and of all k; with few rows and many, and shared columns.
+    let cases: Vec<Case> = [0, 4, 6, 3].into_iter().map(|form| cancelled(form, 60)).collect();
+    let sizes = [(64, 8, 1), (192, 8, 1), (16, 16, 4)];
+    let takes = |plan: &W4a8Plan| sizes.contains(&(plan.rows, plan.warps, plan.splits));
+    let differs = |device: &Device, case: &Case| {
+        let mut plans = case.plans(device).into_iter().filter(takes);
+        plans.find(|&plan| case.found(device, Some(plan)) != case.wanted)
+    };
+    for case in &cases {
+        assert_eq!(differs(&device, case), None);
+    }
+    let wrong: Vec<_> = mutants().filter(|(row, _)| row.source == SOURCE).collect();
+    assert!(wrong.len() > 8);
+    for (row, mutant) in &wrong {
+        let device = Device::open().unwrap().with_mutant(row, mutant).unwrap();
+        let rejected = cases.iter().find_map(|case| differs(&device, case));
+        let Some(plan) = rejected else { panic!("{} passed", mutant.name) };
+        common::say(&format!("MUTANT {SOURCE}, {}: rejected with {plan:?}", mutant.name));
+    }
+    common::say(&format!("LAW wrong kernels rejected: {0} of {0}", wrong.len()));
+}
+
+#[test]
+fn w4a8_arguments_that_do_not_fit_are_refused() {
+    let Some(device) = hopper_or_skip("w4a8_arguments_that_do_not_fit_are_refused") else { return };
+    let mut random = Random(5);
+    let (shape, dtype) = (Shape::new(256, 64), HALVES[1]);
+    let w = any_weight(&mut random, 0, dtype, shape, true);
+    let packed = |input| MarlinWeight::for_8_bit(&device, std::slice::from_ref(&w), dtype, input);
+    let good = W4a8Plan { rows: 8, tile_n: 32, warps: 16, splits: 4 };
+    let complaint = |there: &MarlinWeight, [codes, scales, y]: [usize; 3], plan| {
+        let (codes, scales) = (device.zeroed(codes).unwrap(), device.zeroed(scales).unwrap());
+        let x = RowsA8 { codes: &codes, scales: &scales };
+        match w4a8_gemm_planned(&device, x, there, &mut device.zeroed(y).unwrap(), plan) {
+            Err(AccelError::Argument { what, .. }) => Some(what),
+            Ok(()) => None,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    let there = packed(FP8).unwrap();
+    assert_eq!(complaint(&there, [512, 2, 128], good), None);
+    assert_eq!(complaint(&there, [0, 0, 0], good), None);
+    assert_eq!(complaint(&there, [511, 2, 128], good), Some("x"));
+    assert_eq!(complaint(&there, [512, 3, 192], good), Some("x"));
+    assert_eq!(complaint(&there, [512, 2, 127], good), Some("y"));
+    for bad in [
+        W4a8Plan { rows: 24, ..good },
+        W4a8Plan { tile_n: 16, ..good },
+        W4a8Plan { tile_n: 96, ..good },
+        W4a8Plan { tile_n: 0, ..good },
+        W4a8Plan { splits: 2, ..good },
+    ] {
+        assert_eq!(complaint(&there, [512, 2, 128], bad), Some("plan"), "{bad:?}");
+    }
+    let int8 = packed(ScalarType::INT8).unwrap();
+    let halves = MarlinWeight::new(&device, std::slice::from_ref(&w), dtype).unwrap();
+    for other in [&int8, &halves] {
+        assert_eq!(complaint(other, [512, 2, 128], good), Some("weight"));
+    }
+}
