@@ -5,12 +5,16 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use marlinspike::num::dims::GroupSize;
 use marlinspike::w4a8::fastest;
-use marlinspike_bench::ours::{Ours, Weights, input, tiles};
+use marlinspike_bench::ours::{Ours, SEED, Weights, input, tiles};
+#[cfg(ggml)]
+use marlinspike_bench::routing::Routing;
+use marlinspike_bench::routing::routings;
+use marlinspike_bench::tile::Tile;
 use marlinspike_bench::timing::{Budget, race};
 use marlinspike_bench::{Contender, Seconds, Workload, machine, threads};
 use serde::{Deserialize, Serialize};
 
-use crate::{candle, ggml};
+use crate::{candle, ggml, mxfp4};
 
 /// K must be a multiple of this for candle's Q4_K.
 const Q4_K_ROWS: usize = 256;
@@ -34,6 +38,8 @@ pub struct Plan {
     pub seconds: f64,
     /// Go through one matrix only.
     pub warm: bool,
+    /// Layers with MXFP4 weights instead of int4.
+    pub mxfp4: bool,
 }
 
 /// The measurement of one case.
@@ -81,6 +87,10 @@ impl Plan {
         let mut cases = Vec::new();
         for &shape in &self.shapes {
             let cold = if self.warm { 0 } else { machine::cold_bytes() };
+            if self.mxfp4 {
+                cases.extend(self.mxfp4_cases(shape)?);
+                continue;
+            }
             let weights = Weights::new(shape, self.group, cold, fastest)?;
             // The others use the groups of Q4_0.
             let tiles = tiles(shape, GroupSize::Of(ggml::GROUP))?;
@@ -105,7 +115,7 @@ impl Plan {
         tokens: usize,
         weights: &Weights,
         of_candle: Option<&candle::Weights>,
-        tiles: &[marlinspike_bench::tile::Tile],
+        tiles: &[Tile],
         cold: usize,
     ) -> Result<Case> {
         let x = input(shape, tokens);
@@ -120,40 +130,93 @@ impl Plan {
             differences.push(difference(&candle.output(0)?, &expected));
         }
         #[cfg(ggml)]
-        let mut ggml = Vec::new();
-        #[cfg(ggml)]
-        for (name, buffer) in [("ggml Q4_0", c"CPU_REPACK"), ("ggml AMX", c"AMX")] {
-            let (routings, cpus) = (ours.routings().to_vec(), &self.cpus);
-            let found =
-                ggml::Ggml::new(shape, buffer, tiles, cold, &x, routings, cpus, self.pinned);
-            // Layers have one arrangement; few builds and CPUs have tiles.
-            let mut found = match found {
-                Err(_) if buffer == c"AMX" => continue,
-                found => found?,
-            };
-            names.push(name.to_owned());
-            differences.push(difference(&found.output(0)?, &expected));
-            ggml.push(found);
-        }
+        let mut ggml = self.ggml(
+            (shape, tiles, cold, &x, ours.routings()),
+            &ggml::INT4,
+            &expected,
+            (&mut names, &mut differences),
+        )?;
         let mut contenders: Vec<&mut dyn Contender> = vec![&mut ours];
         contenders.extend(candle.as_mut().map(|c| c as &mut dyn Contender));
         #[cfg(ggml)]
         contenders.extend(ggml.iter_mut().map(|g| g as &mut dyn Contender));
+        Ok(self.race(shape, tokens, names, differences, &mut contenders))
+    }
+
+    /// Layers with MXFP4 weights, every number of tokens.
+    fn mxfp4_cases(&self, shape: Workload) -> Result<Vec<Case>> {
+        let tiles = tiles(shape, GroupSize::Of(ggml::GROUP))?;
+        let layer = mxfp4::layer(shape, &tiles)?;
+        let one = |&tokens: &usize| {
+            let x = input(shape, tokens);
+            let pool = threads::pool(self.cpus.len(), if self.pinned { &self.cpus } else { &[] })?;
+            let config = layer.config();
+            let routings = routings(config.num_experts, config.router.top_k(), tokens, SEED);
+            let mut ours = mxfp4::Ours::new(&pool, &layer, routings.clone(), &x);
+            #[cfg_attr(not(ggml), allow(unused_mut))]
+            let (mut names, mut differences) = (vec!["marlinspike".to_owned()], vec![0.0]);
+            #[cfg(ggml)]
+            let mut ggml = {
+                let expected = ours.output(0).to_vec();
+                let call = (shape, &tiles[..], 0, &x[..], &routings[..]);
+                self.ggml(call, &ggml::MXFP4, &expected, (&mut names, &mut differences))?
+            };
+            let mut contenders: Vec<&mut dyn Contender> = vec![&mut ours];
+            #[cfg(ggml)]
+            contenders.extend(ggml.iter_mut().map(|g| g as &mut dyn Contender));
+            Ok(self.race(shape, tokens, names, differences, &mut contenders))
+        };
+        self.tokens.iter().map(one).collect()
+    }
+
+    /// ggml in each of the configurations that take the workload.
+    #[cfg(ggml)]
+    fn ggml(
+        &self,
+        (shape, tiles, cold, x, routings): (Workload, &[Tile], usize, &[f32], &[Routing]),
+        configurations: &[ggml::Configuration],
+        expected: &[f32],
+        (names, differences): (&mut Vec<String>, &mut Vec<f64>),
+    ) -> Result<Vec<ggml::Ggml>> {
+        let mut all = Vec::new();
+        for configuration in configurations.iter().filter(|c| c.takes(shape)) {
+            let (routings, cpus) = (routings.to_vec(), &self.cpus);
+            let found =
+                ggml::Ggml::new(shape, *configuration, tiles, cold, x, routings, cpus, self.pinned);
+            let mut found = match found {
+                Err(_) if !configuration.required => continue,
+                found => found?,
+            };
+            names.push(configuration.name.to_owned());
+            differences.push(difference(&found.output(0)?, expected));
+            all.push(found);
+        }
+        Ok(all)
+    }
+
+    fn race(
+        &self,
+        shape: Workload,
+        tokens: usize,
+        names: Vec<String>,
+        differences: Vec<f64>,
+        contenders: &mut [&mut dyn Contender],
+    ) -> Case {
         let budget = Budget { calls: self.calls, time: Duration::from_secs_f64(self.seconds) };
-        let seconds = race(&mut contenders, budget);
+        let seconds = race(contenders, budget);
         let first = seconds[0];
         let found = |((name, difference), seconds): ((String, f64), Seconds)| {
             let Seconds { best, median, calls } = seconds;
             let (ratio_best, ratio_median) = (best / first.best, median / first.median);
             Measurement { name, best, median, calls, ratio_best, ratio_median, difference }
         };
-        Ok(Case {
+        Case {
             shape: shape.to_string(),
             tokens,
             threads: self.cpus.len(),
             macs: shape.macs(tokens),
             contenders: names.into_iter().zip(differences).zip(seconds).map(found).collect(),
-        })
+        }
     }
 }
 

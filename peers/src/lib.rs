@@ -4,9 +4,11 @@
 //! | module | knows |
 //! | --- | --- |
 //! | [`candle`] | candle's Q4_K product, to be timed |
-//! | [`ggml`] | ggml's Q4_0 product and layer, where it was built in |
+//! | [`ggml`] | ggml's products and layers, where it was built in |
+//! | [`mxfp4`] | this project's layer with MXFP4 weights |
 //! | [`compare`] | one race per case, and how far results are apart |
 
 pub mod candle;
 pub mod compare;
 pub mod ggml;
+pub mod mxfp4;

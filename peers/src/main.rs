@@ -11,7 +11,7 @@ use marlinspike_peers::ggml;
 use serde_json::json;
 
 /// Times dense products and Mixture-of-Experts layers with 4-bit weights: this project's, candle's
-/// Q4_K (dense) and, built with GGML_DIR, ggml's repacked Q4_0, on the same matrices, in turns.
+/// Q4_K (dense) and, built with GGML_DIR, ggml's Q4_0, Q4_K and IQ4_XS, on the same matrices, in turns.
 ///
 /// Weights are cold: calls cycle through more than 160 MB of them. candle fixes its number of
 /// threads once per process, so each number of threads gets a separate process.
@@ -48,6 +48,10 @@ struct Args {
     #[arg(long)]
     warm: bool,
 
+    /// Layers with MXFP4 weights and gpt-oss's activation; next to ggml's MXFP4
+    #[arg(long)]
+    mxfp4: bool,
+
     /// Do not pin threads to CPUs
     #[arg(long)]
     no_pin: bool,
@@ -60,6 +64,9 @@ struct Args {
     #[arg(long, hide = true)]
     child: bool,
 }
+
+/// The experts of gpt-oss-20b.
+const GPT_OSS_20B: Workload = Workload::moe(32, 4, 2880, 2880);
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -105,6 +112,7 @@ fn lead(args: &Args) -> Result<()> {
 
 fn shapes(args: &Args) -> Vec<Workload> {
     match args.shapes.is_empty() {
+        true if args.mxfp4 => vec![GPT_OSS_20B],
         true => workload::NAMED.map(|(_, workload)| workload).to_vec(),
         false => args.shapes.clone(),
     }
@@ -126,7 +134,8 @@ fn child(args: &Args, count: u32) -> Result<Vec<Case>> {
     command.args(["--tokens", &list(args.tokens.iter().map(ToString::to_string).collect())]);
     command.args(["--group", &args.group.to_string(), "--calls", &args.calls.to_string()]);
     command.args(["--seconds", &args.seconds.to_string()]);
-    command.args(args.warm.then_some("--warm")).args(args.no_pin.then_some("--no-pin"));
+    let flags = [(args.warm, "--warm"), (args.mxfp4, "--mxfp4"), (args.no_pin, "--no-pin")];
+    command.args(flags.iter().filter(|(set, _)| *set).map(|(_, flag)| flag));
     command.env("RAYON_NUM_THREADS", count.to_string());
     command.env("CANDLE_NUM_THREADS", count.to_string());
     // The calling thread is candle's last worker, and runs on the last CPU.
@@ -156,6 +165,7 @@ fn measure(args: &Args) -> Result<()> {
         calls: args.calls as usize,
         seconds: args.seconds,
         warm: args.warm,
+        mxfp4: args.mxfp4,
     };
     println!("{}", serde_json::to_string(&plan.measure()?)?);
     Ok(())
@@ -168,7 +178,7 @@ fn print(cases: &[Case]) {
     }
     println!("ratio: times as long as marlinspike; difference: of results, relative\n");
     println!(
-        "{:<16}{:>7}{:>8}  {:<12}{:>11}{:>11}{:>9}{:>8}{:>8}{:>12}",
+        "{:<16}{:>7}{:>8}  {:<18}{:>11}{:>11}{:>9}{:>8}{:>8}{:>12}",
         "shape",
         "tokens",
         "threads",
@@ -183,7 +193,7 @@ fn print(cases: &[Case]) {
     for case in cases {
         for found in &case.contenders {
             println!(
-                "{:<16}{:>7}{:>8}  {:<12}{:>11.3}{:>11.3}{:>9.1}{:>8.2}{:>8.2}{:>12.4}",
+                "{:<16}{:>7}{:>8}  {:<18}{:>11.3}{:>11.3}{:>9.1}{:>8.2}{:>8.2}{:>12.4}",
                 case.shape,
                 case.tokens,
                 case.threads,

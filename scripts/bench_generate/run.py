@@ -1,6 +1,6 @@
 """Times `marlinspike generate` beside llama.cpp on models of one shape, in turns.
 
-    run.py LLAMA_CPP [--work DIR] [--threads 2] [--prompt 512] [--new 64] [--rounds 5]
+    run.py LLAMA_CPP [--model qwen3-30b-a3b|gpt-oss-20b] [--work DIR] [--threads 2] [--prompt 512] [--new 64] [--rounds 5]
 
 LLAMA_CPP is llama.cpp's source folder (the crate `llama-cpp-sys-2` carries one). Needs cmake, ninja, a C++
 compiler, and Python with numpy and gguf. Both programs read their weights through the page cache, warm. Each
@@ -90,17 +90,18 @@ def table(runs, weights):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("llama_cpp", type=pathlib.Path)
+    parser.add_argument("--model", default="qwen3-30b-a3b")
     parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path("/tmp/bench_generate"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    work = options.work
+    work = options.work / options.model
     work.mkdir(parents=True, exist_ok=True)
     ours_program, llama_program = build_ours(), build_llama(options.llama_cpp, work)
     if not (work / "model.gguf").exists():
-        subprocess.run([sys.executable, HERE / "models.py", work], check=True)
+        subprocess.run([sys.executable, HERE / "models.py", work, "--model", options.model], check=True)
     packed = work / "packed"
     subprocess.run([ours_program, "convert", work / "checkpoint", packed, "--to", "kleidiai"], check=True)
     # Letters and digits that the tokenizer has no merges for: about a token for each.

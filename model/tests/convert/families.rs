@@ -2,7 +2,8 @@
 //! and `run`: 16-bit experts as stored, then 4-bit integers or FP8 blocks.
 //!
 //! `families.json` has a row for each family: its config's keys and its tensors' shapes, `*` for
-//! the expert, from models that transformers 5.23.0 saved.
+//! the expert, from models that transformers 5.23.0 saved. `family_outputs.json` has what transformers
+//! computes from these checkpoints (`scripts/gen/family_outputs.py`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,16 +26,26 @@ use serde_json::{Value, json};
 use crate::blocks::save;
 use crate::common::Noise;
 use crate::common::runs::{run as convert, settings};
+use crate::quantized_blocks::{KINDS, Kind};
 
 /// Features in quantized checkpoints: whole tiles of Marlin's kernels.
 const SIZE: usize = 128;
 const GROUP: usize = 32;
 
-/// Families of which a part of the block is not computed; each must be an error or right.
-const PARTIAL: &[&str] =
-    &["ernie4_5_vl_moe", "gemma4", "gemma4_text", "inkling", "inkling2", "muse_spark", "zaya"];
-/// Families whose quantized experts do not run.
-const PLAIN_ONLY: &[&str] = &["jetmoe", "longcat_flash", "nemotron_h"];
+/// Families whose quantized blocks `quantized_blocks.rs` converts and runs: their experts are not three
+/// matrices between a router and a sum.
+const WITH_STAGES: &[&str] = &[
+    "ernie4_5_vl_moe",
+    "gemma4",
+    "gemma4_text",
+    "inkling",
+    "inkling2",
+    "jetmoe",
+    "longcat_flash",
+    "muse_spark",
+    "nemotron_h",
+    "zaya",
+];
 
 struct Row {
     name: String,
@@ -249,15 +260,61 @@ fn every_family_runs_as_stored() {
     for row in rows {
         let dir = temp.path().join(&row.name);
         row.write(&dir);
-        match checked(&dir, |_| {}) {
-            Ok(found) => {
-                assert!(found.is_equal(), "{}: {:?} {:?}", row.name, found.check, found.routing);
-                assert_eq!(found.logits.unwrap().outside, Some(Outside::default()), "{}", row.name);
-            }
-            Err(e) => assert!(PARTIAL.contains(&&*row.name), "{}: {e}", row.name),
-        }
+        let found = checked(&dir, |_| {}).unwrap_or_else(|e| panic!("{}: {e}", row.name));
+        assert!(found.is_equal(), "{}: {:?} {:?}", row.name, found.check, found.routing);
+        assert_eq!(found.logits.unwrap().outside, Some(Outside::default()), "{}", row.name);
         let found = inspect(&dir, &InspectOptions::default()).unwrap();
         assert_eq!(found.plain.len(), 1, "{}", row.name);
+    }
+}
+
+/// Families whose rows have no outputs: `golden/data/routers` has their whole blocks (`blocks.rs`).
+const IN_GOLDEN: &[&str] = &[
+    "deepseek_v3",
+    "ernie4_5_vl_moe",
+    "glm4_moe",
+    "gpt_oss",
+    "llama4_text",
+    "mixtral",
+    "qwen3_moe",
+    "zaya",
+];
+
+/// Transformers' outputs: some tokens of 16, and every eighth feature of each.
+#[test]
+fn every_family_gives_transformers_outputs() {
+    let temp = tempfile::tempdir().unwrap();
+    let outputs: BTreeMap<String, Value> =
+        serde_json::from_str(include_str!("family_outputs.json")).unwrap();
+    let rows = rows();
+    assert!(outputs.keys().all(|name| rows.iter().any(|row| row.name == *name)));
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/data/routers");
+    let golden: Vec<_> = fs::read_dir(golden).unwrap().map(|e| e.unwrap().file_name()).collect();
+    for row in rows {
+        let Some(expected) = outputs.get(&row.name) else {
+            assert!(IN_GOLDEN.contains(&&*row.name), "{}: no outputs of transformers", row.name);
+            let of = |file: &std::ffi::OsString| file.to_str().unwrap().starts_with(&row.name);
+            assert!(golden.iter().any(of), "{}: no golden block", row.name);
+            continue;
+        };
+        let dir = temp.path().join(&row.name);
+        row.write(&dir);
+        let tokens: Vec<usize> = serde_json::from_value(expected["tokens"].clone()).unwrap();
+        let y: Vec<Vec<f32>> = serde_json::from_value(expected["y"].clone()).unwrap();
+        let x = random(&mut Noise::new(&format!("{} x", row.name)), 16 * row.hidden, 1.0);
+        let kept: Vec<f32> =
+            tokens.iter().flat_map(|t| &x[t * row.hidden..][..row.hidden]).copied().collect();
+        save(&dir.join("x.st"), &[tensor("x", DType::F32, &[tokens.len(), row.hidden], &kept)]);
+        let found = checked(&dir, |o| o.input = Source::File(dir.join("x.st")));
+        let found = found.unwrap_or_else(|e| panic!("{}: {e}", row.name));
+        assert!(found.is_equal(), "{}: {:?} {:?}", row.name, found.check, found.routing);
+        let made = found.y().tensor().unwrap().elements::<f32>().into_owned();
+        let made = made.chunks_exact(row.hidden).map(|y| y.iter().step_by(8).copied());
+        let made: Vec<f32> = made.flatten().collect();
+        let (y, size) = (y.concat(), y.concat().iter().fold(0.0f32, |m, v| m.max(v.abs())));
+        assert_eq!(made.len(), y.len(), "{}", row.name);
+        let apart = made.iter().zip(&y).fold(0.0f32, |m, (a, b)| m.max((a - b).abs())) / size;
+        assert!(size > 0.01 && apart < 3e-6, "{}: {apart}", row.name);
     }
 }
 
@@ -267,7 +324,7 @@ fn every_family_converts_and_runs() {
     let mut packed = 0;
     for (i, row) in rows().iter().enumerate() {
         let name = &row.name;
-        if PARTIAL.contains(&&**name) || PLAIN_ONLY.contains(&&**name) {
+        if WITH_STAGES.contains(&&**name) {
             continue;
         }
         let stored = if i % 2 == 0 { Stored::Int4 } else { Stored::Fp8 };
@@ -333,8 +390,10 @@ fn every_row_of_the_table_has_a_checkpoint() {
             "{name}: `families.json` has no checkpoint, or it has one now"
         );
     }
-    // The exceptions of the other tests name checkpoints that exist.
-    for name in PARTIAL.iter().chain(PLAIN_ONLY) {
-        assert!(rows.iter().any(|row| row.name == *name), "{name}");
+    for name in WITH_STAGES {
+        let row = rows.iter().find(|row| row.name == *name).expect("a checkpoint");
+        let alike = |r: &Row| of(r).iter().any(|types| of(row).contains(types));
+        let same = |kind: &Kind| rows.iter().any(|r| r.name == kind.family && alike(r));
+        assert!(KINDS.iter().any(same), "{name}: no test converts its quantized block");
     }
 }

@@ -32,13 +32,13 @@ const HIDDEN: usize = 256;
 const INNER: usize = 128;
 
 /// A block that `families.json` has, and what its row lacks.
-struct Kind {
-    family: &'static str,
+pub(crate) struct Kind {
+    pub(crate) family: &'static str,
     /// Whether a projection comes before the experts (`nemotron_h`), or a table of ids chooses.
     variant: &'static str,
 }
 
-const KINDS: [Kind; 11] = {
+pub(crate) const KINDS: [Kind; 11] = {
     const fn of(family: &'static str) -> Kind {
         Kind { family, variant: "" }
     }

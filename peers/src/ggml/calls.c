@@ -1,5 +1,5 @@
-// What the benchmark asks of ggml: a product and a Mixture-of-Experts layer on repacked weights, as
-// graphs that can be run again and again. Everything is created once and freed together.
+// What the benchmark asks of ggml: a product and a Mixture-of-Experts layer, as graphs that can be run
+// again and again. Everything is created once and freed together. A type of weights is ggml's number.
 //
 // A function that fails returns NULL or -1, with nothing left behind.
 
@@ -19,7 +19,7 @@ enum { GRAPH_NODES = 512 };
 struct peer {
     ggml_backend_t backend;
     struct ggml_threadpool *threads;
-    ggml_backend_buffer_type_t repack;
+    ggml_backend_buffer_type_t buffer;
     struct ggml_context *context;  // of the weights and inputs
     ggml_backend_buffer_t weights;
     struct ggml_context *inputs_context;
@@ -46,8 +46,9 @@ void peer_free(struct peer *p) {
     free(p);
 }
 
-// The buffer type of this name, whose weights are rearranged for the CPU's instructions.
-static ggml_backend_buffer_type_t repacking(const char *name) {
+// The buffer type of this name. All but "CPU" rearrange weights for the CPU's instructions.
+static ggml_backend_buffer_type_t named(const char *name) {
+    if (strcmp(name, "CPU") == 0) return ggml_backend_cpu_buffer_type();
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (cpu == NULL) return NULL;
     ggml_backend_dev_get_extra_bufts_t list =
@@ -87,14 +88,14 @@ static struct peer *peer_new(int threads, const int *cpus, const char *buffer, i
     p->graph_count = graphs;
     p->matrices = calloc(matrices, sizeof *p->matrices);
     p->graphs = calloc(graphs, sizeof *p->graphs);
-    p->repack = repacking(buffer);
+    p->buffer = named(buffer);
     p->backend = ggml_backend_cpu_init();
     p->threads = ggml_threadpool_new(&params);
     p->context = described(matrices, 0);
     p->inputs_context = described(3, 0);
     p->graph_context = described(64 * (size_t)graphs, graphs);
     p->allocator = ggml_gallocr_new(ggml_backend_cpu_buffer_type());
-    bool whole = p->matrices && p->graphs && p->repack && p->backend && p->threads && p->context &&
+    bool whole = p->matrices && p->graphs && p->buffer && p->backend && p->threads && p->context &&
                  p->inputs_context && p->graph_context && p->allocator;
     if (!whole) {
         peer_free(p);
@@ -107,7 +108,7 @@ static struct peer *peer_new(int threads, const int *cpus, const char *buffer, i
 
 // Memory for the matrices and inputs that have been described. Whether there was enough.
 static bool allocate(struct peer *p) {
-    p->weights = ggml_backend_alloc_ctx_tensors_from_buft(p->context, p->repack);
+    p->weights = ggml_backend_alloc_ctx_tensors_from_buft(p->context, p->buffer);
     p->inputs = ggml_backend_alloc_ctx_tensors_from_buft(p->inputs_context,
                                                          ggml_backend_cpu_buffer_type());
     return p->weights != NULL && p->inputs != NULL;
@@ -138,13 +139,13 @@ static struct peer *planned(struct peer *p) {
 }
 
 // `copies` matrices [K, N], one graph for each, by `tokens` rows.
-struct peer *peer_dense(int threads, const int *cpus, const char *buffer, int64_t k, int64_t n,
-                        int copies, int64_t tokens) {
+struct peer *peer_dense(int threads, const int *cpus, const char *buffer, int type, int64_t k,
+                        int64_t n, int copies, int64_t tokens) {
     struct peer *p = peer_new(threads, cpus, buffer, copies, copies);
     if (p == NULL) return NULL;
     p->x = ggml_new_tensor_2d(p->inputs_context, GGML_TYPE_F32, k, tokens);
     for (int i = 0; i < copies; ++i) {
-        p->matrices[i] = ggml_new_tensor_2d(p->context, GGML_TYPE_Q4_0, k, n);
+        p->matrices[i] = ggml_new_tensor_2d(p->context, (enum ggml_type)type, k, n);
     }
     if (!allocate(p)) {
         peer_free(p);
@@ -156,24 +157,35 @@ struct peer *peer_dense(int threads, const int *cpus, const char *buffer, int64_
     return planned(p);
 }
 
-// One layer: matrix 0 is gate and up [H, 2I] of every expert, matrix 1 down [I, H].
-struct peer *peer_moe(int threads, const int *cpus, int64_t experts, int64_t top_k, int64_t h,
-                      int64_t inner, int64_t tokens) {
-    // ggml has no other rearrangement for products by id.
-    struct peer *p = peer_new(threads, cpus, "CPU_REPACK", 2, 1);
+// One layer: matrix 0 is gate and up [H, 2I] of every expert, matrix 1 down [I, H]. MXFP4 has gpt-oss's
+// activation and one matrix each for gate, up and down, as llama.cpp has them.
+struct peer *peer_moe(int threads, const int *cpus, const char *buffer, int type, int64_t experts,
+                      int64_t top_k, int64_t h, int64_t inner, int64_t tokens) {
+    bool oai = type == GGML_TYPE_MXFP4;
+    struct peer *p = peer_new(threads, cpus, buffer, oai ? 3 : 2, 1);
     if (p == NULL) return NULL;
     p->x = ggml_new_tensor_3d(p->inputs_context, GGML_TYPE_F32, h, 1, tokens);
     p->ids = ggml_new_tensor_2d(p->inputs_context, GGML_TYPE_I32, top_k, tokens);
     p->router_weights = ggml_new_tensor_3d(p->inputs_context, GGML_TYPE_F32, 1, top_k, tokens);
-    p->matrices[0] = ggml_new_tensor_3d(p->context, GGML_TYPE_Q4_0, h, 2 * inner, experts);
-    p->matrices[1] = ggml_new_tensor_3d(p->context, GGML_TYPE_Q4_0, inner, h, experts);
+    int last = p->matrix_count - 1;
+    for (int i = 0; i < last; ++i) {
+        p->matrices[i] = ggml_new_tensor_3d(p->context, (enum ggml_type)type, h,
+                                            oai ? inner : 2 * inner, experts);
+    }
+    p->matrices[last] = ggml_new_tensor_3d(p->context, (enum ggml_type)type, inner, h, experts);
     if (!allocate(p)) {
         peer_free(p);
         return NULL;
     }
     struct ggml_context *c = p->graph_context;
-    struct ggml_tensor *gate_up = ggml_mul_mat_id(c, p->matrices[0], p->x, p->ids);
-    struct ggml_tensor *down = ggml_mul_mat_id(c, p->matrices[1], ggml_swiglu(c, gate_up), p->ids);
+    struct ggml_tensor *gate = ggml_mul_mat_id(c, p->matrices[0], p->x, p->ids), *activated;
+    if (oai) {
+        struct ggml_tensor *up = ggml_mul_mat_id(c, p->matrices[1], p->x, p->ids);
+        activated = ggml_swiglu_oai(c, gate, up, 1.702f, 7.0f);
+    } else {
+        activated = ggml_swiglu(c, gate);
+    }
+    struct ggml_tensor *down = ggml_mul_mat_id(c, p->matrices[last], activated, p->ids);
     struct ggml_tensor *weighted = ggml_mul(c, down, p->router_weights), *sum = NULL;
     for (int64_t j = 0; j < top_k; ++j) {
         struct ggml_tensor *rows = ggml_view_2d(c, weighted, h, tokens, weighted->nb[2],
@@ -185,12 +197,22 @@ struct peer *peer_moe(int threads, const int *cpus, int64_t experts, int64_t top
     return planned(p);
 }
 
+// Bytes of a row of k weights; 0 for a type that has no whole blocks of it.
+size_t peer_row_bytes(int type, int64_t k) {
+    return k % ggml_blck_size((enum ggml_type)type) ? 0 : ggml_row_size((enum ggml_type)type, k);
+}
+
+// Quantizes rows of k weights.
+void peer_quantize(int type, const float *rows, void *blocks, int64_t count, int64_t k) {
+    ggml_quantize_chunk((enum ggml_type)type, rows, blocks, 0, count, k, NULL);
+}
+
 // Bytes of a matrix before it is repacked.
 size_t peer_matrix_bytes(const struct peer *p, int matrix) {
     return ggml_nbytes(p->matrices[matrix]);
 }
 
-// Repacks a matrix from [.., N, K / 32] blocks of Q4_0.
+// Stores a matrix of [.., N, K / block] blocks, rearranged as its buffer type has it.
 void peer_set_matrix(struct peer *p, int matrix, const void *blocks) {
     ggml_backend_tensor_set(p->matrices[matrix], blocks, 0, peer_matrix_bytes(p, matrix));
 }

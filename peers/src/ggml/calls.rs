@@ -1,7 +1,8 @@
 //! Calls of ggml through `calls.c`.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::time::Instant;
 
@@ -11,7 +12,8 @@ use marlinspike_bench::routing::Routing;
 use marlinspike_bench::tile::Tile;
 use marlinspike_bench::{Contender, Workload};
 
-use super::{BLOCK_BYTES, GROUP, q4_0};
+use super::{Configuration, Format, q4_0};
+use crate::mxfp4;
 
 /// `struct peer`, an opaque C type.
 #[repr(C)]
@@ -24,6 +26,7 @@ unsafe extern "C" {
         threads: c_int,
         cpus: *const c_int,
         buffer: *const c_char,
+        weights: c_int,
         k: i64,
         n: i64,
         copies: c_int,
@@ -32,6 +35,8 @@ unsafe extern "C" {
     fn peer_moe(
         threads: c_int,
         cpus: *const c_int,
+        buffer: *const c_char,
+        weights: c_int,
         experts: i64,
         top_k: i64,
         h: i64,
@@ -39,6 +44,8 @@ unsafe extern "C" {
         tokens: i64,
     ) -> *mut Peer;
     fn peer_free(peer: *mut Peer);
+    fn peer_row_bytes(weights: c_int, k: i64) -> usize;
+    fn peer_quantize(weights: c_int, rows: *const f32, blocks: *mut c_void, count: i64, k: i64);
     fn peer_matrix_bytes(peer: *const Peer, matrix: c_int) -> usize;
     fn peer_set_matrix(peer: *mut Peer, matrix: c_int, blocks: *const c_void);
     fn peer_set_x(peer: *mut Peer, x: *const f32);
@@ -50,7 +57,7 @@ unsafe extern "C" {
     fn peer_resume(peer: *mut Peer);
 }
 
-/// A workload on repacked weights. Not `Send`: the thread that created it is one of ggml's.
+/// A workload. Not `Send`: the thread that created it is one of ggml's.
 #[derive(Debug)]
 pub struct Ggml {
     peer: NonNull<Peer>,
@@ -59,15 +66,53 @@ pub struct Ggml {
     routings: Vec<Routing>,
 }
 
+/// A tile's columns in blocks of a format.
+struct Rows<'t> {
+    tile: &'t Tile,
+    format: Format,
+    blocks: Vec<Vec<u8>>,
+}
+
+impl<'t> Rows<'t> {
+    fn new(tile: &'t Tile, format: Format) -> Result<Self> {
+        let (k, ty) = (tile.shape().size_k, format as c_int);
+        // SAFETY: the format is one of ggml's types.
+        let len = unsafe { peer_row_bytes(ty, k as i64) };
+        ensure!(len > 0, "ggml: K {k} has no whole blocks of {format:?}");
+        let one = |column| match format {
+            Format::Q4_0 => q4_0(tile, column),
+            Format::Mxfp4 => mxfp4::ggml_blocks(tile, column),
+            Format::Q4K | Format::Iq4Xs => {
+                let floats: Vec<f32> = tile.floats(column).collect();
+                let mut blocks = vec![0u8; len];
+                // SAFETY: one row of k floats, and as many bytes as its blocks have.
+                unsafe {
+                    peer_quantize(ty, floats.as_ptr(), blocks.as_mut_ptr().cast(), 1, k as i64);
+                }
+                blocks
+            }
+        };
+        Ok(Self { tile, format, blocks: (0..tile.columns()).map(one).collect() })
+    }
+
+    /// Column `n` of matrix `number`.
+    fn row(&self, number: usize, n: usize) -> &[u8] {
+        &self.blocks[match self.format {
+            Format::Mxfp4 => mxfp4::column(self.tile, number, n),
+            _ => self.tile.column(number, n),
+        }]
+    }
+}
+
 impl Ggml {
-    /// The workload on the weights of `tiles` (groups of 32) in the buffer type `buffer`, and rows `x` `[T, ..]`, with as many
-    /// threads as `cpus` has, each pinned if `pinned`, the calling one to the last.
+    /// The workload on the weights of `tiles` (groups of 32) and rows `x` `[T, ..]`, with as many threads as
+    /// `cpus` has, each pinned if `pinned`, the calling one to the last.
     ///
     /// # Errors
-    /// When ggml has no repacking for this CPU or no memory.
+    /// When ggml has no such buffer type on this CPU, or no memory.
     pub fn new(
         workload: Workload,
-        buffer: &CStr,
+        configuration: Configuration,
         tiles: &[Tile],
         cold_bytes: usize,
         x: &[f32],
@@ -79,38 +124,51 @@ impl Ggml {
         let ids: Vec<c_int> = cpus.iter().map(|&cpu| cpu as c_int).collect();
         let at = if pinned { ids.as_ptr() } else { ptr::null() };
         let threads = ids.len() as c_int;
-        let layer = matches!(workload, Workload::Moe { .. });
-        ensure!(!layer || buffer == c"CPU_REPACK", "ggml: a layer in a buffer type without ids");
+        let (weights, buffer) = (configuration.weights as c_int, configuration.buffer.as_ptr());
         let graphs = match workload {
             Workload::Dense { size_k, size_n } => {
-                copies(cold_bytes, size_k / GROUP * BLOCK_BYTES * size_n)
+                // SAFETY: the format is one of ggml's types.
+                copies(cold_bytes, unsafe { peer_row_bytes(weights, size_k as i64) } * size_n)
             }
             Workload::Moe { .. } => 1,
         };
         let peer = match workload {
             Workload::Dense { size_k, size_n } => {
                 let (k, n) = (size_k as i64, size_n as i64);
-                let buffer = buffer.as_ptr();
                 // SAFETY: `at` is null or has `threads` numbers; `buffer` is a C string; sizes are
-                // positive.
-                unsafe { peer_dense(threads, at, buffer, k, n, graphs as c_int, tokens) }
+                // positive, and K has whole blocks of the format.
+                unsafe { peer_dense(threads, at, buffer, weights, k, n, graphs as c_int, tokens) }
             }
             Workload::Moe { num_experts, top_k, hidden_size, intermediate_size } => {
                 let [e, j, h, i] =
                     [num_experts, top_k, hidden_size, intermediate_size].map(|size| size as i64);
                 // SAFETY: as above.
-                unsafe { peer_moe(threads, at, e, j, h, i, tokens) }
+                unsafe { peer_moe(threads, at, buffer, weights, e, j, h, i, tokens) }
             }
         };
-        let peer = NonNull::new(peer).context("ggml: no repacking for this CPU, or no memory")?;
+        let peer = NonNull::new(peer).context("ggml: no such buffer on this CPU, or no memory")?;
         let mut this = Self { peer, graphs, routings };
+        let format = configuration.weights;
         match workload {
-            Workload::Dense { .. } => {
-                (0..graphs).try_for_each(|copy| this.set(copy, &tiles[0], copy..copy + 1))?;
+            Workload::Dense { size_n, .. } => {
+                let rows = Rows::new(&tiles[0], format)?;
+                (0..graphs)
+                    .try_for_each(|copy| this.set(copy, &rows, copy..copy + 1, 0..size_n))?;
             }
-            Workload::Moe { num_experts, .. } => {
-                this.set(0, &tiles[0], 0..num_experts)?;
-                this.set(1, &tiles[1], 0..num_experts)?;
+            Workload::Moe { num_experts: e, hidden_size: h, intermediate_size: i, .. } => {
+                let [w13, w2] = [&tiles[0], &tiles[1]].map(|tile| Rows::new(tile, format));
+                let (w13, w2) = (w13?, w2?);
+                match format {
+                    Format::Mxfp4 => {
+                        this.set(0, &w13, 0..e, 0..i)?;
+                        this.set(1, &w13, 0..e, i..2 * i)?;
+                        this.set(2, &w2, 0..e, 0..h)?;
+                    }
+                    _ => {
+                        this.set(0, &w13, 0..e, 0..2 * i)?;
+                        this.set(1, &w2, 0..e, 0..h)?;
+                    }
+                }
             }
         }
         // SAFETY: ggml copies the T · K or T · H floats of its x, which `tokens` came from.
@@ -122,12 +180,18 @@ impl Ggml {
         Ok(this)
     }
 
-    /// Fills ggml's matrix with matrices of the tile's columns.
-    fn set(&mut self, matrix: usize, tile: &Tile, numbers: std::ops::Range<usize>) -> Result<()> {
-        let columns: Vec<_> = (0..tile.columns()).map(|column| q4_0(tile, column)).collect();
-        let places = numbers.flat_map(|number| (0..tile.shape().size_n).map(move |n| (number, n)));
-        let bytes: Vec<u8> =
-            places.flat_map(|(number, n)| &columns[tile.column(number, n)]).copied().collect();
+    /// Fills ggml's matrix with these columns of each of the numbered matrices.
+    fn set(
+        &mut self,
+        matrix: usize,
+        rows: &Rows<'_>,
+        numbers: Range<usize>,
+        columns: Range<usize>,
+    ) -> Result<()> {
+        let mut bytes = Vec::new();
+        for number in numbers {
+            columns.clone().for_each(|n| bytes.extend_from_slice(rows.row(number, n)));
+        }
         // SAFETY: the peer is alive, and has as many matrices as it was made with.
         let expected = unsafe { peer_matrix_bytes(self.peer.as_ptr(), matrix as c_int) };
         ensure!(bytes.len() == expected, "ggml: matrix of {expected} bytes, not {}", bytes.len());

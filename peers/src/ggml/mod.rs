@@ -1,4 +1,4 @@
-//! ggml's Q4_0 product and layer on repacked weights, where this crate was built with `GGML_DIR`.
+//! ggml's products and layers with 4-bit weights, where this crate was built with `GGML_DIR`.
 
 #[cfg(ggml)]
 mod calls;
@@ -6,13 +6,112 @@ mod calls;
 #[cfg(ggml)]
 pub use calls::Ggml;
 
+use std::ffi::CStr;
+
 use half::f16;
+use marlinspike_bench::Workload;
 use marlinspike_bench::tile::Tile;
 
 /// Rows of a block of Q4_0.
 pub const GROUP: usize = 32;
 /// Bytes of a block: an f16 scale and 32 codes.
 pub const BLOCK_BYTES: usize = 2 + GROUP / 2;
+
+/// A way to run a product or layer in ggml.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Configuration {
+    /// Name in reports.
+    pub name: &'static str,
+    /// The buffer type of the weights.
+    pub buffer: &'static CStr,
+    /// The weights' type.
+    pub weights: Format,
+    /// Whether the buffer type has layers, too.
+    pub layers: bool,
+    /// Whether every build and CPU has it.
+    pub required: bool,
+}
+
+/// A type of weights, with ggml's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Blocks of 32 with an f16 scale.
+    Q4_0 = 2,
+    /// Blocks of 256 with scales and minima of 32.
+    Q4K = 12,
+    /// Blocks of 256 with scales of 32, and a table of values.
+    Iq4Xs = 23,
+    /// e2m1 in blocks of 32 with a UE8M0 scale.
+    Mxfp4 = 39,
+}
+
+/// What int4 weights are compared with: from 8 rows on, ggml has its `tiled` products for Q4_K and
+/// IQ4_XS in plain buffers.
+pub const INT4: [Configuration; 4] = [
+    Configuration {
+        name: "ggml Q4_0",
+        buffer: c"CPU_REPACK",
+        weights: Format::Q4_0,
+        layers: true,
+        required: true,
+    },
+    Configuration {
+        name: "ggml AMX",
+        buffer: c"AMX",
+        weights: Format::Q4_0,
+        layers: false,
+        required: false,
+    },
+    Configuration {
+        name: "ggml Q4_K",
+        buffer: c"CPU",
+        weights: Format::Q4K,
+        layers: true,
+        required: true,
+    },
+    Configuration {
+        name: "ggml IQ4_XS",
+        buffer: c"CPU",
+        weights: Format::Iq4Xs,
+        layers: true,
+        required: true,
+    },
+];
+
+/// What MXFP4 layers are compared with.
+pub const MXFP4: [Configuration; 2] = [
+    Configuration {
+        name: "ggml MXFP4",
+        buffer: c"CPU_REPACK",
+        weights: Format::Mxfp4,
+        layers: true,
+        required: true,
+    },
+    Configuration {
+        name: "ggml MXFP4, plain",
+        buffer: c"CPU",
+        weights: Format::Mxfp4,
+        layers: true,
+        required: true,
+    },
+];
+
+impl Configuration {
+    /// Whether the workload's matrices consist of whole blocks, in a buffer type that has it.
+    pub fn takes(&self, workload: Workload) -> bool {
+        let block = match self.weights {
+            Format::Q4_0 | Format::Mxfp4 => GROUP,
+            Format::Q4K | Format::Iq4Xs => 256,
+        };
+        let [a, b] = workload.sizes();
+        match workload {
+            Workload::Dense { .. } => a.is_multiple_of(block),
+            Workload::Moe { .. } => {
+                self.layers && a.is_multiple_of(block) && b.is_multiple_of(block)
+            }
+        }
+    }
+}
 
 /// The reason why ggml is missing; `None` if it is available.
 pub fn missing() -> Option<&'static str> {
