@@ -42,6 +42,8 @@
 //! with the largest call.
 
 mod block;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 mod experts;
 mod folder;
