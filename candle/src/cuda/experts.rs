@@ -49,12 +49,18 @@ impl MarlinExperts {
         let rows = self.w13.rows(x, self.hidden_size())?;
         let (size_m, _) = rows.dims2()?;
         let here = x.device().location();
-        for (name, tensor, ty) in [("topk_ids", topk_ids, DType::U32), ("topk_weights", topk_weights, DType::F32)] {
+        for (name, tensor, ty) in
+            [("topk_ids", topk_ids, DType::U32), ("topk_weights", topk_weights, DType::F32)]
+        {
             let fits = matches!(tensor.dims(), [m, k] if *m == size_m && *k > 0);
             let fits = fits && tensor.dtype() == ty && tensor.device().location() == here;
             if !fits || tensor.dims() != topk_ids.dims() {
                 let found = (tensor.dtype(), tensor.dims(), tensor.device().location());
-                return Err(self.w13.wrong(name, found, format!("{ty:?} [{size_m}, top_k] on {here:?}")));
+                return Err(self.w13.wrong(
+                    name,
+                    found,
+                    format!("{ty:?} [{size_m}, top_k] on {here:?}"),
+                ));
             }
         }
         if size_m == 0 {

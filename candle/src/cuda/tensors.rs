@@ -57,7 +57,8 @@ impl MarlinTensors {
             candle_core::Error::from(Error::Packed { module, tensor, found, expected })
         };
         let q = &parts.qweight;
-        let bits = if matches!(codes, ScalarType::UINT8B128 | ScalarType::FLOAT8_E4M3FN) { 8 } else { 4 };
+        let bits =
+            if matches!(codes, ScalarType::UINT8B128 | ScalarType::FLOAT8_E4M3FN) { 8 } else { 4 };
         let (stack, [tiles, words]) = match *q.dims() {
             [tiles, words] => (vec![], [tiles, words]),
             [experts, tiles, words] => (vec![experts], [tiles, words]),
@@ -65,8 +66,11 @@ impl MarlinTensors {
         };
         let (size_k, size_n) = (tiles * 16, words * 2 / bits);
         let groups = parts.scales.dims().iter().rev().nth(1).copied().unwrap_or(0);
-        let scale_type = if matches!(scales, PackedScales::Bits16 { .. }) { dtype } else { DType::U8 };
-        let shape = |rows: Option<usize>, columns| [&stack[..], &rows.into_iter().collect::<Vec<_>>(), &[columns]].concat();
+        let scale_type =
+            if matches!(scales, PackedScales::Bits16 { .. }) { dtype } else { DType::U8 };
+        let shape = |rows: Option<usize>, columns| {
+            [&stack[..], &rows.into_iter().collect::<Vec<_>>(), &[columns]].concat()
+        };
         let expected = [
             ("qweight", Some(q), DType::U32, shape(Some(tiles), words)),
             ("scales", Some(&parts.scales), scale_type, shape(Some(groups), size_n)),
@@ -78,7 +82,11 @@ impl MarlinTensors {
             let Some(t) = tensor else { continue };
             let fits = t.dtype() == ty && t.dims() == dims && t.is_contiguous();
             if !fits || t.device().location() != here || !t.device().is_cuda() {
-                return Err(wrong(name, t, format!("{ty:?} {dims:?}, contiguous, on one CUDA device")));
+                return Err(wrong(
+                    name,
+                    t,
+                    format!("{ty:?} {dims:?}, contiguous, on one CUDA device"),
+                ));
             }
         }
         let ty = match dtype {
@@ -111,7 +119,9 @@ impl MarlinTensors {
         let codes = weights[0].ty;
         let known = [ScalarType::UINT4B8, ScalarType::UINT8B128, ScalarType::UINT4];
         if prepared.sorted.is_some() || !known.contains(&codes) {
-            bail!("{module}: found {codes}, or act-order, expected integers without: MarlinTensors::new")
+            bail!(
+                "{module}: found {codes}, or act-order, expected integers without: MarlinTensors::new"
+            )
         }
         let experts = prepared.experts;
         let Shape { size_n, .. } = weights[0].shape();
@@ -139,7 +149,8 @@ impl MarlinTensors {
             let dims = if experts == 1 { vec![size_n] } else { vec![experts, size_n] };
             halves(table(bias), dims)
         });
-        let parts = PackedTensors { qweight, scales, zeros: zeros.transpose()?, bias: bias.transpose()? };
+        let parts =
+            PackedTensors { qweight, scales, zeros: zeros.transpose()?, bias: bias.transpose()? };
         Self::new(module, codes, PackedScales::Bits16 { below: ScaleBound::None }, dtype, parts)
     }
 
@@ -158,9 +169,16 @@ impl MarlinTensors {
     /// `x`, contiguous and aligned, if it has rows of `width` values of the weight's type on its device.
     pub(super) fn rows(&self, x: &Tensor, width: usize) -> Result<Tensor> {
         let here = self.device().location();
-        if x.dtype() != self.dtype() || x.device().location() != here || x.dims().last() != Some(&width) {
+        if x.dtype() != self.dtype()
+            || x.device().location() != here
+            || x.dims().last() != Some(&width)
+        {
             let found = (x.dtype(), x.dims(), x.device().location());
-            return Err(self.wrong("x", found, format!("{:?} [.., {width}] on {here:?}", self.dtype())));
+            return Err(self.wrong(
+                "x",
+                found,
+                format!("{:?} [.., {width}] on {here:?}", self.dtype()),
+            ));
         }
         aligned(x)
     }
@@ -212,7 +230,8 @@ pub(super) struct HeldWeight<'a> {
 impl Locked<'_> {
     pub(super) fn held<'a>(&'a self, stream: &'a CudaStream) -> Result<HeldWeight<'a>> {
         let words = |(storage, layout): &'a Lock<'_>| held::<u32>(cuda(storage)?, layout, stream);
-        let halves = |lock: &'a Lock<'_>| half_elements(cuda(&lock.0)?, lock.1, self.packed.dtype, stream);
+        let halves =
+            |lock: &'a Lock<'_>| half_elements(cuda(&lock.0)?, lock.1, self.packed.dtype, stream);
         Ok(HeldWeight {
             packed: self.packed,
             qweight: words(&self.qweight)?,
@@ -263,6 +282,9 @@ pub(super) fn half_elements<'a>(
 fn cuda(storage: &Storage) -> Result<&CudaStorage> {
     match storage {
         Storage::Cuda(storage) => Ok(storage),
-        other => bail!("found a tensor on {:?}, expected one on a CUDA device", other.device().location()),
+        other => bail!(
+            "found a tensor on {:?}, expected one on a CUDA device",
+            other.device().location()
+        ),
     }
 }
