@@ -31,7 +31,7 @@ pub use compared::{Count, Counts};
 pub use operations::{Operations, Reference};
 
 use crate::error::AccelError;
-use crate::ops::{align::AlignTokens, gemm::DenseProduct, router::Route, scales::Int4Fp8};
+use crate::ops::{align::AlignTokens, products::DenseProduct, router::Route, scales::Int4Fp8};
 use compared::Compared;
 
 /// Why a case could not be checked.

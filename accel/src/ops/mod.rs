@@ -10,6 +10,7 @@ pub mod gemm_a8;
 pub mod layer;
 pub mod linear;
 pub mod permute;
+pub mod products;
 pub mod quantize;
 pub mod ranks;
 pub mod repack;

@@ -9,7 +9,6 @@ use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{Extras, Schedule, Stack};
 use marlinspike::weight::Weight;
 
-use super::{MOE, MarlinWeight, ROW, Routed, marlin_gemm, moe_marlin_gemm};
 use crate::{
     call::{Call, low_halves},
     device::Device,
@@ -18,6 +17,7 @@ use crate::{
     operation::Row,
     ops::{
         align::{DeviceBlocks, Runs, align_on_device},
+        gemm::{MOE, MarlinWeight, ROW, Routed, marlin_gemm, moe_marlin_gemm},
         gemm_a8::{RowsA8, marlin_gemm_a8, moe_marlin_gemm_a8, row_of},
         permute::permute_cols,
         quantize::quantize_on_device,
