@@ -47,7 +47,7 @@ pub(super) fn held<'a, T: CudaDType + 'a>(
     };
     let (base, guard) = storage.as_cuda_slice::<T>()?.device_ptr(stream);
     let address = base + (start * size_of::<T>()) as u64;
-    if address % 16 != 0 {
+    if !address.is_multiple_of(16) {
         bail!("found a tensor at {} modulo 16, expected 0", address % 16)
     }
     Ok(Held { address, len: end - start, _until_launched: guard })
