@@ -1,4 +1,5 @@
-//! Layers on CUDA tensors against the reference. On a machine without a GPU each test prints that it is skipped.
+//! Layers on CUDA tensors against the reference. Without a GPU each test prints that it is skipped; the driver's library has to be
+//! there, because candle links it.
 
 use candle_core::{DType, Device, Module, Tensor};
 use half::{bf16, f16};
