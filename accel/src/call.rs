@@ -59,11 +59,6 @@ impl Outputs for Routing {
     }
 }
 
-/// 16-bit values, zero-extended.
-pub(crate) fn widened(x: &[u16]) -> Vec<u32> {
-    x.iter().map(|&bits| bits.into()).collect()
-}
-
 /// The low halves of 32-bit values.
 pub(crate) fn low_halves(y: Array2<u32>) -> Vec<u16> {
     y.into_iter().map(|bits| bits as u16).collect()

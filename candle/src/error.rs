@@ -41,6 +41,18 @@ pub enum Error {
         /// Its device.
         found: DeviceLocation,
     },
+    /// A tensor of packed weights, or one that they do not multiply.
+    #[error("{module}: {tensor}: found {found}, expected {expected}")]
+    Packed {
+        /// The layer.
+        module: String,
+        /// The tensor.
+        tensor: String,
+        /// What it is.
+        found: String,
+        /// What the layer takes.
+        expected: String,
+    },
     /// A backward pass.
     #[error(
         "{module}: found a backward pass, expected inference only; `detach` the layer's input to \

@@ -37,11 +37,15 @@
 //! Weights from other sources are packed with [`marlinspike::w4a8::packed`] and wrapped with
 //! [`Int4Linear::new`] and [`Int4Experts::new`].
 //!
+//! With the feature `cuda`, the module `cuda` has layers of packed weights on CUDA tensors.
+//!
 //! Layers are for inference: a backward pass through one is an error. Tensors are on the CPU. The work
 //! runs on rayon's current pool; each thread that calls a layer keeps one set of buffers, which grow
 //! with the largest call.
 
 mod block;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 mod experts;
 mod folder;

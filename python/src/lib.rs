@@ -10,6 +10,7 @@ mod error;
 mod fuzz;
 mod layouts;
 mod numbers;
+mod parts;
 mod products;
 mod quantize;
 mod routing;
@@ -24,8 +25,8 @@ mod _core {
     #[cfg(feature = "cuda")]
     #[pymodule_export]
     use super::cuda::{
-        cuda_activation, cuda_align, cuda_gemm, cuda_moe, cuda_permute_scales, cuda_quantize,
-        cuda_repack, cuda_sum, cuda_topk,
+        cuda_activation, cuda_add_ranks, cuda_align, cuda_gemm, cuda_gemm_part, cuda_moe,
+        cuda_permute_scales, cuda_quantize, cuda_repack, cuda_sum, cuda_topk,
     };
     #[pymodule_export]
     use super::dyn_quant::{dyn_quant_matmul, dyn_quant_pack, dyn_quant_packed_len};
@@ -40,6 +41,8 @@ mod _core {
     };
     #[pymodule_export]
     use super::numbers::{decode, encode};
+    #[pymodule_export]
+    use super::parts::{add_ranks, marlin_gemm_part};
     #[pymodule_export]
     use super::products::{fused_marlin_moe, marlin_gemm, moe_activation, moe_sum};
     #[pymodule_export]

@@ -30,7 +30,7 @@ pub(crate) struct Packed<'py>(
 );
 
 /// The same in Rust; without an axis of experts for a single matrix.
-struct Parts<'t> {
+pub(crate) struct Parts<'t> {
     weight: Tensor<'t>,
     scales: Tensor<'t>,
     zeros: Option<Tensor<'t>>,
@@ -40,7 +40,7 @@ struct Parts<'t> {
 }
 
 impl Packed<'_> {
-    fn parts(&self, name: &str) -> PyResult<Parts<'_>> {
+    pub(crate) fn parts(&self, name: &str) -> PyResult<Parts<'_>> {
         let named = |part: &str| format!("{name}.{part}");
         Ok(Parts {
             weight: self.0.tensor(&named("weight"))?,
@@ -76,7 +76,7 @@ impl<'t> Parts<'t> {
     }
 
     /// The weight that the packed bytes represent, and the order of its rows in the kernel.
-    fn restore(
+    pub(crate) fn restore(
         self,
         name: String,
         ty: ScalarType,
@@ -157,7 +157,7 @@ pub(crate) fn weight_type(name: &str) -> PyResult<ScalarType> {
 }
 
 /// The 16-bit type of activations.
-fn half(tensor: &Tensor<'_>) -> Result<ScalarType> {
+pub(crate) fn half(tensor: &Tensor<'_>) -> Result<ScalarType> {
     tensor.expect_dtype(&[DType::F16, DType::BF16])?;
     Ok(float_type(tensor.dtype()).unwrap_or(ScalarType::FLOAT16))
 }

@@ -130,6 +130,8 @@ def every_call(device):
     w1, w2 = layer.w1, layer.w2
     x, weights, ids = (t.to(device) for t in layer.inputs(3, 2))
     yield "marlin_gemm", (x, packed.q, packed.s)
+    yield "marlin_gemm_part", (x, 128, 0, 1, packed.q, packed.s)
+    yield "add_ranks", (drawn(2, 3, 64).to(device), 256, torch.bfloat16, packed.q, packed.s)
     yield "fused_marlin_moe", (x, w1.q, w2.q, None, None, w1.s, w2.s, weights, ids)
     yield "gptq_marlin_repack", (words(16, 64).to(device), None, 128, 64, 4)
     yield "awq_marlin_repack", (words(128, 8).to(device), 128, 64, 4)

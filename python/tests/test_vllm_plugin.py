@@ -92,6 +92,9 @@ def plugin(monkeypatch):
     method = type("Fp8LinearMethod", (), {"apply": made[signatures.FP8, "Fp8LinearMethod.apply"]})
     priorities = classmethod(lambda cls, vllm_config: types.SimpleNamespace(fused_add_rms_norm=["vllm_c", "native"]))
     cuda = type("CudaPlatformBase", (), {"get_default_ir_op_priority": priorities})
+    rows = type("RowParallelLinear", (), {"forward": made[signatures.ROWS, "RowParallelLinear.forward"]})
+    reduced = property(lambda self: called.append("reduced") or False)
+    runner = type("MoERunner", (), {"_fused_output_is_reduced": reduced})
     machete = type("MacheteLinearKernel", (), {})
     first = type("CutlassW4A8LinearKernel", (), {})
     envs = Envs("vllm.envs")
@@ -108,6 +111,8 @@ def plugin(monkeypatch):
     module(monkeypatch, signatures.LINEAR_FP8, MarlinFP8ScaledMMLinearKernel=fp8)
     module(monkeypatch, signatures.FP8, Fp8LinearMethod=method)
     module(monkeypatch, signatures.PLATFORM, CudaPlatformBase=cuda)
+    module(monkeypatch, signatures.ROWS, RowParallelLinear=rows)
+    module(monkeypatch, signatures.RUNNER, MoERunner=runner)
     module(monkeypatch, signatures.KERNELS, _POSSIBLE_KERNELS={"cuda": [first, machete, linear]})
     return types.SimpleNamespace(
         register=importlib.import_module("marlinspike_vllm").register,
@@ -118,6 +123,8 @@ def plugin(monkeypatch):
         fp8=fp8,
         fp8_method=method,
         cuda=cuda,
+        rows=rows,
+        runner=runner,
         kernels=sys.modules[signatures.KERNELS]._POSSIBLE_KERNELS["cuda"],
         compressed=sys.modules[signatures.COMPRESSED],
         called=called,
@@ -352,6 +359,10 @@ def test_signatures_are_upstreams(plugin):
         args = defined[0].args
         names = [a.arg for a in args.posonlyargs + args.args + args.kwonlyargs]
         assert (names[1:] if names[:1] == ["cls"] else names) == expected, path
+    # What the hooks of sums over ranks read.
+    rows = pathlib.Path(SOURCE, *plugin.signatures.ROWS.split(".")).with_suffix(".py").read_text()
+    for name in "input_is_parallel reduce_results skip_bias_add return_bias tp_rank tp_size input_size".split():
+        assert f"self.{name} = " in rows, name
     kernels = pathlib.Path(SOURCE, *plugin.signatures.KERNELS.split("."), "__init__.py").read_text()
     assert "_POSSIBLE_KERNELS" in kernels and kernels.index("        MacheteLinearKernel,") < kernels.index("        MarlinLinearKernel,")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Callable, List, Tuple
 
+from . import _parallel as parallel
 from . import _replacements as ours
 from ._signatures import (
     COMPRESSED,
@@ -14,6 +15,8 @@ from ._signatures import (
     LINEAR,
     LINEAR_FP8,
     PLATFORM,
+    ROWS,
+    RUNNER,
     TESTED,
     difference,
     found,
@@ -71,6 +74,16 @@ _INVARIANT: List[_Hook] = [
         [(PLATFORM, "CudaPlatformBase.get_default_ir_op_priority", ours.norms_priority)],
     ),
 ]
+#: With MARLINSPIKE_PARALLEL_INVARIANT=1.
+_PARALLEL: List[_Hook] = [
+    (
+        "sums over ranks",
+        [
+            (ROWS, "RowParallelLinear.forward", parallel.row_parallel_forward),
+            (RUNNER, "MoERunner._fused_output_is_reduced", parallel.fused_output_is_reduced),
+        ],
+    ),
+]
 
 _is_done = False
 
@@ -102,8 +115,15 @@ def _on_cuda(version: str) -> None:
     # Registers the operators.
     import marlinspike.torch  # noqa: F401
 
+    hooks = list(_HOOKS)
+    if ours.is_batch_invariant():
+        hooks += _INVARIANT
+    if parallel.is_parallel_invariant():
+        if not ours.is_batch_invariant():
+            raise RuntimeError(f"{parallel.SWITCH}=1 needs VLLM_BATCH_INVARIANT=1")
+        hooks += _PARALLEL
     done, left = [], []
-    for name, parts in _HOOKS + (_INVARIANT if ours.is_batch_invariant() else []):
+    for name, parts in hooks:
         differences = [difference(module, part) for module, part, _ in parts]
         reasons = [reason for reason in differences if reason is not None]
         if reasons:

@@ -8,6 +8,8 @@ from typing import Any, Callable, Optional, Sequence
 
 import torch
 
+from ._parallel import compute_experts, mark, split_of, sum_over_ranks
+
 _log = logging.getLogger("vllm.marlinspike")
 _HALVES = (torch.float16, torch.bfloat16)
 _ACTIVATIONS = frozenset(
@@ -147,10 +149,10 @@ def experts_apply(original: Callable[..., Any]) -> Callable[..., Any]:
                 global_num_experts, expert_map, a1q_scale, a2_scale, workspace13, workspace2,
                 expert_tokens_meta, apply_router_weight_on_input,
             )  # fmt: skip
-        y = torch.ops.marlinspike.fused_marlin_moe(
-            hidden_states, w1, w2, self.w1_bias, self.w2_bias, self.w1_scale, self.w2_scale,
-            topk_weights.to(torch.float32), topk_ids, quant_type, apply_router_weight_on_input,
-            global_num_experts, activation.value, expert_map,
+        weights = (w1, w2, self.w1_bias, self.w2_bias, self.w1_scale, self.w2_scale)
+        y = compute_experts(
+            hidden_states, weights, topk_weights.to(torch.float32), topk_ids, quant_type,
+            apply_router_weight_on_input, global_num_experts, activation.value, expert_map,
         )  # fmt: skip
         output.copy_(y)
 
@@ -194,9 +196,10 @@ def compressed_moe(original: Callable[..., Any]) -> Callable[..., Any]:
                 quant_type_id, apply_router_weight_on_input=apply_router_weight_on_input,
                 global_num_experts=global_num_experts, expert_map=expert_map, **more,
             )  # fmt: skip
-        y = torch.ops.marlinspike.fused_marlin_moe(
-            hidden_states, w1, w2, bias1, bias2, w1_scale, w2_scale, topk_weights.to(torch.float32),
-            topk_ids, kind, apply_router_weight_on_input, global_num_experts, activation.value, expert_map,
+        weights = (w1, w2, bias1, bias2, w1_scale, w2_scale)
+        y = compute_experts(
+            hidden_states, weights, topk_weights.to(torch.float32), topk_ids, kind,
+            apply_router_weight_on_input, global_num_experts, activation.value, expert_map,
         )  # fmt: skip
         output = rest.get("output")
         if output is None and rest.get("inplace"):
@@ -240,8 +243,21 @@ def linear_process(original: Callable[..., Any]) -> Callable[..., Any]:
         self._marlinspike_type = _linear_type(self.config) if reason is None else None
         if reason is not None:
             keep("MarlinLinearKernel", reason)
+        else:
+            mark(layer)
 
     return process_weights_after_loading
+
+
+def _product(layer: Any, x: torch.Tensor, *weight: Any) -> torch.Tensor:
+    """x · W: codes, scales, zero points, bias, type."""
+    rows, split = x.reshape(-1, x.shape[-1]), split_of(layer)
+    if split is None:
+        *tensors, quant_type = weight
+        y = torch.ops.marlinspike.marlin_gemm(rows, *tensors, None, quant_type)
+    else:
+        y = sum_over_ranks(rows, split, *weight)
+    return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 def linear_apply(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -255,10 +271,7 @@ def linear_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if kind is None:
             return original(self, layer, x, bias)
         q, s, z, _ = self._get_weight_params(layer)
-        y = torch.ops.marlinspike.marlin_gemm(
-            x.reshape(-1, x.shape[-1]), q, s, z if kind == "uint4" else None, bias, None, kind
-        )
-        return y.reshape(*x.shape[:-1], y.shape[-1])
+        return _product(layer, x, q, s, z if kind == "uint4" else None, bias, kind)
 
     return apply_weights
 
@@ -303,6 +316,8 @@ def fp8_process(original: Callable[..., Any]) -> Callable[..., Any]:
         self._is_marlinspike = reason is None
         if reason is not None:
             keep("MarlinFP8ScaledMMLinearKernel", reason)
+        else:
+            mark(layer)
 
     return process_weights_after_loading
 
@@ -317,10 +332,7 @@ def fp8_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if not getattr(self, "_is_marlinspike", False):
             return original(self, layer, x, bias)
         scale = layer.weight_scale_inv if self.block_quant else layer.weight_scale
-        y = torch.ops.marlinspike.marlin_gemm(
-            x.reshape(-1, x.shape[-1]), layer.weight, scale, None, bias, None, "float8_e4m3fn"
-        )
-        return y.reshape(*x.shape[:-1], y.shape[-1])
+        return _product(layer, x, layer.weight, scale, None, bias, "float8_e4m3fn")
 
     return apply_weights
 

@@ -19,6 +19,8 @@ LINEAR = f"{KERNELS}.mixed_precision.marlin"
 LINEAR_FP8 = f"{KERNELS}.scaled_mm.marlin"
 FP8 = f"{_LAYERS}.quantization.fp8"
 PLATFORM = "vllm.platforms.cuda"
+ROWS = f"{_LAYERS}.linear"
+RUNNER = f"{_LAYERS}.fused_moe.runner.moe_runner"
 
 #: Module and name: parameters.
 SIGNATURES: Dict[Tuple[str, str], List[str]] = {
@@ -41,6 +43,8 @@ SIGNATURES: Dict[Tuple[str, str], List[str]] = {
     (LINEAR_FP8, "MarlinFP8ScaledMMLinearKernel.process_weights_after_loading"): ["self", "layer"],
     (LINEAR_FP8, "MarlinFP8ScaledMMLinearKernel.apply_weights"): ["self", "layer", "x", "bias"],
     (FP8, "Fp8LinearMethod.apply"): ["self", "layer", "x", "bias"],
+    (ROWS, "RowParallelLinear.forward"): ["self", "input_"],
+    (RUNNER, "MoERunner._fused_output_is_reduced"): ["self"],
 }
 
 
@@ -57,6 +61,8 @@ def difference(module: str, name: str) -> Optional[str]:
         value = found(module, name)
     except (ImportError, AttributeError) as error:
         return f"{module}.{name} is missing: {error}"
+    if isinstance(value, property):
+        value = value.fget
     parameters = list(inspect.signature(value).parameters)
     expected = SIGNATURES[module, name]
     if parameters != expected:

@@ -10,7 +10,7 @@ use marlinspike::num::tensor::{DType, Tensor};
 use super::operations::Operations;
 use super::{BackendError, CaseRun, Computed};
 use crate::error::AccelError;
-use crate::ops::{activation::Activate, gemm::ExpertProduct, sum::SumSlots};
+use crate::ops::{activation::Activate, products::ExpertProduct, sum::SumSlots};
 
 const STAGES: [&str; 4] = ["gate_up", "activated", "down", "y"];
 

@@ -31,7 +31,7 @@ pub use compared::{Count, Counts};
 pub use operations::{Operations, Reference};
 
 use crate::error::AccelError;
-use crate::ops::{align::AlignTokens, gemm::DenseProduct, router::Route, scales::Int4Fp8};
+use crate::ops::{align::AlignTokens, products::DenseProduct, router::Route, scales::Int4Fp8};
 use compared::Compared;
 
 /// Why a case could not be checked.
@@ -273,11 +273,11 @@ impl<O: Operations> CaseRun<'_, O> {
         let Some(recorded) = self.case.output("y") else { return Ok(()) };
         let source = MatrixSource::new(self.case, &c.quant, "", Shape::new(c.size_k, c.size_n));
         let weights = source.weights()?;
-        // The operation refuses 8-bit activations before it reads x.
-        let x = match self.case.inputs.get("x") {
-            Some(x) => x.elements::<u16>().into_owned(),
-            None => Vec::new(),
+        let Some(x) = self.case.inputs.get("x") else {
+            self.absent("y", "the case has no x");
+            return Ok(());
         };
+        let x = x.elements::<u16>();
         let (made, wrong) =
             self.attempt(|o| o.run(&DenseProduct { weight: &weights[0], quant: &c.quant, x: &x }))?;
         let y = match made {

@@ -55,7 +55,7 @@ pub(crate) static FP8: Row = Row {
     mutants: &[],
 };
 
-fn row_of(input: ScalarType) -> &'static Row {
+pub(crate) fn row_of(input: ScalarType) -> &'static Row {
     if input == ScalarType::INT8 { &INT8 } else { &FP8 }
 }
 

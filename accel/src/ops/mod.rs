@@ -11,6 +11,7 @@ pub mod gemm_w4a8;
 pub mod layer;
 pub mod linear;
 pub mod permute;
+pub mod products;
 pub mod quantize;
 pub mod ranks;
 pub mod repack;

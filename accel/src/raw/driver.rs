@@ -1,6 +1,9 @@
 //! Checks for a driver before cudarc is used, which panics if the library is absent.
 
-use std::ffi::c_int;
+use std::{
+    env::consts::{DLL_PREFIX, DLL_SUFFIX},
+    ffi::c_int,
+};
 
 use super::words;
 use crate::error::AccelError;
@@ -11,10 +14,10 @@ const LEAST_VERSION: i32 = 12_000;
 /// The version of the driver library that cudarc will use (1000 · major + 10 · minor), when it loads
 /// and is new enough.
 pub(crate) fn probe() -> Result<i32, AccelError> {
-    // The same names in the same order as cudarc, so that both find the same library.
-    let names: Vec<String> =
-        ["cuda", "nvcuda"].iter().flat_map(|name| cudarc::get_lib_name_candidates(name)).collect();
-    probe_names(&names)
+    // In cudarc's order, so that both find the same library. A program that links the driver has loaded it by the last.
+    let name = |library: &str, version| format!("{DLL_PREFIX}{library}{DLL_SUFFIX}{version}");
+    let names = ["cuda", "nvcuda"].map(|library| ["", ".1"].map(|version| name(library, version)));
+    probe_names(&names.concat())
 }
 
 fn probe_names(names: &[String]) -> Result<i32, AccelError> {

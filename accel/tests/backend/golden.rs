@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use marlinspike::case::{Case, Op};
 use marlinspike::check::{Declared, Verdict};
 use marlinspike::formats::gptq;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Generator;
 use marlinspike_accel::{
     Device,
@@ -86,6 +87,7 @@ fn golden_cases_pass_by_the_reference() {
         "fp8_gemm",
         "gptq_marlin_repack",
         "marlin_gemm",
+        "marlin_gemm, int8 activations",
         "marlin_int4_fp8_preprocess",
         "marlin_permute_scales",
         "moe_activation",
@@ -96,6 +98,9 @@ fn golden_cases_pass_by_the_reference() {
     ];
     assert_eq!(tally.counts.keys().copied().collect::<Vec<_>>(), expected);
     assert!(tally.passed > 200, "{}", tally.passed);
+    let refused = ["input_dtype", "act-order"];
+    let is_refused = |reason: &&String| refused.iter().any(|what| reason.contains(what));
+    assert_eq!(tally.absent.keys().find(is_refused), None);
     for (reason, count) in &tally.absent {
         println!("{count} outputs: {reason}");
     }
@@ -177,19 +182,29 @@ fn is_w4a16(case: &Case<'_>) -> bool {
     case.config.quant().is_some_and(plain)
 }
 
+/// Whether it has a product with int8 activations.
+fn is_w4a8(case: &Case<'_>) -> bool {
+    case.config.quant().is_some_and(|c| c.input_dtype == Some(ScalarType::INT8))
+}
+
 #[test]
 fn wrong_results_fail_and_refusals_are_unchecked() {
     use crate::wrong::{Fault, Faulty};
     let layouts = case(Op::Linear, |c| is_w4a16(c) && c.output("y").is_some());
     let layer = case(Op::Moe, |c| is_w4a16(c) && c.output("y").is_some());
+    let dense8 = case(Op::Linear, |c| is_w4a8(c) && c.output("y").is_some());
+    let layer8 = case(Op::Moe, |c| is_w4a8(c) && c.output("down").is_some());
     let (tokens, router) = (golden_case("moe_align_block_size"), golden_case("router"));
     let (tokens, router) = (Case::parse(&tokens).unwrap(), Case::parse(&router).unwrap());
-    let tried: [(&Case<'_>, &str, &str); 9] = [
+    let tried: [(&Case<'_>, &str, &str); 12] = [
         (&layouts, "gptq_marlin_repack", "marlin_qweight"),
         (&layouts, "marlin_permute_scales", "marlin_scales"),
         (&layouts, "marlin_gemm", "y"),
         (&layer, "moe_wna16_marlin_gemm", "gate_up"),
         (&layer, "moe_wna16_marlin_gemm", "down"),
+        (&dense8, "marlin_gemm, int8 activations", "y"),
+        (&layer8, "marlin_gemm, int8 activations", "gate_up"),
+        (&layer8, "marlin_gemm, int8 activations", "down"),
         (&layer, "moe_activation", "activated"),
         (&layer, "moe_sum", "y"),
         (&tokens, "moe_align_block_size", "sorted_token_ids"),

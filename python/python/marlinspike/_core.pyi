@@ -81,6 +81,12 @@ def gptq_quantize_weights(
 def marlin_gemm(
     a: Typed, packed: Packed, quant_type: str, size_n: int, size_k: int
 ) -> Typed: ...
+def marlin_gemm_part(
+    a: Typed, packed: Packed, quant_type: str, size_n: int, split: Tuple[int, int, int]
+) -> Typed: ...
+def add_ranks(
+    sums: Typed, packed: Packed, quant_type: str, dtype: str, size_k: int
+) -> Typed: ...
 def fused_marlin_moe(
     hidden_states: Typed,
     w1: Packed,
@@ -130,6 +136,24 @@ def cuda_gemm(
     work: Optional[Tuple[int, int]],
     flags: Optional[Memory],
 ) -> Tuple[int, int]: ...
+def cuda_gemm_part(
+    place: Place,
+    dtype: str,
+    weight: Weight,
+    split: Tuple[int, int, int],
+    x: Memory,
+    sums: Memory,
+    work: Optional[Tuple[int, int]],
+    flags: Optional[Memory],
+) -> Tuple[int, int]: ...
+def cuda_add_ranks(
+    place: Place,
+    dtype: str,
+    weight: Weight,
+    split: Tuple[int, int, int],
+    sums: Memory,
+    y: Memory,
+) -> None: ...
 def cuda_moe(
     place: Place,
     dtype: str,

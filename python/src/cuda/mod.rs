@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 mod layouts;
+mod parts;
 mod routing;
 
 use std::collections::HashMap;
@@ -24,6 +25,7 @@ use crate::error::{Failed, raised};
 use crate::products::{activation_named, weight_type};
 
 pub(crate) use layouts::{cuda_permute_scales, cuda_quantize, cuda_repack};
+pub(crate) use parts::{cuda_add_ranks, cuda_gemm_part};
 pub(crate) use routing::{cuda_activation, cuda_align, cuda_sum, cuda_topk};
 
 /// A device's ordinal and the handle of a stream.

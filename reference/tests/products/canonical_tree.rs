@@ -252,6 +252,30 @@ fn every_ranks_part_has_the_bias() {
     assert!(error.contains("768") && error.contains("1536"), "{error}");
 }
 
+/// An engine loads a rank's rows alone: with the bias they are the part, and the whole product's schedule follows.
+#[test]
+fn loaded_rows_are_a_part_and_name_the_whole_schedule() {
+    for (size_k, leaves, _) in small() {
+        let w = weight(*size_k, COLUMNS, 3);
+        for ranks in ranks_of(*leaves) {
+            let split = Split::new(*size_k, ranks - 1, ranks).unwrap();
+            let rows = w.slice_rows(split.rows()).unwrap();
+            let loaded = Part::new(split, Weight { bias: w.bias.clone(), ..rows.clone() }).unwrap();
+            assert_eq!((loaded.split(), loaded.weight().shape()), (split, rows.shape()));
+            assert_eq!(Schedule::canonical_v2_of(&loaded, F16, F16).unwrap(), v2(&w), "{size_k}");
+            let wrong = Split::new(2 * size_k, 0, ranks).unwrap();
+            let error = Part::new(wrong, rows).unwrap_err().to_string();
+            let expected = format!("[{}, {COLUMNS}]", 2 * size_k / ranks);
+            assert!(error.contains(&expected), "{error}");
+        }
+    }
+    let mut sorted = weight(768, COLUMNS, 0);
+    let g_idx = (0..768).map(|k| (k as u32 * 5) % 12).collect();
+    sorted.groups = Groups::Indexed { g_idx, group_size: GroupSize::Of(64) };
+    let refused = Part::new(Split::new(1536, 0, 2).unwrap(), sorted);
+    assert!(matches!(refused, Err(Error::Unsupported { .. })));
+}
+
 #[test]
 fn what_ranks_cannot_share_is_refused_by_name() {
     let refused = |size_k, rank, ranks| Split::new(size_k, rank, ranks).unwrap_err().to_string();

@@ -2,6 +2,7 @@
 
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::Split;
 
 use super::{
     MarlinWeight, ROW,
@@ -91,6 +92,25 @@ impl MarlinWeight {
             split: None,
         };
         Ok(Self { spec, qweight, scales, zeros, bias, global_scale, g_idx: None, order: None })
+    }
+
+    /// The same weight, which has the rank's rows of the model's and the bias on every rank:
+    /// [`MarlinWeight::of_part`] for what was packed elsewhere.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for another number of rows than the rank's, act-order over several ranks, and
+    /// 8-bit activations.
+    pub fn of_rank(self, split: Split) -> Result<Self, AccelError> {
+        let whole = self.by_version_2()?;
+        let (found, rows) = (whole.shape().size_k, split.rows().len());
+        if found != rows {
+            let expected = format!("{rows}, those of {split:?}");
+            return Err(ROW.refuse("weight", format!("{found} rows"), expected));
+        }
+        if split.ranks() > 1 && whole.g_idx.is_some() {
+            return Err(ROW.refuse("weight", "act-order over ranks", "the whole K on each rank"));
+        }
+        Ok(whole.with_split(split))
     }
 
     /// Copies the weight to other memory of the device.

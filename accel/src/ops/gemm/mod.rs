@@ -9,7 +9,6 @@
 //! [`Schedule::canonical`]: marlinspike::products::schedule::Schedule::canonical
 //! [`Schedule::canonical_v2`]: marlinspike::products::schedule::Schedule::canonical_v2
 
-mod calls;
 pub(crate) mod checks;
 mod experts;
 mod form;
@@ -26,7 +25,6 @@ use marlinspike::moe::activation::{Columns, Definition, Function};
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
 
-pub use calls::{DenseProduct, ExpertProduct};
 pub use experts::Routed;
 pub(crate) use experts::{Entries, Experts};
 pub(crate) use form::Form;

@@ -242,7 +242,7 @@ impl MarlinWeight {
         Ok(self.with_split(split))
     }
 
-    fn with_split(self, split: Split) -> Self {
+    pub(super) fn with_split(self, split: Split) -> Self {
         Self { spec: Spec { split: Some(split), ..self.spec }, ..self }
     }
 

@@ -12,7 +12,7 @@ from typing import Any, Callable, List, Tuple
 import torch
 
 from .._core import Error
-from . import _int4, _layouts, _products, _routing
+from . import _int4, _layouts, _products, _ranks, _routing
 from ._int4 import install_aten
 
 _WEIGHT = "Tensor b_q_weight, Tensor b_scales, Tensor? b_zeros=None, Tensor? b_bias=None"
@@ -27,6 +27,20 @@ _OPERATORS: List[Tuple[str, Callable[..., Any], Callable[..., Any], Any]] = [
         _products.gemm_fake,
         _products.gemm_cpu,
         _products.gemm_cuda,
+    ),
+    (
+        f"marlin_gemm_part(Tensor a, int size_k, int rank, int ranks, {_WEIGHT}, "
+        "Tensor? global_scale=None, str b_q_type='uint4b8', int scale_bound=0) -> Tensor",
+        _ranks.part_fake,
+        _ranks.part_cpu,
+        _ranks.part_cuda,
+    ),
+    (
+        f"add_ranks(Tensor sums, int size_k, ScalarType dtype, {_WEIGHT}, Tensor? global_scale=None, "
+        "str b_q_type='uint4b8') -> Tensor",
+        _ranks.add_fake,
+        _ranks.add_cpu,
+        _ranks.add_cuda,
     ),
     (
         "fused_marlin_moe(Tensor hidden_states, Tensor w1, Tensor w2, Tensor? bias1, Tensor? bias2, "

@@ -19,8 +19,7 @@ mod stages;
 
 use std::borrow::Cow;
 
-pub use self::rows::input_global_scale;
-pub(crate) use self::rows::{Rows, quantize_rows};
+pub use self::rows::{Rows, input_global_scale, quantize_rows};
 pub use self::stages::{Stages, sum_of_ranks};
 use super::activation::Definition;
 pub use super::routed::Routed;

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// As the functions of [`crate::quantize`]; [`Error::Unsupported`] for another `input_dtype`.
-pub(crate) fn quantize_rows(
+pub fn quantize_rows(
     x: &[u16],
     dtype: ScalarType,
     input_dtype: Option<ScalarType>,
@@ -61,11 +61,12 @@ pub fn input_global_scale(weights: &[Weight<'_>]) -> f32 {
 }
 
 /// Rows that enter a product.
-pub(crate) struct Rows {
+#[derive(Debug, Clone)]
+pub struct Rows {
     /// Codes of the type that enters the unit, zero-extended.
-    pub(crate) codes: Vec<u32>,
+    pub codes: Vec<u32>,
     /// Scales of the rows of 8-bit activations.
-    pub(crate) scales: Option<Vec<f32>>,
+    pub scales: Option<Vec<f32>>,
 }
 
 impl Rows {

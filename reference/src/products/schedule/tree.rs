@@ -99,18 +99,23 @@ impl Split {
             let expected = format!("[{}, {}]", self.size_k, shape.size_n);
             return Err(Error::shape(&weight.name, &[shape.size_k, shape.size_n], expected));
         }
+        self.expect_order_of_k(weight)?;
+        let slice = weight.slice_rows(self.rows())?;
+        Ok(Part { split: self, weight: Weight { bias: weight.bias.clone(), ..slice } })
+    }
+
+    /// Refuses act-order over several ranks.
+    fn expect_order_of_k(&self, weight: &Weight<'_>) -> Result<()> {
         if self.ranks > 1 && matches!(weight.groups, Groups::Indexed { .. }) {
             let what = format!("{}: act-order over ranks", weight.name);
             return Err(Error::unsupported(what, WHOLE_K));
         }
-        let slice = weight.slice_rows(self.rows())?;
-        Ok(Part { split: self, weight: Weight { bias: weight.bias.clone(), ..slice } })
+        Ok(())
     }
 }
 
 /// One rank's rows of the model's weight, with the bias on every rank: it is added after the sum of all
-/// ranks, where [`Weight::slice_rows`] leaves it to the first rank's own sum. Only [`Split::part_of`]
-/// makes it.
+/// ranks, where [`Weight::slice_rows`] leaves it to the first rank's own sum.
 #[derive(Debug, Clone)]
 pub struct Part {
     split: Split,
@@ -118,6 +123,22 @@ pub struct Part {
 }
 
 impl Part {
+    /// The part whose rows are `weight`, where only those were loaded: [`Split::part_of`] takes them from the
+    /// model's weight. A bias has to be given to every rank.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for another number of rows than the rank's; [`Error::Unsupported`] for act-order over
+    /// several ranks.
+    pub fn new(split: Split, weight: Weight<'static>) -> Result<Self> {
+        let (shape, rows) = (weight.shape(), split.rows().len());
+        if shape.size_k != rows {
+            let expected = format!("[{rows}, {}], the rows of {split:?}", shape.size_n);
+            return Err(Error::shape(&weight.name, &[shape.size_k, shape.size_n], expected));
+        }
+        split.expect_order_of_k(&weight)?;
+        Ok(Self { split, weight })
+    }
+
     /// Which part of K it is.
     pub const fn split(&self) -> Split {
         self.split
@@ -212,6 +233,22 @@ impl Schedule {
     pub fn canonical_v2(weight: &Weight<'_>, dtype: ScalarType, input: ScalarType) -> Result<Self> {
         let v1 = Self::canonical(weight, dtype, input)?;
         Ok(v1.with_leaves(Split::whole(weight.shape().size_k)))
+    }
+
+    /// [`Schedule::canonical_v2`] of the model's weight, of which a rank has `part`: for
+    /// [`Schedule::add_ranks`].
+    ///
+    /// # Errors
+    /// As [`Schedule::canonical_v2_part`].
+    pub fn canonical_v2_of(part: &Part, dtype: ScalarType, input: ScalarType) -> Result<Self> {
+        // Its refusals.
+        Self::canonical_v2_part(part, dtype, input)?;
+        let Part { split, weight } = part;
+        let v1 = Self {
+            chunks: Chunks::Size(Self::canonical_chunk(split.size_k)),
+            ..Self::canonical(weight, dtype, input)?
+        };
+        Ok(v1.with_leaves(Split::whole(split.size_k)))
     }
 
     /// The schedule of one rank's sum in version 2, for [`Part::weight`]. The output is the rank's f32

@@ -1,0 +1,97 @@
+//! One rank's part of a product of packed weights, and the sum over ranks: version 2 of the canonical schedule.
+
+use marlinspike::num::array::rows_of;
+use marlinspike::num::dims::Shape;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::{DType, Tensor};
+use marlinspike::products::schedule::{Extras, Part, Schedule, Split};
+use marlinspike::{Error, Result};
+use numpy::ndarray::ArrayView2;
+use pyo3::prelude::*;
+
+use crate::arrays::{Input, Output, output};
+use crate::error::Failed;
+use crate::products::{Packed, Parts, half, weight_type};
+
+/// The model's K, the rank, the number of ranks.
+pub(crate) type SplitOf = (usize, usize, usize);
+
+/// A rank's part, restored from its packed bytes.
+fn part_of(
+    parts: Parts<'_>,
+    ty: ScalarType,
+    dtype: ScalarType,
+    (split, size_n): (SplitOf, usize),
+) -> Result<Part> {
+    let split = Split::new(split.0, split.1, split.2)?;
+    let shape = Shape::new(split.rows().len(), size_n);
+    let (weight, _) = parts.restore("b".to_owned(), ty, dtype, shape)?;
+    Part::new(split, weight)
+}
+
+/// The f32 sums `[M, N]` of a rank's activations `[M, K / ranks]` and its part of a packed weight.
+#[pyfunction]
+pub(crate) fn marlin_gemm_part<'py>(
+    py: Python<'py>,
+    a: Input<'py>,
+    packed: Packed<'py>,
+    quant_type: &str,
+    size_n: usize,
+    split: SplitOf,
+) -> PyResult<Output<'py>> {
+    let a = a.tensor("a")?;
+    let parts = packed.parts("b")?;
+    let ty = weight_type(quant_type)?;
+    let made = py.detach(|| -> Result<_> {
+        let dtype = half(&a)?;
+        let [size_m, cols] = a.dims2()?;
+        let part = part_of(parts, ty, dtype, (split, size_n))?;
+        if cols != part.weight().shape().size_k {
+            let expected = format!("[size_m, {}]", part.weight().shape().size_k);
+            return Err(Error::shape("a", a.shape(), expected));
+        }
+        let schedule = Schedule::canonical_v2_part(&part, dtype, dtype)?;
+        let x: Vec<u32> = a.elements::<u16>().iter().map(|&bits| bits.into()).collect();
+        let rows = rows_of("a", &x, cols)?;
+        let sums = schedule.execute(rows, part.weight(), Extras::default())?;
+        let sums = sums.into_iter().map(f32::from_bits).collect();
+        Tensor::from_vec("sums", DType::F32, vec![size_m, size_n], sums)
+    });
+    Ok(output(py, made.failed()?))
+}
+
+/// y `[M, N]`, of the type of `like`, of the sums `[ranks, M, N]` of all ranks; `packed` is any rank's part.
+#[pyfunction]
+pub(crate) fn add_ranks<'py>(
+    py: Python<'py>,
+    sums: Input<'py>,
+    packed: Packed<'py>,
+    quant_type: &str,
+    dtype: &str,
+    size_k: usize,
+) -> PyResult<Output<'py>> {
+    let sums = sums.tensor("sums")?;
+    let parts = packed.parts("b")?;
+    let ty = weight_type(quant_type)?;
+    let (dtype, stored) = match dtype {
+        "float16" => (ScalarType::FLOAT16, DType::F16),
+        _ => (ScalarType::BFLOAT16, DType::BF16),
+    };
+    let made = py.detach(|| -> Result<_> {
+        sums.expect_dtype(&[DType::F32])?;
+        let [ranks, size_m, size_n] = sums.dims3()?;
+        let part = part_of(parts, ty, dtype, ((size_k, 0, ranks), size_n))?;
+        let values = sums.elements::<f32>();
+        let views: Vec<_> = values.chunks(size_m * size_n).collect();
+        let views = views.into_iter().map(|rank| {
+            ArrayView2::from_shape((size_m, size_n), rank)
+                .map_err(|_| Error::shape("sums", sums.shape(), "[ranks, M, N]"))
+        });
+        let views = views.collect::<Result<Vec<_>>>()?;
+        let schedule = Schedule::canonical_v2_of(&part, dtype, dtype)?;
+        let y = schedule.add_ranks(&views, &part, Extras::default())?;
+        let bits = y.into_iter().map(|bits| bits as u16).collect();
+        Tensor::from_vec("y", stored, vec![size_m, size_n], bits)
+    });
+    Ok(output(py, made.failed()?))
+}
