@@ -1,14 +1,17 @@
 //! One GPU.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 use cudarc::{
     driver::{
         CudaContext, CudaFunction, CudaModule, CudaStream, DriverError,
-        sys::{CUdevice_attribute_enum as Attribute, CUresult},
+        sys::{
+            CUdevice_attribute_enum as Attribute, CUfunction_attribute_enum as FunctionAttribute,
+            CUresult,
+        },
     },
     nvrtc::Ptx,
 };
@@ -32,7 +35,14 @@ const RECORDS_EARLY_LAUNCHES: i32 = 12_030;
 type ModuleKey = (&'static str, Vec<Parameter>);
 
 /// The modules of all devices of one context.
-type Modules = Arc<Mutex<HashMap<ModuleKey, Arc<CudaModule>>>>;
+type Modules = Arc<Mutex<HashMap<ModuleKey, Loaded>>>;
+
+/// A module, and the dynamic shared memory that its entry point may use so far.
+#[derive(Debug)]
+struct Loaded {
+    module: Arc<CudaModule>,
+    shared_bytes: u32,
+}
 
 /// An opened CUDA device, with the modules compiled for it so far.
 pub struct Device {
@@ -243,12 +253,13 @@ impl Device {
         self.stream.split_totals()
     }
 
-    /// The entry point of the operation's source, compiled for this device under these parameters;
-    /// each is compiled once.
+    /// The entry point of the operation's source, compiled for this device under these parameters, for
+    /// launches with so much dynamic shared memory. Each is compiled once.
     pub(crate) fn function(
         &self,
         row: &Row,
         parameters: &[Parameter],
+        shared_bytes: u32,
     ) -> Result<CudaFunction, AccelError> {
         let needed = row.needs.compute_capability;
         if self.compute_capability < needed {
@@ -268,9 +279,9 @@ impl Device {
         // A panic elsewhere cannot leave the map half changed, so a poisoned lock is still good.
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (source.name, parameters.to_vec());
-        let module = match modules.get(&key) {
-            Some(module) => module.clone(),
-            None => {
+        let loaded = match modules.entry(key) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
                 self.check_can_load(row)?;
                 let nvrtc = self.nvrtc.get_or_init(Nvrtc::open);
                 let (cubin, _) = self.cache.module(nvrtc, source, arch, parameters)?;
@@ -278,11 +289,20 @@ impl Device {
                     .context
                     .load_module(Ptx::from_binary(cubin))
                     .map_err(failed("cuModuleLoadData"))?;
-                modules.insert(key, module.clone());
-                module
+                entry.insert(Loaded { module, shared_bytes: 0 })
             }
         };
-        module.load_function(source.name).map_err(failed("cuModuleGetFunction"))
+        let function =
+            loaded.module.load_function(source.name).map_err(failed("cuModuleGetFunction"))?;
+        // Threads that launch the same function share this limit: it is only raised, while the map is locked.
+        if shared_bytes > loaded.shared_bytes {
+            let attribute = FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            function
+                .set_attribute(attribute, shared_bytes.cast_signed())
+                .map_err(failed("cuFuncSetAttribute"))?;
+            loaded.shared_bytes = shared_bytes;
+        }
+        Ok(function)
     }
 }
 

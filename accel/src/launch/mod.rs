@@ -8,8 +8,8 @@ use std::{ffi::c_void, marker::PhantomData, ptr};
 use cudarc::driver::{
     DriverError,
     sys::{
-        self, CUfunction_attribute_enum as Attribute, CUlaunchAttribute,
-        CUlaunchAttributeID_enum as AttributeId, CUlaunchAttributeValue, CUlaunchConfig,
+        self, CUlaunchAttribute, CUlaunchAttributeID_enum as AttributeId, CUlaunchAttributeValue,
+        CUlaunchConfig,
     },
 };
 
@@ -221,15 +221,11 @@ impl<A: Arguments> Kernel<A> {
         grid: Grid,
         mut arguments: A,
     ) -> Result<(), AccelError> {
-        let function = device.function(self.row, parameters)?;
+        let function = device.function(self.row, parameters, grid.shared_bytes)?;
         let failed = |error: DriverError| AccelError::Driver {
             call: self.row.name,
             reason: error.to_string(),
         };
-        if grid.shared_bytes > 0 {
-            let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            function.set_attribute(attribute, grid.shared_bytes.cast_signed()).map_err(failed)?;
-        }
         let mut pointers = arguments.pointers();
         let mut early = CUlaunchAttribute {
             id: AttributeId::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
