@@ -120,7 +120,7 @@ impl Fp8Layer {
         Self::with_weights(device, layer, weights, ue8m0)
     }
 
-    /// [`Self::new`] with weights in the place of the layer's.
+    /// [`Self::new`] with these weights instead of the layer's.
     pub(crate) fn with_weights(
         device: &Device,
         layer: &Layer<'_>,
