@@ -1,6 +1,8 @@
-"""The vLLM plugin's sums over ranks: ranks in turn, with collectives that a first pass records."""
+"""The vLLM plugin's sums over ranks, which are threads."""
 
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -22,34 +24,47 @@ pytestmark = pytest.mark.skipif(not PLUGIN.is_dir(), reason="no plugin next to t
 
 
 class Group:
-    """The collectives of ranks that run one after the other: the first pass collects what each sends."""
+    """The collectives of ranks that are threads."""
 
     def __init__(self):
-        self.rank, self.ranks, self.sent, self.is_complete = 0, 1, [], False
+        self.here, self.ranks = threading.local(), 1
 
     def all_gather(self, x, dim):
         return torch.cat(self._all(x), dim)
 
     def all_reduce(self, x):
         # Each addition rounds to the tensor's type, from the last rank on: of rows of zeros it does not matter.
-        total = self._all(x)[-1]
-        for part in self._all(x)[-2::-1]:
+        *rest, total = self._all(x)
+        for part in reversed(rest):
             total = total + part
         return total
 
     def _all(self, x):
-        if not self.is_complete:
-            self.sent[self.rank] = x
-        return [x if sent is None else sent for sent in self.sent]
+        self.sent[self.here.rank] = x
+        self.barrier.wait(60)
+        sent = list(self.sent)
+        self.barrier.wait(60)
+        return sent
 
     def over(self, ranks, work):
-        """Each rank's result."""
-        self.ranks, self.sent = ranks, [None] * ranks
-        for self.is_complete in (False, True):
-            made = []
-            for self.rank in range(ranks):
-                made.append(work(self.rank))
-        return made
+        """Each rank's result; the error of the first rank that has one."""
+        self.ranks, self.sent, self.barrier = ranks, [None] * ranks, threading.Barrier(ranks)
+
+        def run(rank):
+            self.here.rank = rank
+            try:
+                return work(rank)
+            except BaseException:
+                self.barrier.abort()
+                raise
+
+        with ThreadPoolExecutor(ranks) as pool:
+            futures = [pool.submit(run, rank) for rank in range(ranks)]
+        for future in futures:
+            error = future.exception()
+            if error is not None and not isinstance(error, threading.BrokenBarrierError):
+                raise error
+        return [future.result() for future in futures]
 
 
 @pytest.fixture
@@ -148,11 +163,15 @@ def test_experts_have_the_bits_of_one_rank(plugin, group, anywhere, way):  # noq
         layer, x, weights, ids = layer.to("cuda"), x.cuda(), weights.cuda(), ids.cuda()
     one = layer.forward(x, weights, ids)
 
-    def work(rank, has_map=True):
+    def work(rank, has_map=True, lost=None, twice=None):
         local = experts // group.ranks
         here = slice(rank * local, (rank + 1) * local)
         map_ = torch.full((experts,), -1, dtype=torch.int32)
         map_[here] = torch.arange(local, dtype=torch.int32)
+        if lost is not None and map_[lost] >= 0:
+            map_[lost] = 1 << 20
+        if twice is not None and map_[twice] < 0:
+            map_[twice] = 0
         map_ = map_.to(x.device) if has_map else None
         w1, w2 = layer.w1.q[here], layer.w2.q[here]
         s1, s2 = layer.w1.s[here], layer.w2.s[here]
@@ -170,6 +189,9 @@ def test_experts_have_the_bits_of_one_rank(plugin, group, anywhere, way):  # noq
         assert all(same(y, one) for y in group.over(ranks, work)), ranks
     with pytest.raises(RuntimeError, match="--enable-expert-parallel"):
         group.over(2, lambda rank: work(rank, has_map=False))
+    for wrong, found in [({"lost": 5}, "expert 5 on 0 ranks"), ({"twice": 1}, "expert 1 on 2 ranks")]:
+        with pytest.raises(RuntimeError, match=found):
+            group.over(2, lambda rank: work(rank, **wrong))
     group.alone.world_size = 2
     with pytest.raises(RuntimeError, match="tokens are divided over ranks"):
         group.over(2, work)

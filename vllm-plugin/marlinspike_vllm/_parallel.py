@@ -93,6 +93,22 @@ def expert_ranks(expert_map: Optional[torch.Tensor]) -> int:
     return ranks
 
 
+def check_owners(expert_map: torch.Tensor, local: int) -> None:
+    """An error unless each expert is on one rank. Looked at once: later steps may be captured in graphs."""
+    if getattr(expert_map, "_marlinspike_is_checked", False):
+        return
+    if expert_map.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    from vllm.distributed import tensor_model_parallel_all_reduce
+
+    here = (expert_map >= 0) & (expert_map < local)
+    owners = tensor_model_parallel_all_reduce(here.to(torch.float32))
+    for expert, ranks in enumerate(owners.tolist()):
+        if ranks != 1:
+            refuse("experts", f"found expert {expert} on {int(ranks)} ranks, expected 1")
+    expert_map._marlinspike_is_checked = True  # type: ignore[attr-defined]
+
+
 def compute_experts(
     x: torch.Tensor,
     weights: Sequence[Any],
@@ -109,6 +125,8 @@ def compute_experts(
     rest = (quant_type, apply_router_weight_on_input, global_num_experts, activation, expert_map)
     if not is_parallel_invariant() or expert_ranks(expert_map) == 1:
         return ops.fused_marlin_moe(x, *weights, topk_weights, topk_ids, *rest)
+    assert expert_map is not None
+    check_owners(expert_map, weights[0].shape[0])
     from vllm.distributed import tensor_model_parallel_all_reduce
 
     # A row for each slot: zeros where another rank has the expert, so that the sum over ranks is exact. Rows have no
