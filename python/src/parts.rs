@@ -6,12 +6,12 @@ use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::products::schedule::{Extras, Part, Schedule, Split};
 use marlinspike::{Error, Result};
-use numpy::ndarray::ArrayView2;
+use numpy::ndarray::ArrayView3;
 use pyo3::prelude::*;
 
 use crate::arrays::{Input, Output, output};
 use crate::error::Failed;
-use crate::products::{Packed, Parts, half, weight_type};
+use crate::products::{Packed, Parts, half, half_named, weight_type};
 
 /// The model's K, the rank, the number of ranks.
 pub(crate) type SplitOf = (usize, usize, usize);
@@ -73,21 +73,16 @@ pub(crate) fn add_ranks<'py>(
     let sums = sums.tensor("sums")?;
     let parts = packed.parts("b")?;
     let ty = weight_type(quant_type)?;
-    let (dtype, stored) = match dtype {
-        "float16" => (ScalarType::FLOAT16, DType::F16),
-        _ => (ScalarType::BFLOAT16, DType::BF16),
-    };
+    let dtype = half_named(dtype)?;
+    let stored = if dtype == ScalarType::FLOAT16 { DType::F16 } else { DType::BF16 };
     let made = py.detach(|| -> Result<_> {
         sums.expect_dtype(&[DType::F32])?;
         let [ranks, size_m, size_n] = sums.dims3()?;
         let part = part_of(parts, ty, dtype, ((size_k, 0, ranks), size_n))?;
         let values = sums.elements::<f32>();
-        let views: Vec<_> = values.chunks(size_m * size_n).collect();
-        let views = views.into_iter().map(|rank| {
-            ArrayView2::from_shape((size_m, size_n), rank)
-                .map_err(|_| Error::shape("sums", sums.shape(), "[ranks, M, N]"))
-        });
-        let views = views.collect::<Result<Vec<_>>>()?;
+        let values = ArrayView3::from_shape((ranks, size_m, size_n), &values)
+            .map_err(|_| Error::shape("sums", sums.shape(), "[ranks, M, N]"))?;
+        let views: Vec<_> = values.outer_iter().collect();
         let schedule = Schedule::canonical_v2_of(&part, dtype, dtype)?;
         let y = schedule.add_ranks(&views, &part, Extras::default())?;
         let bits = y.into_iter().map(|bits| bits as u16).collect();

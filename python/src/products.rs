@@ -162,6 +162,15 @@ pub(crate) fn half(tensor: &Tensor<'_>) -> Result<ScalarType> {
     Ok(float_type(tensor.dtype()).unwrap_or(ScalarType::FLOAT16))
 }
 
+/// The 16-bit type of that name.
+pub(crate) fn half_named(dtype: &str) -> PyResult<ScalarType> {
+    match dtype {
+        "float16" => Ok(ScalarType::FLOAT16),
+        "bfloat16" => Ok(ScalarType::BFLOAT16),
+        _ => Err(raised(format!("dtype: found {dtype}, expected float16 or bfloat16"))),
+    }
+}
+
 /// y `[M, N]` of activations and a packed weight.
 #[pyfunction]
 pub(crate) fn marlin_gemm<'py>(

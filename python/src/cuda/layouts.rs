@@ -9,8 +9,9 @@ use marlinspike_accel::ops::{
 };
 use pyo3::prelude::*;
 
-use super::{Memory, Place, View, half};
+use super::{Memory, Place, View};
 use crate::error::{Failed, raised};
+use crate::products::half_named;
 
 /// Words of a checkpoint in Marlin's layout. `sizes`: experts, K, N, bits, and whether activations have 8 bits.
 #[pyfunction]
@@ -68,7 +69,7 @@ pub(crate) fn cuda_quantize(
     size_k: usize,
     memory: (Memory, Memory, Memory),
 ) -> PyResult<()> {
-    let dtype = half(dtype)?;
+    let dtype = half_named(dtype)?;
     let upper = scale_ub.unwrap_or(f32::INFINITY);
     if upper.is_nan() || upper <= 0.0 {
         return Err(raised(format!("scale_ub: found {upper}, expected a positive number")));

@@ -22,7 +22,7 @@ use marlinspike_accel::{AccelError, Buffer, Device};
 use pyo3::prelude::*;
 
 use crate::error::{Failed, raised};
-use crate::products::{activation_named, weight_type};
+use crate::products::{activation_named, half_named, weight_type};
 
 pub(crate) use layouts::{cuda_permute_scales, cuda_quantize, cuda_repack};
 pub(crate) use parts::{cuda_add_ranks, cuda_gemm_part};
@@ -90,14 +90,6 @@ impl View {
     }
 }
 
-pub(crate) fn half(dtype: &str) -> PyResult<ScalarType> {
-    match dtype {
-        "float16" => Ok(ScalarType::FLOAT16),
-        "bfloat16" => Ok(ScalarType::BFLOAT16),
-        _ => Err(raised(format!("dtype: found {dtype}, expected float16 or bfloat16"))),
-    }
-}
-
 /// Names of the codes and the scales, experts, K, N, groups.
 type Sizes = (String, String, usize, usize, usize, usize);
 
@@ -159,7 +151,7 @@ pub(crate) fn cuda_gemm(
     work: Option<(u64, u64)>,
     flags: Option<Memory>,
 ) -> PyResult<(u64, usize)> {
-    let dtype = half(dtype)?;
+    let dtype = half_named(dtype)?;
     py.detach(|| {
         let mut view = View::new(place, work).failed()?;
         let weight = weight.load(&view, dtype)?;
@@ -192,7 +184,7 @@ pub(crate) fn cuda_moe(
     work: Option<(u64, u64)>,
     flags: Option<Memory>,
 ) -> PyResult<(u64, usize)> {
-    let (dtype, activation) = (half(dtype)?, activation_named(activation)?);
+    let (dtype, activation) = (half_named(dtype)?, activation_named(activation)?);
     py.detach(|| {
         let mut view = View::new(place, work).failed()?;
         let weights = [weights.0.load(&view, dtype)?, weights.1.load(&view, dtype)?];

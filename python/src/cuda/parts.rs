@@ -4,9 +4,10 @@ use marlinspike::products::schedule::Split;
 use marlinspike_accel::ops::{gemm::marlin_gemm_part, ranks::add_gathered};
 use pyo3::prelude::*;
 
-use super::{Memory, Place, View, WeightParts, half};
+use super::{Memory, Place, View, WeightParts};
 use crate::error::{Failed, raised};
 use crate::parts::SplitOf;
+use crate::products::half_named;
 
 fn split((size_k, rank, ranks): SplitOf) -> PyResult<Split> {
     Split::new(size_k, rank, ranks).map_err(|error| raised(error.to_string()))
@@ -25,7 +26,7 @@ pub(crate) fn cuda_gemm_part(
     work: Option<(u64, u64)>,
     flags: Option<Memory>,
 ) -> PyResult<(u64, usize)> {
-    let (dtype, split) = (half(dtype)?, split(of)?);
+    let (dtype, split) = (half_named(dtype)?, split(of)?);
     py.detach(|| {
         let mut view = View::new(place, work).failed()?;
         let weight = weight.load(&view, dtype)?.of_rank(split).failed()?;
@@ -53,7 +54,7 @@ pub(crate) fn cuda_add_ranks(
     sums: Memory,
     y: Memory,
 ) -> PyResult<()> {
-    let (dtype, split) = (half(dtype)?, split(of)?);
+    let (dtype, split) = (half_named(dtype)?, split(of)?);
     py.detach(|| {
         let view = View::new(place, None).failed()?;
         let weight = weight.load(&view, dtype)?.of_rank(split).failed()?;

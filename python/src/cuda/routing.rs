@@ -8,9 +8,9 @@ use marlinspike_accel::ops::{
 };
 use pyo3::prelude::*;
 
-use super::{Memory, Place, View, half};
+use super::{Memory, Place, View};
 use crate::error::{Failed, raised};
-use crate::products::activation_named;
+use crate::products::{activation_named, half_named};
 
 /// Weights and ids `[M, top_k]` of logits `[M, experts]` in f32. `logits_type`: the type that they had.
 #[pyfunction]
@@ -31,7 +31,8 @@ pub(crate) fn cuda_topk(
         raised(format!("scoring_func: found {scoring_func}, expected softmax or sigmoid"))
     })?;
     let plain = Router::new(scoring, top_k, renormalize);
-    let logits_type = if logits_type == "float32" { plain.logits_type } else { half(logits_type)? };
+    let logits_type =
+        if logits_type == "float32" { plain.logits_type } else { half_named(logits_type)? };
     let groups =
         groups.map(|(num_expert_group, topk_group)| Groups { num_expert_group, topk_group });
     let router = Router { groups, routed_scaling_factor, logits_type, ..plain };
@@ -83,7 +84,7 @@ pub(crate) fn cuda_activation(
     size_i: usize,
     out: Memory,
 ) -> PyResult<()> {
-    let (dtype, definition) = (half(dtype)?, activation_named(activation)?);
+    let (dtype, definition) = (half_named(dtype)?, activation_named(activation)?);
     py.detach(|| {
         let view = View::new(place, None)?;
         let (gate_up, mut out) = (view.take(gate_up), view.take(out));
@@ -102,7 +103,7 @@ pub(crate) fn cuda_sum(
     sizes: (usize, usize),
     out: Memory,
 ) -> PyResult<()> {
-    let dtype = half(dtype)?;
+    let dtype = half_named(dtype)?;
     let (top_k, size_n) = sizes;
     py.detach(|| {
         let view = View::new(place, None)?;
