@@ -26,6 +26,8 @@
 
 #[cfg(feature = "properties")]
 pub mod bank;
+#[cfg(feature = "properties")]
+mod bug;
 pub mod campaign;
 #[cfg(feature = "properties")]
 pub mod fuzz;

@@ -5,20 +5,8 @@ use marlinspike::case::{Case, Op};
 use marlinspike::check::add_outputs;
 use serde_json::json;
 
-use super::edit::{self, columns, grouped, misread, rounded, single, value};
-use super::{Bug, VALUES, Wrong};
-
-pub(super) const fn bug(
-    number: u32,
-    name: &'static str,
-    seen: &'static str,
-    (filter, outputs): (&'static str, &'static [&'static str]),
-    causes: &'static [&'static str],
-    wrong: fn(&mut Case<'static>) -> Result<()>,
-) -> Bug {
-    let (op, laws, wrong) = (Op::Moe, VALUES, Wrong::Case(wrong));
-    Bug { number, name, seen, op, filter, keys: &[], outputs, laws, causes, wrong }
-}
+use crate::bug::edit::{self, columns, grouped, misread, rounded, single, value};
+use crate::bug::{Bug, VALUES, Wrong};
 
 /// int4 without act-order, in small shapes.
 const INT4: &str = "checkpoint_format=gptq,weight_type=uint4b8,input_dtype=null,desc_act=false,\
@@ -36,7 +24,7 @@ pub(super) fn bugs() -> Vec<Bug> {
 
 fn weights() -> Vec<Bug> {
     vec![
-        bug(
+        Bug::of_moe(
             1,
             "w13 scale permutation chosen with the rank-local intermediate size as K",
             "V#50196",
@@ -53,7 +41,7 @@ fn weights() -> Vec<Bug> {
                 add_outputs(case)
             },
         ),
-        bug(
+        Bug::of_moe(
             8,
             "gate and up halves swapped",
             "S#32430",
@@ -86,7 +74,7 @@ fn shapes() -> Vec<Bug> {
     vec![
         Bug {
             keys: &[("activation", "relu2_no_mul")],
-            ..bug(
+            ..Bug::of_moe(
                 11,
                 "two w13 shards assumed for a non-gated activation",
                 "V#51125",
@@ -104,7 +92,7 @@ fn shapes() -> Vec<Bug> {
                 },
             )
         },
-        bug(
+        Bug::of_moe(
             39,
             "gate and up read as interleaved although they are halves",
             "gpt-oss loaders (checkpoints interleave, the operator splits halves)",
@@ -122,7 +110,7 @@ fn shapes() -> Vec<Bug> {
                 })
             },
         ),
-        bug(
+        Bug::of_moe(
             48,
             "one expert's scales used for all experts",
             "common in expert loops",
@@ -141,7 +129,7 @@ fn shapes() -> Vec<Bug> {
 
 fn rows() -> Vec<Bug> {
     vec![
-        bug(
+        Bug::of_moe(
             14,
             "invalid expert id (-1 in expert_map) used as an index",
             "S#12701",
@@ -153,7 +141,7 @@ fn rows() -> Vec<Bug> {
             &["absent-expert-indexed"],
             absent_indexed,
         ),
-        bug(
+        Bug::of_moe(
             24,
             "router weight applied twice",
             "common in fused layers",
@@ -171,7 +159,7 @@ fn rows() -> Vec<Bug> {
                 })
             },
         ),
-        bug(
+        Bug::of_moe(
             38,
             "SWIGLUOAI computed as SiLU(gate) · up",
             "a comment in vLLM 0.21.0",
@@ -186,7 +174,7 @@ fn rows() -> Vec<Bug> {
                 add_outputs(case)
             },
         ),
-        bug(
+        Bug::of_moe(
             51,
             "the last slot is missing from the sum",
             "common in reductions",

@@ -5,21 +5,8 @@ use marlinspike::case::{Case, Op};
 use marlinspike::check::add_outputs;
 use marlinspike::{Error, Result};
 
-use super::edit::{self, misread, nibbles, rounded, single, value};
-use super::{Bug, VALUES, Wrong};
-
-/// A bug of `linear` that shows in `y`.
-pub(super) const fn bug(
-    number: u32,
-    name: &'static str,
-    seen: &'static str,
-    filter: &'static str,
-    causes: &'static [&'static str],
-    wrong: fn(&mut Case<'static>) -> Result<()>,
-) -> Bug {
-    let (op, outputs, laws, wrong) = (Op::Linear, &[] as &[_], VALUES, Wrong::Case(wrong));
-    Bug { number, name, seen, op, filter, keys: &[], outputs, laws, causes, wrong }
-}
+use crate::bug::edit::{self, misread, nibbles, rounded, single, value};
+use crate::bug::{Bug, VALUES, Wrong};
 
 /// int4 without act-order on one device, in small shapes.
 const INT4: &str = "checkpoint_format=gptq,weight_type=uint4b8,input_dtype=null,desc_act=false,\
@@ -34,7 +21,7 @@ pub(super) fn bugs() -> Vec<Bug> {
 }
 
 fn parameters() -> Vec<Bug> {
-    vec![bug(
+    vec![Bug::of_linear(
         12,
         "nibble order: even k in the high nibble",
         "the `anamnesis` crate's history",
@@ -51,7 +38,7 @@ fn parameters() -> Vec<Bug> {
 
 fn epilogues() -> Vec<Bug> {
     vec![
-        bug(
+        Bug::of_linear(
             27,
             "bias not permuted",
             "common in ports",
@@ -65,7 +52,7 @@ fn epilogues() -> Vec<Bug> {
                 add_outputs(case)
             },
         ),
-        bug(
+        Bug::of_linear(
             49,
             "bias added twice, by two blocks of a split K",
             "common with split K",
@@ -82,7 +69,7 @@ fn epilogues() -> Vec<Bug> {
         ),
         Bug {
             outputs: &["marlin_qweight"],
-            ..bug(
+            ..Bug::of_linear(
                 50,
                 "signed codes instead of biased ones",
                 "common in ports",
@@ -100,7 +87,7 @@ fn epilogues() -> Vec<Bug> {
 }
 
 fn order() -> Vec<Bug> {
-    vec![bug(
+    vec![Bug::of_linear(
         28,
         "act-order permutation applied to weights, not to activations",
         "common in ports",
@@ -135,7 +122,7 @@ fn without(case: &mut Case<'static>, range: std::ops::Range<usize>) -> Result<()
 
 fn sums() -> Vec<Bug> {
     vec![
-        bug(
+        Bug::of_linear(
             22,
             "int8 accumulation overflows in a rare sign pattern",
             "candle#1526",
@@ -144,7 +131,7 @@ fn sums() -> Vec<Bug> {
             &["int8-accumulation-overflow"],
             overflowing,
         ),
-        bug(
+        Bug::of_linear(
             23,
             "all zeros or NaN accepted as a match",
             "pygpubench#7, KernelBench#165, \
@@ -159,7 +146,7 @@ fn sums() -> Vec<Bug> {
                 })
             },
         ),
-        bug(
+        Bug::of_linear(
             30,
             "activation row of constants or zeros: scale 0, NaN out",
             "common in quantizers",
@@ -178,7 +165,7 @@ fn sums() -> Vec<Bug> {
                 })
             },
         ),
-        bug(
+        Bug::of_linear(
             45,
             "a k16 tile is missing",
             "common in pipelines",
@@ -186,11 +173,11 @@ fn sums() -> Vec<Bug> {
             &["k-range-dropped"],
             |case| without(case, 48..64),
         ),
-        bug(46, "the last k is missing", "common in loops", INT4, &["k-dropped"], |case| {
+        Bug::of_linear(46, "the last k is missing", "common in loops", INT4, &["k-dropped"], |case| {
             let size_k = edit::linear(case)?.size_k;
             without(case, size_k - 1..size_k)
         }),
-        bug(
+        Bug::of_linear(
             47,
             "a row of the output is not written",
             "common at edges of M",

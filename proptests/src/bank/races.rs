@@ -6,7 +6,7 @@ use marlinspike::check::{MatrixSource, add_outputs};
 use marlinspike::num::dims::Shape;
 use marlinspike::products::schedule::{Chunks, Order, Schedule};
 
-use super::{Bug, Wrong, edit};
+use crate::bug::{Bug, Wrong, edit};
 use crate::campaign::Laws;
 
 const INT4: &str = "checkpoint_format=gptq,weight_type=uint4b8,input_dtype=null,desc_act=false,\
@@ -20,7 +20,7 @@ pub(super) fn bugs() -> Vec<Bug> {
         Bug { number, name, seen, op, filter, keys: &[], outputs, laws, causes, wrong }
     };
     vec![
-        bug(
+        Bug::of_linear(
             17,
             "race: a barrier missing between pipeline stages",
             "V#11205",
@@ -28,7 +28,7 @@ pub(super) fn bugs() -> Vec<Bug> {
             &["nondeterminism"],
             Wrong::Calls(stale_stage),
         ),
-        bug(
+        Bug::of_linear(
             18,
             "split-K partial sums added by atomics in any order (right, not reproducible)",
             "V#56887, S#39455",
@@ -38,7 +38,7 @@ pub(super) fn bugs() -> Vec<Bug> {
                 split(case, if call % 2 == 0 { Order::Ascending } else { Order::Descending })
             }),
         ),
-        bug(
+        Bug::of_linear(
             29,
             "result depends on M (a row alone differs from the row in a batch)",
             "V#46639 tests for it",

@@ -5,17 +5,16 @@ use marlinspike::case::Case;
 use marlinspike::check::add_outputs;
 use marlinspike::num::tensor::Tensor;
 
-use super::Bug;
-use super::edit::{self, columns, grouped, misread, single};
-use super::products::bug;
+use crate::bug::Bug;
+use crate::bug::edit::{self, columns, grouped, misread, single};
 
 pub(super) fn bugs() -> Vec<Bug> {
-    [shards(), groups()].concat()
+    [shards(), groups(), blocks()].concat()
 }
 
 fn shards() -> Vec<Bug> {
     vec![
-        bug(
+        Bug::of_linear(
             2,
             "scale permutation chosen with packed K (K / pack) as K",
             "mistral.rs `gptq_cuda.rs`",
@@ -29,7 +28,7 @@ fn shards() -> Vec<Bug> {
                 add_outputs(case)
             },
         ),
-        bug(
+        Bug::of_linear(
             3,
             "scales sharded along K although act-order needs the full table",
             "S#36822, V#11528",
@@ -40,7 +39,7 @@ fn shards() -> Vec<Bug> {
         ),
         Bug {
             outputs: &["marlin_scales"],
-            ..bug(
+            ..Bug::of_linear(
                 4,
                 "grouped scales not sharded along K without act-order",
                 "V#41511",
@@ -55,7 +54,7 @@ fn shards() -> Vec<Bug> {
 
 fn groups() -> Vec<Bug> {
     vec![
-        bug(
+        Bug::of_linear(
             5,
             "act-order `static` treated as `group`: wrong group size inferred",
             "V#41161",
@@ -73,7 +72,7 @@ fn groups() -> Vec<Bug> {
                 add_outputs(case)
             },
         ),
-        bug(
+        Bug::of_linear(
             6,
             "group_size -1 used as a stride",
             "V#37329",
@@ -122,4 +121,22 @@ fn not_sharded(case: &mut Case<'static>) -> Result<()> {
     let tensor = Tensor::from_vec("", scales.dtype(), shape, all.collect::<Vec<u16>>())?;
     case.add_output("marlin_scales", tensor);
     Ok(())
+}
+
+fn blocks() -> Vec<Bug> {
+    vec![Bug::of_linear(
+        16,
+        "padded e8m0 bytes reach the product",
+        "TransformerEngine#3070",
+        "checkpoint_format=mxfp8,dtype=bfloat16,tensor_parallel.size=null,size_k=128,\
+             size_n=64|192",
+        &["padded-scale-bytes"],
+        |case| {
+            edit::input::<u8>(case, "weight_scale", |scales, shape| {
+                let groups = shape[1];
+                scales.chunks_exact_mut(groups).for_each(|row| row[groups / 2..].fill(0));
+            })?;
+            add_outputs(case)
+        },
+    )]
 }

@@ -1,6 +1,7 @@
 //! Weights and zero points packed along N, as AWQ stores them.
 
 use marlinspike::Result;
+use marlinspike::check::add_outputs;
 use marlinspike::formats::awq;
 use marlinspike::layouts::Layout;
 use marlinspike::layouts::marlin::{Activations, WeightLayout, ZeroPointLayout};
@@ -12,6 +13,8 @@ use proptest::prelude::*;
 
 use super::{fill, one_of};
 use crate::Operation;
+use crate::bug::Bug;
+use crate::bug::edit::{self, nibbles};
 use crate::mutant::{Mutant, common, mutant};
 
 /// `awq_marlin_repack`.
@@ -170,4 +173,57 @@ pub(crate) fn mutants() -> Vec<Mutant> {
     ];
     all.extend(common::<AwqZeroPoints>());
     all
+}
+
+/// int4 with zero points, on one device, in small shapes.
+const ZEROS: &str = "checkpoint_format=awq,weight_type=uint4,input_dtype=null,\
+                     tensor_parallel.size=null,size_k=128,size_n=64|192";
+
+/// Bugs of the bank in the order of columns and in zero points.
+pub(crate) fn bugs() -> Vec<Bug> {
+    vec![
+        Bug::of_linear(
+            7,
+            "GPTQ v2 zeros read as v1 (off by one)",
+            "V#26092, V#38966",
+            ZEROS,
+            &["zero-off-by-one"],
+            |case| {
+                let next = |word: u32| {
+                    (0..8).fold(0, |w, i| w | (((word >> (4 * i)) + 1) & 15) << (4 * i))
+                };
+                edit::input::<u32>(case, "qzeros", |zeros, _| {
+                    zeros.iter_mut().for_each(|word| *word = next(*word));
+                })?;
+                add_outputs(case)
+            },
+        ),
+        Bug::of_linear(
+            13,
+            "AWQ interleave undone with the permutation instead of its inverse",
+            "common in ports",
+            ZEROS,
+            &["awq-interleave-inverted", "interleave-inverted"],
+            |case| {
+                // Column c is taken from nibble order[c]; it is nibble i with order[i] = c.
+                let order = awq::column_order(4);
+                let from = |i: usize| order[order[i]];
+                edit::input::<u32>(case, "qweight", |words, _| {
+                    words.iter_mut().for_each(|word| *word = nibbles(*word, from));
+                })?;
+                add_outputs(case)
+            },
+        ),
+        Bug::of_linear(
+            44,
+            "zero points not subtracted",
+            "common in ports",
+            ZEROS,
+            &["zeros-missing"],
+            |case| {
+                edit::input::<u32>(case, "qzeros", |zeros, _| zeros.fill(0))?;
+                add_outputs(case)
+            },
+        ),
+    ]
 }

@@ -40,6 +40,7 @@ use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use proptest::prelude::*;
 
+use crate::bug::Bug;
 use crate::mutant::Mutant;
 
 /// Wrong variants of layout operations.
@@ -53,6 +54,11 @@ pub(crate) fn mutants() -> Vec<Mutant> {
         awq::mutants,
     ];
     of.into_iter().flat_map(|mutants| mutants()).collect()
+}
+
+/// Bugs of the bank that concern one format.
+pub(crate) fn bugs() -> Vec<Bug> {
+    [awq::bugs(), nvfp4::bugs()].concat()
 }
 
 /// Contents of a tensor: shrinks from noise to a ramp in which neighbours differ.

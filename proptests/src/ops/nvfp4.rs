@@ -1,6 +1,8 @@
 //! NVFP4's block scales and global scale in Marlin's kernels.
 
 use marlinspike::Result;
+use marlinspike::case::Case;
+use marlinspike::check::add_outputs;
 use marlinspike::layouts::marlin::{
     Activations, ScaleLayout, ScalePermutation, e4m3_scale_factor, e4m3_scales, kernel_global_scale,
 };
@@ -12,6 +14,8 @@ use proptest::prelude::*;
 use super::scales::{SIZES_N, bytes, place};
 use super::{dtype, fill, one_of};
 use crate::Operation;
+use crate::bug::Bug;
+use crate::bug::edit::{self, rounded, value};
 use crate::mutant::{Mutant, common, mutant, with};
 
 /// `nvfp4_marlin_process_scales`, after the permutation of the columns.
@@ -139,4 +143,94 @@ pub(crate) fn mutants() -> Vec<Mutant> {
     all.extend(common::<Nvfp4Scales>());
     all.extend(common::<Nvfp4GlobalScale>());
     all
+}
+
+/// Products on one device, in small shapes.
+const SCALED: &str = "checkpoint_format=nvfp4,dtype=bfloat16,tensor_parallel.size=null,\
+                      size_k=128,size_n=64|192";
+/// Small layers.
+const LAYER: &str = "checkpoint_format=nvfp4,input_dtype=null,activation=silu|gelu|gelu_tanh,\
+                     hidden_size=128,intermediate_size=64";
+
+/// Bugs of the bank in global scales.
+pub(crate) fn bugs() -> Vec<Bug> {
+    vec![
+        Bug::of_moe(
+            9,
+            "gate's global scale applied to up",
+            "V#54150, V#54974",
+            (LAYER, &["gate_up"]),
+            &["gate-scale-on-up"],
+            |case| {
+                let dtype = edit::moe(case)?.quant.dtype;
+                add_outputs(case)?;
+                // Up's own global scale is 4/3 of gate's.
+                edit::output::<u16>(case, "gate_up", |y, shape| {
+                    for row in y.chunks_exact_mut(shape[1]) {
+                        let up = &mut row[shape[1] / 2..];
+                        up.iter_mut().for_each(|b| *b = rounded(dtype, 0.75 * value(dtype, *b)));
+                    }
+                })
+            },
+        ),
+        Bug::of_linear(
+            10,
+            "global scale multiplied where the format divides",
+            "compressed-tensors NVFP4",
+            SCALED,
+            &["global-scale-inverted"],
+            |case| {
+                edit::input::<f32>(case, "weight_global_scale", |scale, _| {
+                    scale.iter_mut().for_each(|s| *s = 1.0 / *s);
+                })?;
+                add_outputs(case)
+            },
+        ),
+        Bug::of_linear(
+            19,
+            "cast to f16 before the global scale: overflow to infinity",
+            "V#37135",
+            "checkpoint_format=nvfp4,dtype=float16,tensor_parallel.size=null,has_bias=false,\
+             size_k=256,size_n=64",
+            &["overflow-before-global-scale", "global-scale-after-rounding"],
+            cast_early,
+        ),
+        Bug::of_moe(
+            31,
+            "NVFP4 global scale folded into the router weight, so the bias is scaled too",
+            "V 0.21.0's Marlin MoE, confirmed",
+            (
+                "checkpoint_format=nvfp4,input_dtype=null,dtype=float16,has_bias=true,\
+                 apply_router_weight_on_input=false,hidden_size=128,intermediate_size=64",
+                &["activated", "down"],
+            ),
+            &["upstream-nvfp4-bias-scaled"],
+            bias_scaled,
+        ),
+    ]
+}
+
+/// The product is rounded to f16, then multiplied by the global scale.
+fn cast_early(case: &mut Case<'static>) -> Result<()> {
+    let dtype = edit::linear(case)?.quant.dtype;
+    let global = f64::from(case.input("weight_global_scale")?.elements::<f32>()[0]);
+    edit::input::<f32>(case, "weight_global_scale", |scale, _| scale.fill(1.0))?;
+    add_outputs(case)?;
+    edit::output::<u16>(case, "y", |y, _| {
+        y.iter_mut().for_each(|bits| *bits = rounded(dtype, value(dtype, *bits) * global));
+    })
+}
+
+/// The kernel form of the global scale multiplies the bias, too.
+fn bias_scaled(case: &mut Case<'static>) -> Result<()> {
+    let dtype = edit::moe(case)?.quant.dtype;
+    add_outputs(case)?;
+    let global = edit::found(case, "w2_marlin_global_scale")?.elements::<f32>().into_owned();
+    edit::input::<u16>(case, "w2_bias", |bias, shape| {
+        for (bias, global) in bias.chunks_exact_mut(shape[1]).zip(global) {
+            let scale = |b: u16| rounded(dtype, value(dtype, b) * f64::from(global));
+            bias.iter_mut().for_each(|b| *b = scale(*b));
+        }
+    })?;
+    add_outputs(case)
 }

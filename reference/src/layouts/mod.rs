@@ -32,6 +32,13 @@ pub const ALL: &[&[Named]] = &[
     mxfp4::positions::ALL,
 ];
 
+/// Stacks of 4-bit experts for FlashInfer's and CUTLASS's kernels.
+pub use flashinfer::{
+    Alphas, ExpertBackend, ExpertLayout, Forgotten, Projection, activation_scales,
+};
+/// The layout that the kernels of the int4 path multiply from.
+pub use kleidi as cpu_int4;
+
 /// Int4 codes for CPU kernels.
 pub static CPU_INT4: CpuFormat = kleidi::FORMAT;
 

@@ -1,4 +1,4 @@
-//! Conversion of stacks of 4-bit experts into a FlashInfer kernel's layout.
+//! Conversion of stacks of 4-bit experts into a kernel's layout.
 
 use super::computation::{Expected, Form, codes};
 use super::interleaving::Interleaving;
@@ -6,7 +6,7 @@ use crate::Result;
 use crate::judge::compare::{Elements, Rows};
 use crate::layouts::Layout;
 use crate::layouts::block_scale::BlockScaleLayout;
-pub(super) use crate::layouts::flashinfer::{
+pub(super) use crate::layouts::{
     Alphas, ExpertBackend, ExpertLayout, Forgotten, Projection, activation_scales,
 };
 use crate::num::dims::GroupSize;

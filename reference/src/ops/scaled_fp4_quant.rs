@@ -6,7 +6,6 @@ use bytemuck::allocation::cast_vec;
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::formats::nvfp4;
 use crate::judge::compare::{Elements, Rows};
 use crate::judge::{Declared, Diagnosis, OutputReport, Verdict};
 use crate::layouts::Layout as _;
@@ -25,6 +24,7 @@ use crate::ops::schema::{CaseError, Inputs, Reader, TensorRule, finite, positive
 use crate::ops::tensors::{
     E4M3, F32, FLAGS, HALF, HALF_TYPES, U8, input, is, name_of, output, refused, whole,
 };
+use crate::quantize::scaled_fp4;
 use crate::weight::{Table, TableData};
 
 /// The reciprocals of a quantizer.
@@ -233,7 +233,7 @@ impl Quantization {
     /// The bits of the definition's codes, one to a byte, and of its scales.
     fn quantized(&self) -> Result<(Vec<u8>, Vec<u8>)> {
         let x = rows_of("x", &self.x, self.config.size_k)?;
-        let (codes, scales) = nvfp4::quantize(x, self.global_scale)?.into_vecs();
+        let (codes, scales) = scaled_fp4::quantize(x, self.global_scale)?.into_vecs();
         Ok((cast_vec(codes), cast_vec(scales)))
     }
 }
@@ -305,16 +305,16 @@ fn judge(case: &Case<'_>, q: &Quantization) -> Result<Vec<OutputReport>> {
     let x = rows_of("x", &q.x, k)?;
     let found_codes = rows_of("x_fp4", bytemuck::cast_slice(&codes), k)?;
     let found_scales = rows_of("x_scale", bytemuck::cast_slice(&scales), k / 16)?;
-    let kernel = nvfp4::kernel_difference(x, q.global_scale, found_codes, found_scales)?;
+    let kernel = scaled_fp4::kernel_difference(x, q.global_scale, found_codes, found_scales)?;
     let declared = q.config.reciprocal == Some(Reciprocal::Approximate);
     let away = match kernel {
         // Everything else must equal the definition.
         Some(_) => {
             let (exact, exact_scales) = q.quantized()?;
             scales == exact_scales
-                && codes == nvfp4::with_ties_away(&q.x, q.global_scale, &exact, &scales)
+                && codes == scaled_fp4::with_ties_away(&q.x, q.global_scale, &exact, &scales)
         }
-        None => !declared && nvfp4::ties_away(&q.x, q.global_scale, &codes, &scales),
+        None => !declared && scaled_fp4::ties_away(&q.x, q.global_scale, &codes, &scales),
     };
     let failed = reports.iter_mut().filter(|r| r.verdict == Verdict::Fail);
     if away {

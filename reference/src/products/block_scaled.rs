@@ -24,7 +24,7 @@ const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
 /// k per scale.
 const BLOCK: usize = 16;
 
-/// Rows of activations quantized by `formats::nvfp4::quantize`.
+/// Rows of activations quantized by `quantize::scaled_fp4::quantize`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlockScaledRows {
     size_k: usize,

@@ -24,6 +24,7 @@ mod fp8_group;
 mod group;
 mod int8;
 mod rules;
+pub mod scaled_fp4;
 
 pub use activation::{Int8Rule, Quantized, per_tensor_fp8, per_token_fp8, per_token_int8};
 pub use block::mx;

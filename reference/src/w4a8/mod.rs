@@ -56,8 +56,8 @@ pub use values::Values;
 
 use std::fmt::Debug;
 
-/// The layout that the kernels multiply from: KleidiAI's.
-pub use crate::layouts::kleidi as packed;
+/// The layout that the kernels multiply from.
+pub use crate::layouts::cpu_int4 as packed;
 use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
 use packed::{LhsLayout, MR, NR, PackedLhs, PackedRhs, RhsLayout};

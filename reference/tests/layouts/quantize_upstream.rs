@@ -3,12 +3,12 @@
 
 use marlinspike::Error;
 use marlinspike::case::Case;
-use marlinspike::formats::nvfp4;
 use marlinspike::formats::{self, mxfp4, mxfp8};
 use marlinspike::num::array::{FloatView2, rows_of};
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::element::{bf16, f16};
 use marlinspike::num::scalar::{ScalarType, bf16_to_f32, e2m1_to_f32, e4m3fn_to_f32};
+use marlinspike::quantize::scaled_fp4;
 use marlinspike::quantize::{
     Int8Rule, per_tensor_fp8, per_token_fp8, per_token_int8, quantize_weights,
 };
@@ -98,16 +98,16 @@ fn mxfp8_and_nvfp4_are_upstreams() {
     assert_eq!(flat(&made.scales), bytes(&facts["mxfp8_s"]));
     assert_eq!(flat(&made.codes), bytes(&facts["mxfp8_q"]));
     let global = f32::from_bits(facts["nvfp4_global"].as_i64().expect("bits") as u32);
-    let made = nvfp4::quantize(x.view(), global).expect("blocks");
+    let made = scaled_fp4::quantize(x.view(), global).expect("blocks");
     assert_eq!(flat(&made.scales), bytes(&facts["nvfp4_s"]));
     let values: Vec<f32> = flat(&made.codes).iter().map(|&c| e2m1_to_f32(c)).collect();
     assert_eq!(values, f32s(&facts["nvfp4_v"]));
     // The same numbers as f32, and every second column of a wider array: strides do not matter.
     let wide = x.mapv(|v| bf16_to_f32(v.to_bits()));
-    assert_eq!(nvfp4::quantize(wide.view(), global).expect("blocks"), made);
+    assert_eq!(scaled_fp4::quantize(wide.view(), global).expect("blocks"), made);
     let spread = Array2::from_shape_fn((6, 128), |(m, k)| wide[[m, k / 2]]);
     let every_second = spread.slice(ndarray::s![.., ..;2]);
-    assert_eq!(nvfp4::quantize(every_second, global).expect("blocks"), made);
+    assert_eq!(scaled_fp4::quantize(every_second, global).expect("blocks"), made);
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn refusals_name_what_is_wrong() {
     let ones = Array2::<f32>::ones((64, 48));
     let blocks = (mxfp8::FORMAT.quantize)(ones.view().into(), 1.0);
     assert!(matches!(blocks, Err(Error::Size { .. })));
-    assert!(matches!(nvfp4::quantize(ones.view(), 0.0), Err(Error::Size { .. })));
+    assert!(matches!(scaled_fp4::quantize(ones.view(), 0.0), Err(Error::Size { .. })));
     let none = ArrayView2::<f32>::from_shape((2, 0), &[]).expect("no columns");
     assert!(matches!(per_token_fp8(none, None), Err(Error::Size { .. })));
     assert!(matches!(rows_of("x", &[1.0f32; 3], 2), Err(Error::Shape { .. })));

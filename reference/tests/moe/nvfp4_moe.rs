@@ -5,7 +5,6 @@ use crate::blackwell::facts;
 use bytemuck::{allocation::cast_vec, cast_slice};
 use marlinspike::Error;
 use marlinspike::formats::global_scale::{GlobalScale, ShardMismatch, W13Scale, w13_global_scales};
-use marlinspike::formats::nvfp4::{self, KernelDifference};
 use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
@@ -14,6 +13,7 @@ use marlinspike::products::tensor_core::{
     Architecture, BLOCK_SCALED_UNITS, BlockScaledUnit, Instruction, find_block_scaled,
 };
 use marlinspike::products::{BlockScaledProduct, BlockScaledRows};
+use marlinspike::quantize::scaled_fp4::{self, KernelDifference};
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use serde_json::Value;
@@ -261,7 +261,7 @@ fn difference(
 ) -> marlinspike::Result<Option<KernelDifference>> {
     let codes = rows_of("codes", cast_slice(codes), cols)?;
     let scales = rows_of("scales", cast_slice(scales), cols / 16)?;
-    nvfp4::kernel_difference(rows_of("x", x, cols)?, global, codes, scales)
+    scaled_fp4::kernel_difference(rows_of("x", x, cols)?, global, codes, scales)
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn gpu_quantizers_are_held_to_what_they_can_give() {
         let found =
             |codes: &[u8], scales: &[u8]| difference(&x, 64, global, codes, scales).unwrap();
         let (codes, scales) =
-            nvfp4::quantize(rows_of("x", &x, 64).unwrap(), global).unwrap().into_vecs();
+            scaled_fp4::quantize(rows_of("x", &x, 64).unwrap(), global).unwrap().into_vecs();
         let (codes, scales) = (cast_vec::<_, u8>(codes), cast_vec::<_, u8>(scales));
         assert_eq!(found(&codes, &scales), None, "the reference, {global}");
         for steps in [[0, 0, 0], [1, 1, 1], [-1, -1, -1], [1, -1, 0], [-1, 1, -1], [0, -1, 1]] {

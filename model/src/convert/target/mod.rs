@@ -29,7 +29,7 @@ use super::stack::info::StackInfo;
 use crate::model::layers::{Layers, Stack};
 use crate::model::{Model, ModelError};
 pub use flashinfer::EXPERT_BACKEND;
-pub use marlinspike::layouts::flashinfer::ExpertBackend;
+pub use marlinspike::layouts::ExpertBackend;
 
 /// A layer's description in a file's metadata.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,10 +1,17 @@
-//! Values to NVFP4: 16 values under an e4m3 scale and a global scale. Codes are unpacked, one per byte.
+//! Values to NVFP4 (`scaled_fp4_quant`): 16 values under an e4m3 scale and a global scale. Codes are unpacked, one per byte.
 
-use super::BLOCK;
+mod kernel;
+
+pub use kernel::{KernelDifference, kernel_difference};
+pub(crate) use kernel::{ties_away, with_ties_away};
+
+use super::{Quantized, absmax, finite_rows, matrix};
 use crate::num::array::FloatView2;
 use crate::num::element::{E2m1, E4m3fn};
-use crate::quantize::{Quantized, absmax, finite_rows, matrix};
 use crate::{Error, Result};
+
+/// k per scale.
+pub const BLOCK: usize = 16;
 
 /// 1 / x, or 1e-8 for zero, as in upstream's emulation.
 fn reciprocal(x: f32) -> f32 {
@@ -17,7 +24,7 @@ fn reciprocal(x: f32) -> f32 {
 ///
 /// Every operation is in f32, and the reciprocal of 0 is 1e-8. 16-bit activations are widened
 /// first. A negative value that rounds to zero is −0 (code 8), as with the conversion instruction.
-/// GPU kernels use approximate reciprocals: see [`super::kernel_difference`].
+/// GPU kernels use approximate reciprocals: see [`kernel_difference`].
 ///
 /// # Errors
 /// [`Error::Size`]: not rows of whole blocks, or a global scale that is not positive and finite;

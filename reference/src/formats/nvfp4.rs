@@ -3,13 +3,6 @@
 //! Source: vLLM 0.21.0 `compressed_tensors_w4a16_nvfp4.py` (stores a divisor), `modelopt.py`
 //! (stores a multiplier, `weight_scale_2`), `marlin_utils_fp4.py`.
 
-mod kernel;
-mod quantize;
-
-pub use kernel::{KernelDifference, kernel_difference};
-pub(crate) use kernel::{ties_away, with_ties_away};
-pub use quantize::quantize;
-
 use crate::formats::blocks::BlockFormat;
 use crate::formats::global_scale::{GlobalScale, GlobalStorage, multiplier};
 use crate::formats::mistake::MistakeName;
@@ -23,12 +16,12 @@ use crate::num::dims::GroupSize;
 use crate::num::element::{E2m1, E4m3fn};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
-use crate::quantize::Quantized;
+use crate::quantize::{Quantized, scaled_fp4};
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
 
 /// k per scale.
-pub const BLOCK: usize = 16;
+pub const BLOCK: usize = scaled_fp4::BLOCK;
 
 /// The descriptor for configs, selection, cases and loaders.
 pub static FORMAT: BlockFormat = BlockFormat {
@@ -64,7 +57,7 @@ pub static FORMAT: BlockFormat = BlockFormat {
         Nvfp4Tensors { weight, weight_scale, weight_global_scale, bias }.unpack(name, storage)
     },
     quantize: |x, global_scale| {
-        let Quantized { codes, scales } = quantize(x, global_scale)?;
+        let Quantized { codes, scales } = scaled_fp4::quantize(x, global_scale)?;
         Ok(Quantized { codes: codes.mapv(E2m1::to_bits), scales: scales.mapv(E4m3fn::to_bits) })
     },
 };

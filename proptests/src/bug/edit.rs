@@ -7,17 +7,17 @@ use marlinspike::{Error, Result};
 use serde_json::Value;
 
 /// Column at position p of a permuted row: scales of groups.
-pub(super) fn grouped(p: usize) -> usize {
+pub(crate) fn grouped(p: usize) -> usize {
     p / 64 * 64 + p % 8 * 8 + p % 64 / 8
 }
 
 /// Column at position p of a permuted row: scales of columns, biases.
-pub(super) fn single(p: usize) -> usize {
+pub(crate) fn single(p: usize) -> usize {
     p / 32 * 32 + 2 * (p % 32 / 8) + [0, 1, 8, 9, 16, 17, 24, 25][p % 8]
 }
 
 /// Changes the elements of an input; an absent one stays absent.
-pub(super) fn input<T: Element>(
+pub(crate) fn input<T: Element>(
     case: &mut Case<'static>,
     name: &str,
     change: impl FnOnce(&mut Vec<T>, &[usize]),
@@ -30,7 +30,7 @@ pub(super) fn input<T: Element>(
 }
 
 /// Changes the elements of an output that the reference computed.
-pub(super) fn output<T: Element>(
+pub(crate) fn output<T: Element>(
     case: &mut Case<'static>,
     name: &str,
     change: impl FnOnce(&mut Vec<T>, &[usize]),
@@ -41,7 +41,7 @@ pub(super) fn output<T: Element>(
 }
 
 /// An output that the reference computed.
-pub(super) fn found<'c>(case: &'c Case<'static>, name: &str) -> Result<&'c Tensor<'static>> {
+pub(crate) fn found<'c>(case: &'c Case<'static>, name: &str) -> Result<&'c Tensor<'static>> {
     let absent = || Error::missing(format!("out.{name}"), "this configuration of the bug bank");
     case.output(name).ok_or_else(absent)
 }
@@ -56,7 +56,7 @@ fn edited<T: Element>(
 }
 
 /// Sets config keys, which must keep the config valid.
-pub(super) fn keys(case: &mut Case<'static>, changes: &[(&str, Value)]) -> Result<()> {
+pub(crate) fn keys(case: &mut Case<'static>, changes: &[(&str, Value)]) -> Result<()> {
     let mut map = case.config.to_json();
     map.extend(changes.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
     case.config = CaseConfig::from_json(case.op, &map)?;
@@ -64,7 +64,7 @@ pub(super) fn keys(case: &mut Case<'static>, changes: &[(&str, Value)]) -> Resul
 }
 
 /// Each row of columns, permuted: position n takes column `from`(n).
-pub(super) fn columns<T: Copy>(values: &mut [T], size_n: usize, from: impl Fn(usize) -> usize) {
+pub(crate) fn columns<T: Copy>(values: &mut [T], size_n: usize, from: impl Fn(usize) -> usize) {
     for row in values.chunks_exact_mut(size_n) {
         let old = row.to_vec();
         row.iter_mut().enumerate().for_each(|(n, value)| *value = old[from(n)]);
@@ -72,7 +72,7 @@ pub(super) fn columns<T: Copy>(values: &mut [T], size_n: usize, from: impl Fn(us
 }
 
 /// Each row of columns, packed in one order and read in another.
-pub(super) fn misread<T: Copy>(
+pub(crate) fn misread<T: Copy>(
     values: &mut [T],
     size_n: usize,
     packed: fn(usize) -> usize,
@@ -85,22 +85,22 @@ pub(super) fn misread<T: Copy>(
 }
 
 /// The nibbles of a word, reordered: nibble i takes nibble `from`(i).
-pub(super) fn nibbles(word: u32, from: impl Fn(usize) -> usize) -> u32 {
+pub(crate) fn nibbles(word: u32, from: impl Fn(usize) -> usize) -> u32 {
     (0..8).fold(0, |out, i| out | (word >> (4 * from(i)) & 15) << (4 * i))
 }
 
 /// A value of a 16-bit type.
-pub(super) fn value(dtype: ScalarType, bits: u16) -> f64 {
+pub(crate) fn value(dtype: ScalarType, bits: u16) -> f64 {
     dtype.to_f64(bits.into())
 }
 
 /// The nearest value of a 16-bit type.
-pub(super) fn rounded(dtype: ScalarType, x: f64) -> u16 {
+pub(crate) fn rounded(dtype: ScalarType, x: f64) -> u16 {
     if dtype == ScalarType::FLOAT16 { f64_to_f16_rne(x) } else { f64_to_bf16_rne(x) }
 }
 
 /// The config of a `linear` case.
-pub(super) fn linear(case: &Case<'_>) -> Result<LinearConfig> {
+pub(crate) fn linear(case: &Case<'_>) -> Result<LinearConfig> {
     match &case.config {
         CaseConfig::Linear(config) => Ok(config.clone()),
         other => Err(Error::unsupported(other.op(), "this bug is one of `linear`")),
@@ -108,7 +108,7 @@ pub(super) fn linear(case: &Case<'_>) -> Result<LinearConfig> {
 }
 
 /// The config of a `moe` case.
-pub(super) fn moe(case: &Case<'_>) -> Result<MoeConfig> {
+pub(crate) fn moe(case: &Case<'_>) -> Result<MoeConfig> {
     match &case.config {
         CaseConfig::Moe(config) => Ok(config.clone()),
         other => Err(Error::unsupported(other.op(), "this bug is one of `moe`")),
