@@ -173,10 +173,17 @@ fn sums() -> Vec<Bug> {
             &["k-range-dropped"],
             |case| without(case, 48..64),
         ),
-        Bug::of_linear(46, "the last k is missing", "common in loops", INT4, &["k-dropped"], |case| {
-            let size_k = edit::linear(case)?.size_k;
-            without(case, size_k - 1..size_k)
-        }),
+        Bug::of_linear(
+            46,
+            "the last k is missing",
+            "common in loops",
+            INT4,
+            &["k-dropped"],
+            |case| {
+                let size_k = edit::linear(case)?.size_k;
+                without(case, size_k - 1..size_k)
+            },
+        ),
         Bug::of_linear(
             47,
             "a row of the output is not written",

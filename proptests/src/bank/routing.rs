@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::bug::{Bug, VALUES, Wrong, edit};
 
-const fn Bug::of_linear(
+const fn bug(
     number: u32,
     name: &'static str,
     seen: &'static str,
@@ -30,7 +30,7 @@ fn published() -> Vec<Bug> {
     vec![
         Bug {
             op: Op::Align,
-            ..Bug::of_linear(
+            ..bug(
                 15,
                 "padding sentinel of sorted_token_ids read as a token",
                 "V#27915, vllm-xpu-kernels#571",
@@ -46,7 +46,7 @@ fn published() -> Vec<Bug> {
                 },
             )
         },
-        Bug::of_linear(
+        bug(
             25,
             "top-k ties broken by the higher id",
             "common in ports",
@@ -61,7 +61,7 @@ fn published() -> Vec<Bug> {
                 })
             },
         ),
-        Bug::of_linear(
+        bug(
             26,
             "renormalize forgotten",
             "common in ports",
@@ -72,7 +72,7 @@ fn published() -> Vec<Bug> {
                 add_outputs(case)
             },
         ),
-        Bug::of_linear(
+        bug(
             26,
             "routed scaling factor before renormalize",
             "common in ports",
@@ -99,7 +99,7 @@ fn reverse(case: &mut Case<'static>, experts: usize) -> Result<()> {
 
 fn families() -> Vec<Bug> {
     vec![
-        Bug::of_linear(
+        bug(
             32,
             "correction bias kept in the weight (it belongs to the choice only)",
             "ports of DeepSeek-V3's router",
@@ -110,7 +110,7 @@ fn families() -> Vec<Bug> {
             &["biased-weights"],
             biased,
         ),
-        Bug::of_linear(
+        bug(
             33,
             "correction bias left out: its tensor has another name in the checkpoint",
             "loaders of exaone_moe, hy_v3, lfm2_moe (`expert_bias`)",
@@ -121,7 +121,7 @@ fn families() -> Vec<Bug> {
                 add_outputs(case)
             },
         ),
-        Bug::of_linear(
+        bug(
             34,
             "softmax where the config lacks `scoring_func` and the family means sigmoid",
             "V: glm4_moe-like families (default softmax)",
@@ -132,7 +132,7 @@ fn families() -> Vec<Bug> {
                 add_outputs(case)
             },
         ),
-        Bug::of_linear(
+        bug(
             35,
             "routed_scaling_factor not read",
             "V: mimo_v2_flash",
@@ -143,7 +143,7 @@ fn families() -> Vec<Bug> {
                 add_outputs(case)
             },
         ),
-        Bug::of_linear(
+        bug(
             36,
             "groups of experts ignored",
             "transformers: afmoe (V honours n_group)",
@@ -155,7 +155,7 @@ fn families() -> Vec<Bug> {
                 add_outputs(case)
             },
         ),
-        Bug::of_linear(
+        bug(
             37,
             "a group's score is its best score, not the sum of its two best",
             "V and transformers disagree on mistral4",

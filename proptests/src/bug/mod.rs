@@ -156,4 +156,3 @@ fn answer(
     }
     Ok(outputs)
 }
-
