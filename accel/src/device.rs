@@ -140,12 +140,6 @@ impl Device {
         })
     }
 
-    /// The same device with another cache of compiled modules.
-    pub fn with_cache(mut self, cache: ModuleCache) -> Self {
-        self.cache = Arc::new(cache);
-        self
-    }
-
     /// The same device with a mutant of an operation's kernel, for tests of the laws. The mutant's
     /// text is never freed.
     ///

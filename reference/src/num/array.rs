@@ -299,15 +299,6 @@ pub fn rows_mut<'a, T>(
     Ok(ArrayViewMut2::from_shape(shape, values).expect("whole rows"))
 }
 
-/// [`rows_of`] as an owned array; not copied.
-///
-/// # Errors
-/// As [`rows_of`].
-pub fn into_rows<T>(name: &str, values: Vec<T>, cols: usize) -> Result<Array2<T>> {
-    let shape = rows_of(name, &values, cols)?.dim();
-    Ok(Array2::from_shape_vec(shape, values).expect("whole rows"))
-}
-
 /// Row-major rows of `cols` elements as a matrix. `name` is the tensor's, for errors.
 ///
 /// # Errors

@@ -105,12 +105,6 @@ impl ExpertBackend {
         projection.shape(hidden, intermediate_size.next_multiple_of(unit), gated)
     }
 
-    /// Whether the kernel reads the activations' block scales interleaved as the weights'
-    /// (`is_scale_swizzled`), or row by row.
-    pub fn interleaves_activation_scales(self) -> bool {
-        !matches!(self, Self::FlashInferTrtllm | Self::FlashInferCuteDsl)
-    }
-
     /// Whether all experts share one global scale of the activations
     /// (`is_global_sf_supported_for_nvfp4_backend`).
     pub fn shares_activation_scale(self) -> bool {

@@ -53,17 +53,6 @@ impl ScalePermutation {
         }
     }
 
-    /// Upstream's choice for a MoE's w13 (vLLM 0.21.0 `_process_weights_marlin`): it compares the
-    /// group size with the rank's intermediate size instead of w13's own K, the hidden size. If
-    /// intermediate size ≤ group size < hidden size, the scales get the wrong order.
-    pub fn upstream_moe_w13(
-        group_size: GroupSize,
-        intermediate_size_per_partition: usize,
-        activations: super::Activations,
-    ) -> Self {
-        Self::choose(group_size, LogicalK(intermediate_size_per_partition), activations)
-    }
-
     /// Position p of a run takes the run's column `columns()[p]`.
     pub fn columns(self) -> &'static [usize] {
         match self {
