@@ -1,12 +1,12 @@
 //! Bugs of a Mixture-of-Experts layer.
 
 use marlinspike::Result;
-use marlinspike::case::{Case, Op};
+use marlinspike::case::Case;
 use marlinspike::check::add_outputs;
 use serde_json::json;
 
+use crate::bug::Bug;
 use crate::bug::edit::{self, columns, grouped, misread, rounded, single, value};
-use crate::bug::{Bug, VALUES, Wrong};
 
 /// int4 without act-order, in small shapes.
 const INT4: &str = "checkpoint_format=gptq,weight_type=uint4b8,input_dtype=null,desc_act=false,\

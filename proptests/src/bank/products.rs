@@ -1,12 +1,12 @@
 //! Bugs of one matrix: its layout, scales, zero points and product.
 
 use marlinspike::act_order;
-use marlinspike::case::{Case, Op};
+use marlinspike::case::Case;
 use marlinspike::check::add_outputs;
 use marlinspike::{Error, Result};
 
+use crate::bug::Bug;
 use crate::bug::edit::{self, misread, nibbles, rounded, single, value};
-use crate::bug::{Bug, VALUES, Wrong};
 
 /// int4 without act-order on one device, in small shapes.
 const INT4: &str = "checkpoint_format=gptq,weight_type=uint4b8,input_dtype=null,desc_act=false,\

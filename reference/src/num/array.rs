@@ -3,9 +3,7 @@
 
 use std::borrow::Cow;
 
-use ndarray::{
-    Array, Array2, ArrayView, ArrayView2, ArrayViewMut2, Dimension, IntoDimension, Ix2, Ix3,
-};
+use ndarray::{Array, ArrayView, ArrayView2, ArrayViewMut2, Dimension, IntoDimension, Ix2, Ix3};
 
 use super::element::{Float, Float16, Words, bf16, f16};
 use super::scalar::ScalarType;
