@@ -20,7 +20,7 @@ pub(super) fn bugs() -> Vec<Bug> {
         Bug { number, name, seen, op, filter, keys: &[], outputs, laws, causes, wrong }
     };
     vec![
-        Bug::of_linear(
+        bug(
             17,
             "race: a barrier missing between pipeline stages",
             "V#11205",
@@ -28,7 +28,7 @@ pub(super) fn bugs() -> Vec<Bug> {
             &["nondeterminism"],
             Wrong::Calls(stale_stage),
         ),
-        Bug::of_linear(
+        bug(
             18,
             "split-K partial sums added by atomics in any order (right, not reproducible)",
             "V#56887, S#39455",
@@ -38,7 +38,7 @@ pub(super) fn bugs() -> Vec<Bug> {
                 split(case, if call % 2 == 0 { Order::Ascending } else { Order::Descending })
             }),
         ),
-        Bug::of_linear(
+        bug(
             29,
             "result depends on M (a row alone differs from the row in a batch)",
             "V#46639 tests for it",
