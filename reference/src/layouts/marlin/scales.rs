@@ -41,7 +41,7 @@ impl ScalePermutation {
     /// The order for a matrix of `size_k` rows.
     ///
     /// `size_k` is the logical K of the matrix. Passing another size (the packed K, or the rank's
-    /// intermediate size for w13) is a bug that has shipped: see [`Self::upstream_moe_w13`].
+    /// intermediate size for w13) is a bug that has shipped: in `_process_weights_marlin` of vLLM 0.21.0.
     pub fn choose(
         group_size: GroupSize,
         size_k: LogicalK,
