@@ -120,9 +120,7 @@ def work(options, names):
     """One process: its share of every operator's cases."""
     part, parts = (int(number) for number in options.worker.split("/"))
     sys.path.insert(0, str(options.libraries))
-    for library in ("_C_stable_libtorch", "_C", "_moe_C", "_moe_C_stable_libtorch"):
-        if (file := options.libraries / f"{library}.abi3.so").exists():
-            torch.ops.load_library(file)
+    base.load(options.libraries)
     fbgemm_operators.load(options.libraries)
     torch.set_num_threads(1)
     known = campaigns()
