@@ -230,19 +230,20 @@ def test_fused_marlin_moe_of_four_bit_floats(checkpoint_format):
     assert np.array_equal(bits(y), bits(out["y"]))
 
 
-def test_add_ranks_without_rows_and_with_another_type(rng):
-    codes = rng.integers(0, 16, (64, 64))
-    words = marlinspike.gptq_marlin_repack(conftest.pack_rows(codes, 4), None, 64, 64, 4)
-    # Scales of one in the kernel's order, so a column's sum is y.
-    parts = (typed(words), typed(np.ones((1, 64), np.float16)), None, None, None, None)
+@pytest.mark.parametrize("ranks, rows_of_k", [(1, 64), (2, 512)])
+def test_add_ranks_without_rows_and_with_another_type(rng, ranks, rows_of_k):
+    words = conftest.pack_rows(rng.integers(0, 16, (rows_of_k, 64)), 4)
+    packed = marlinspike.gptq_marlin_repack(words, None, rows_of_k, 64, 4)
+    # A column's scale is one, so y is the sum.
+    parts = (typed(packed), typed(np.ones((1, 64), np.float16)), None, None, None, None)
 
     def added(sums, dtype):
-        return _core.add_ranks(typed(sums, "sums"), parts, "uint4b8", dtype, 64)
+        return _core.add_ranks(typed(sums, "sums"), parts, "uint4b8", dtype, ranks * rows_of_k)
 
-    sums = rng.integers(-64, 64, (2, 3, 64)).astype(np.float32)
+    sums = rng.integers(-64, 64, (ranks, 3, 64)).astype(np.float32)
     for rows in (0, 2, 3):
         name, shape, data = added(sums[:, :rows], "float16")
-        assert (name, shape) == ("F16", [rows, 64])
+        assert (name, list(shape)) == ("F16", [rows, 64])
         assert np.array_equal(np.frombuffer(data, np.float16).reshape(shape), sums[:, :rows].sum(axis=0))
     with pytest.raises(marlinspike.Error, match="dtype: found float32, expected float16 or bfloat16"):
         added(sums, "float32")
