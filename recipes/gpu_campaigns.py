@@ -4,6 +4,7 @@
     python gpu_campaigns.py LIBRARIES --out RESULTS                       # every operator of vLLM 0.21.0
     python gpu_campaigns.py LIBRARIES --out RESULTS marlin_nvfp4 topk --cases 20000 --seconds 60
     python gpu_campaigns.py LIBRARIES --out RESULTS humming_uint4b8:20 triton_mxfp4:45    # seconds of each
+    python gpu_campaigns.py LIBRARIES --out RESULTS marlin_awq --where dtype=bfloat16     # fewer configurations
 
 LIBRARIES is a folder with `_C.abi3.so`, `_moe_C.abi3.so` and `_C_stable_libtorch.abi3.so` of vLLM 0.21.0's wheel, or
 with both `*_stable_libtorch.abi3.so` of 0.33.0's, which load in PyTorch 2.11, or with what `triton_kernels_operators.py`, `humming_operators.py`, `fbgemm_operators.py` and
@@ -120,12 +121,12 @@ def work(options, names):
     """One process: its share of every operator's cases."""
     part, parts = (int(number) for number in options.worker.split("/"))
     sys.path.insert(0, str(options.libraries))
-    for library in ("_C_stable_libtorch", "_C", "_moe_C", "_moe_C_stable_libtorch"):
-        if (file := options.libraries / f"{library}.abi3.so").exists():
-            torch.ops.load_library(file)
+    base.load(options.libraries)
     fbgemm_operators.load(options.libraries)
     torch.set_num_threads(1)
     known = campaigns()
+    for name, (op, where, *rest) in known.items():
+        known[name] = (op, ",".join(filter(None, (where, options.where))), *rest)
     for name in names:
         start = time.monotonic()
         file = options.out / f"{name}-{part}.json"
@@ -191,6 +192,7 @@ def share(options, names):
         command = [sys.executable, __file__, str(options.libraries), "--out", str(options.out), *timed]
         numbers = {"cases": options.cases, "seed": options.seed}
         command += [text for key, value in numbers.items() for text in (f"--{key}", str(value))]
+        command += ["--where", options.where] * bool(options.where)
         command += ["--worker", f"{part}/{options.jobs}"] + ["--stand-ins"] * options.stand_ins
         environment = {**os.environ, "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         running[part] = subprocess.Popen(command, env=environment), rest
@@ -226,6 +228,7 @@ def main(arguments=None):
     parser.add_argument("--seconds", type=float, default=60.0, help="limit for each operator")
     parser.add_argument("--seed", type=int, default=22)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--where", default="", help="a further filter of every campaign: dtype=bfloat16")
     parser.add_argument("--stand-ins", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_intermixed_args(arguments)

@@ -50,6 +50,13 @@ WEIGHTS = {
 DEVICE = "cuda"
 
 
+def load(folder):
+    """Loads the operators of vLLM that the folder holds: releases divide them among other libraries."""
+    for name in ("_C_stable_libtorch", "_C", "_moe_C", "_moe_C_stable_libtorch"):
+        if os.path.exists(file := os.path.join(folder, f"{name}.abi3.so")):
+            torch.ops.load_library(file)
+
+
 class Unsupported(Exception):
     """The operator is not defined for this case."""
 
@@ -247,9 +254,8 @@ def answer(operator, source, target):
 
 def main():
     operator = OPERATORS[sys.argv[1]]
-    for library in sys.argv[2:3]:
-        for name in ("_C.abi3.so", "_moe_C.abi3.so"):
-            torch.ops.load_library(os.path.join(library, name))
+    for folder in sys.argv[2:3]:
+        load(folder)
     for line in sys.stdin:
         print(answer(operator, *line.rstrip("\n").split("\t")), flush=True)
 

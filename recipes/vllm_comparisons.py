@@ -6,6 +6,7 @@
 | `dynamic_scaled_int8_quant`, `static_scaled_int8_quant` | x * (127 / max) and x / scale in f32, halves to even, bit for bit |
 | `cutlass_scaled_mm_int8`, `cutlass_scaled_mm_azp` | the exact integers in float64, and a bound of the f32 steps behind them |
 | `cutlass_scaled_mm`, `cutlass_scaled_mm_blocks` | e4m3 with drawn cases: `marlinspike.check` |
+| `marlin_int8_sums` | int8 activations with K = 4096, where one block adds most of K: `marlinspike.check` |
 | `every_activation` | every 16-bit gate, with several values of up: the bounds of `marlinspike.check` |
 """
 
@@ -227,6 +228,41 @@ def scaled_mm(cases, seed, seconds, blocks):
     return tally(cases, seconds, one)
 
 
+def marlin_int8_sums(cases, seed, seconds):
+    """Drawn cases with long sums. Their rows are repeated, because a block adds more of K if there are more rows."""
+    size_n, size_k, group = 1024, 4096, 128
+    config = {
+        "checkpoint_format": "gptq", "weight_type": "uint4b8", "input_dtype": "int8", "desc_act": False, "is_k_full": True,
+        "group_size": group, "size_m": 1, "size_n": size_n, "size_k": size_k, "has_bias": False,
+    }  # fmt: skip
+
+    def one(index):
+        case = marlinspike.Case.draw("linear", seed, index, {**config, "dtype": ("float16", "bfloat16")[index % 2]})
+        given = {f"in.{name}": more.tensor(np.asarray(array)) for name, array in case.inputs.items()}
+        packed = {f"ref.{name}": more.tensor(np.asarray(array)) for name, array in case.outputs.items()}
+        rows = len(given["in.x"])
+        for name in ("in.x", "in.a_q", "in.a_scales"):
+            given[name] = given[name].repeat(1024 // rows, 1)
+        made, tensors = {}, {**given, **packed}
+        if not run(lambda: made.update(base.marlin_gemm({**case.config, "size_m": len(given["in.x"])}, tensors))):
+            return None, None
+        y = made["y"][:rows].cpu()
+        report = marlinspike.check("linear", case.inputs, {"y": y}, {**case.config, "schedule": None})
+
+        def describe():
+            words = np.asarray(case.inputs["qweight"]).view(np.uint32)
+            codes = (words[:, None] >> np.arange(0, 32, 4, dtype=np.uint32)[:, None] & 15).reshape(size_k, size_n)
+            scales = np.asarray(case.inputs["scales"]).astype(np.float64)
+            weight = (codes - 8.0) * np.repeat(np.rint(scales / scales.max() * 4096), group, axis=0)
+            most = np.abs(np.asarray(case.inputs["a_q"]).astype(np.float64) @ weight).max() / 2**31
+            again = f"Case.draw('linear', {seed}, {index}, ...)"
+            return f"largest integer sum {most:.2f} * 2^31, y finite: {bool(y.isfinite().all())}, {report['y']}; {again}"
+
+        return None if report["y"].verdict == "unchecked" else report["y"].verdict == "pass", describe
+
+    return tally(cases, seconds, one)
+
+
 def activated(kind, both):
     made = more.empty((len(both), both.shape[1] // 2), both.dtype)
     return made if run(getattr(torch.ops._C, more.ACTIVATIONS[kind]), made, both.to(base.DEVICE)) else None
@@ -280,4 +316,5 @@ ALL["cutlass_scaled_mm_int8"] = lambda cases, seed, seconds: int8_product(cases,
 ALL["cutlass_scaled_mm_azp"] = lambda cases, seed, seconds: int8_product(cases, seed, seconds, True)
 ALL["cutlass_scaled_mm"] = lambda cases, seed, seconds: scaled_mm(cases, seed, seconds, False)
 ALL["cutlass_scaled_mm_blocks"] = lambda cases, seed, seconds: scaled_mm(cases, seed, seconds, True)
+ALL["marlin_int8_sums"] = marlin_int8_sums
 ALL["every_activation"] = every_activation

@@ -76,9 +76,10 @@ def topk(config, t):
     shape = (len(logits), config["top_k"])
     weights, ids, indices = (empty(shape, dtype) for dtype in (torch.float32, torch.int32, torch.int32))
     operator = getattr(torch.ops._moe_C, f"topk_{config['scoring_func']}")
-    padding = (None,) if base.takes(operator, "is_padding") else ()
+    more = (1.0,) if base.takes(operator, "routed_scaling_factor") else ()
+    more += (None,) if base.takes(operator, "is_padding") else ()
     bias = t.get("in.e_score_correction_bias")
-    operator(weights, ids, indices, logits, bool(config.get("renormalize")), bias, *padding)
+    operator(weights, ids, indices, logits, bool(config.get("renormalize")), bias, *more)
     return {"topk_weights": weights, "topk_ids": ids, "token_expert_indices": indices}
 
 

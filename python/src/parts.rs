@@ -1,6 +1,5 @@
 //! One rank's part of a product of packed weights, and the sum over ranks: version 2 of the canonical schedule.
 
-use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
@@ -11,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::arrays::{Input, Output, output};
 use crate::error::Failed;
-use crate::products::{Packed, Parts, half, half_named, weight_type};
+use crate::products::{Packed, Parts, execute, half, half_named, operands, weight_type};
 
 /// The model's K, the rank, the number of ranks.
 pub(crate) type SplitOf = (usize, usize, usize);
@@ -39,23 +38,14 @@ pub(crate) fn marlin_gemm_part<'py>(
     size_n: usize,
     split: SplitOf,
 ) -> PyResult<Output<'py>> {
-    let a = a.tensor("a")?;
-    let parts = packed.parts("b")?;
-    let ty = weight_type(quant_type)?;
+    let (a, parts, ty) = operands(&a, &packed, quant_type)?;
     let made = py.detach(|| -> Result<_> {
         let dtype = half(&a)?;
-        let [size_m, cols] = a.dims2()?;
         let part = part_of(parts, ty, dtype, (split, size_n))?;
-        if cols != part.weight().shape().size_k {
-            let expected = format!("[size_m, {}]", part.weight().shape().size_k);
-            return Err(Error::shape("a", a.shape(), expected));
-        }
         let schedule = Schedule::canonical_v2_part(&part, dtype, dtype)?;
-        let x: Vec<u32> = a.elements::<u16>().iter().map(|&bits| bits.into()).collect();
-        let rows = rows_of("a", &x, cols)?;
-        let sums = schedule.execute(rows, part.weight(), Extras::default())?;
+        let sums = execute(&schedule, &a, part.weight(), Extras::default())?;
         let sums = sums.into_iter().map(f32::from_bits).collect();
-        Tensor::from_vec("sums", DType::F32, vec![size_m, size_n], sums)
+        Tensor::from_vec("sums", DType::F32, vec![a.shape()[0], size_n], sums)
     });
     Ok(output(py, made.failed()?))
 }

@@ -12,6 +12,7 @@ use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::products::schedule::{Extras, Schedule};
 use marlinspike::weight::{Groups, Weight};
 use marlinspike::{Error, Result};
+use numpy::ndarray::Array2;
 use pyo3::prelude::*;
 
 use crate::arrays::{Input, Output, output};
@@ -171,6 +172,31 @@ pub(crate) fn half_named(dtype: &str) -> PyResult<ScalarType> {
     }
 }
 
+/// A product's activations, the parts of its weight, and the weight's type.
+pub(crate) fn operands<'t>(
+    a: &'t Input<'_>,
+    packed: &'t Packed<'_>,
+    quant_type: &str,
+) -> PyResult<(Tensor<'t>, Parts<'t>, ScalarType)> {
+    Ok((a.tensor("a")?, packed.parts("b")?, weight_type(quant_type)?))
+}
+
+/// The outputs of `schedule` for 16-bit activations `[M, K]`.
+pub(crate) fn execute(
+    schedule: &Schedule,
+    a: &Tensor<'_>,
+    weight: &Weight<'_>,
+    extras: Extras<'_>,
+) -> Result<Array2<u32>> {
+    let [_, cols] = a.dims2()?;
+    let size_k = weight.shape().size_k;
+    if cols != size_k {
+        return Err(Error::shape("a", a.shape(), format!("[size_m, {size_k}]")));
+    }
+    let x: Vec<u32> = a.elements::<u16>().iter().map(|&bits| bits.into()).collect();
+    schedule.execute(rows_of("a", &x, cols)?, weight, extras)
+}
+
 /// y `[M, N]` of activations and a packed weight.
 #[pyfunction]
 pub(crate) fn marlin_gemm<'py>(
@@ -181,23 +207,16 @@ pub(crate) fn marlin_gemm<'py>(
     size_n: usize,
     size_k: usize,
 ) -> PyResult<Output<'py>> {
-    let a = a.tensor("a")?;
-    let parts = packed.parts("b")?;
-    let ty = weight_type(quant_type)?;
+    let (a, parts, ty) = operands(&a, &packed, quant_type)?;
     let made = py.detach(|| -> Result<_> {
         let dtype = half(&a)?;
-        let [size_m, cols] = a.dims2()?;
-        if cols != size_k {
-            return Err(Error::shape("a", a.shape(), format!("[size_m, {size_k}]")));
-        }
         let (weight, order) =
             parts.restore("b".to_owned(), ty, dtype, Shape::new(size_k, size_n))?;
         let schedule = Schedule::canonical(&weight, dtype, dtype)?;
-        let x: Vec<u32> = a.elements::<u16>().iter().map(|&bits| bits.into()).collect();
         let extras = Extras { order: order.as_deref(), ..Extras::default() };
-        let y = schedule.execute(rows_of("a", &x, size_k)?, &weight, extras)?;
+        let y = execute(&schedule, &a, &weight, extras)?;
         let bits = y.into_iter().map(|bits| bits as u16).collect();
-        Tensor::from_vec("y", a.dtype(), vec![size_m, size_n], bits)
+        Tensor::from_vec("y", a.dtype(), vec![a.shape()[0], size_n], bits)
     });
     Ok(output(py, made.failed()?))
 }

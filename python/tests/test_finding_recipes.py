@@ -122,3 +122,28 @@ def test_campaigns_of_gpu_operators(tmp_path):
         "cases": 3, "judged": 3, "wrong": 1, "first": "second",
     }  # fmt: skip
     assert torch.equal(gpu_campaigns.more.tensor(np.array([1, -2], np.int32)), torch.tensor([1, -2], dtype=torch.int32))
+
+
+def test_long_int8_sums(monkeypatch):
+    """An operator with exact sums, and one in which sums wrap at 2^32; the check of a large y judges a sample."""
+    torch = pytest.importorskip("torch")
+    import gpu_campaigns
+
+    comparison = gpu_campaigns.comparisons
+    monkeypatch.setattr(gpu_campaigns.base, "DEVICE", "cpu")
+    seen = []
+
+    def operator(wrapped, config, t):
+        rows = config["size_m"]
+        assert [len(t[name]) for name in ("in.x", "in.a_q", "in.a_scales")] == [rows] * 3
+        y = t["ref.y"].repeat(rows // len(t["ref.y"]), 1).float()
+        seen.append(rows)
+        y[:, wrapped] -= 2.0**32 * t["in.a_scales"]
+        return {"y": y.to(t["ref.y"].dtype)}
+
+    for wrapped in ([], range(0, 1024, 3)):
+        monkeypatch.setattr(comparison.base, "marlin_gemm", lambda config, t: operator(wrapped, config, t))
+        result = comparison.marlin_int8_sums(3, 1, 60.0)
+        assert result["cases"] == result["judged"] == 3 and result["wrong"] == 3 * bool(wrapped), result
+        assert bool(wrapped) == bool(result["first"]) and ("largest integer sum" in (result["first"] or "")) == bool(wrapped)
+    assert all(900 < rows <= 1024 for rows in seen)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import marlinspike
+from marlinspike import _core
+from marlinspike._arrays import typed
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -226,3 +228,22 @@ def test_fused_marlin_moe_of_four_bit_floats(checkpoint_format):
         global_scale1=out.get("w13_marlin_global_scale"), global_scale2=out.get("w2_marlin_global_scale"),
     )  # fmt: skip
     assert np.array_equal(bits(y), bits(out["y"]))
+
+
+@pytest.mark.parametrize("ranks, rows_of_k", [(1, 64), (2, 512)])
+def test_add_ranks_without_rows_and_with_another_type(rng, ranks, rows_of_k):
+    words = conftest.pack_rows(rng.integers(0, 16, (rows_of_k, 64)), 4)
+    packed = marlinspike.gptq_marlin_repack(words, None, rows_of_k, 64, 4)
+    # A column's scale is one, so y is the sum.
+    parts = (typed(packed), typed(np.ones((1, 64), np.float16)), None, None, None, None)
+
+    def added(sums, dtype):
+        return _core.add_ranks(typed(sums, "sums"), parts, "uint4b8", dtype, ranks * rows_of_k)
+
+    sums = rng.integers(-64, 64, (ranks, 3, 64)).astype(np.float32)
+    for rows in (0, 2, 3):
+        name, shape, data = added(sums[:, :rows], "float16")
+        assert (name, list(shape)) == ("F16", [rows, 64])
+        assert np.array_equal(np.frombuffer(data, np.float16).reshape(shape), sums[:, :rows].sum(axis=0))
+    with pytest.raises(marlinspike.Error, match="dtype: found float32, expected float16 or bfloat16"):
+        added(sums, "float32")
