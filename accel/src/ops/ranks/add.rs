@@ -34,8 +34,9 @@ pub(crate) static ROW: Row = Row {
         ),
         Mutant::new(
             "16-bit parts",
-            "first) + piece);\n        }",
-            "first) + piece);\n            sum[r].x = widen(narrow(sum[r].x));\n            sum[r].y = widen(narrow(sum[r].y));\n        }",
+            "float4 (&sum)[RANKS], size_t piece) const {\n",
+            "float4 (&sum)[RANKS], size_t piece) const {\n        for (unsigned r = 0; r < RANKS; ++r) {\n            \
+             sum[r].x = widen(narrow(sum[r].x));\n            sum[r].y = widen(narrow(sum[r].y));\n        }\n",
         ),
         Mutant::new(
             "a bias for each rank",
@@ -150,7 +151,8 @@ pub(super) fn add(
     // y has the elements of the parts, in rows of N, a multiple of 64, or there are none.
     let arguments =
         AddArguments { ranks, bias, global_scale, y, size_m, size_n, capacity, limit_ms };
-    let parameters = [is_bf16, ("RANKS", count as u32), ("SHOTS", shots)];
+    let batch = std::env::var("RT_BATCH").map_or([4, 8, 4, 1][count.ilog2() as usize], |v| v.parse().unwrap());
+    let parameters = [is_bf16, ("RANKS", count as u32), ("SHOTS", shots), ("BATCH", batch)];
     let grid = match shots {
         // Up to a thread for each four outputs: no block waits for one of another rank.
         GATHERED => {

@@ -64,7 +64,7 @@ use crate::{
 /// Ranks at most: leaves of the canonical schedule.
 const MOST_RANKS: usize = 8;
 /// `RANK_BLOCKS` of `ranks.cuh`.
-const RANK_BLOCKS: usize = 64;
+const RANK_BLOCKS: usize = 128;
 /// Few enough for eight ranks on one GPU of 64 multiprocessors.
 const THREADS: u32 = 256;
 /// How long a rank waits for others.
@@ -174,8 +174,8 @@ impl Rank {
         for is_bf16 in [0, 1].map(|is_bf16| ("IS_BF16", is_bf16)) {
             for shots in [1, 2] {
                 this.launch(device, shots, Addition::none(is_bf16))?;
+                this.load_sum(device, is_bf16, shots)?;
             }
-            this.load_sum(device, is_bf16)?;
         }
         Ok(this)
     }
@@ -212,6 +212,24 @@ impl Rank {
         part(device, x, weight, Output::Peer(sums))?;
         self.started = Some(Started::Product(size));
         Ok(())
+    }
+
+    /// Starts a call on sums that kernels of the caller write, in place of [`multiply`](Self::multiply): f32 `[M, N]`
+    /// at the returned address of this device's memory, by work that is on this device's stream before [`add`](Self::add).
+    /// The address is that of this call alone.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for more outputs than the capacity, and for a call that was started and not added.
+    pub fn start_sums(&mut self, device: &Device, size: [usize; 2]) -> Result<u64, AccelError> {
+        self.check_device(device)?;
+        self.check_idle()?;
+        let capacity = self.shared.region.capacity;
+        if size[0].checked_mul(size[1]).is_none_or(|outputs| outputs > capacity) {
+            let found = format!("[{}, {}] outputs", size[0], size[1]);
+            return Err(ROW.refuse("size", found, format!("at most {capacity}")));
+        }
+        self.started = Some(Started::Product(size));
+        Ok(self.shared.parts(self.rank, (self.turn + 1) % 2).address())
     }
 
     /// Ends a call: y `[M, N]`, f16 or bf16 bits, of all ranks' sums, with the weight's global scale and
@@ -297,5 +315,6 @@ fn check_stream(stream: &Arc<CudaStream>, device: &Device) -> Result<(), AccelEr
 
 /// The thread blocks of a kernel that waits for other ranks.
 fn grid() -> Grid {
-    Grid::new((RANK_BLOCKS as u32, 1, 1), (THREADS, 1, 1))
+    let knob = |name: &str, default: u32| std::env::var(name).map_or(default, |v| v.parse().unwrap());
+    Grid::new((knob("RT_BLOCKS", 64), 1, 1), (knob("RT_THREADS", THREADS), 1, 1))
 }
