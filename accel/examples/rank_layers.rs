@@ -28,10 +28,8 @@ use marlinspike_accel::{
 type AnyError = Box<dyn std::error::Error>;
 
 /// Name, experts, top k, H, I.
-const LAYERS: [(&str, [usize; 4]); 2] = [
-    ("Qwen3-30B-A3B", [128, 8, 2048, 768]),
-    ("Mixtral-8x7B", [8, 2, 4096, 14336]),
-];
+const LAYERS: [(&str, [usize; 4]); 2] =
+    [("Qwen3-30B-A3B", [128, 8, 2048, 768]), ("Mixtral-8x7B", [8, 2, 4096, 14336])];
 const TOKENS: [usize; 5] = [1, 16, 64, 1024, 4096];
 const ROUTINGS: usize = 16;
 
@@ -95,8 +93,8 @@ fn routing(rng: &mut Rng, tokens: usize, [experts, top_k, ..]: [usize; 4]) -> Ve
     ids
 }
 
-/// Microseconds of a layer.
-fn time(all: &[Own], sizes: [usize; 4], tokens: usize) -> Result<f64, AnyError> {
+/// Microseconds of a layer, and of the first rank's experts alone with the sum over their slots.
+fn time(all: &[Own], sizes: [usize; 4], tokens: usize) -> Result<[f64; 2], AnyError> {
     let [_, top_k, h, _] = sizes;
     let rng = &mut Rng::new(tokens as u64);
     let x: Vec<u16> = (0..tokens * h).map(|_| 0x3e80 + (rng.next_u32() % 0x200) as u16).collect();
@@ -127,6 +125,10 @@ fn time(all: &[Own], sizes: [usize; 4], tokens: usize) -> Result<f64, AnyError> 
             rank.add_experts(&own.device, &own.layer, &call.ids[0], &call.work, &mut call.y)?;
         }
     }
+    let own = {
+        let graph = alone(&all[0], &mut calls[0])?;
+        devices[0].time(&graph, REPLAYS)?.each(ROUTINGS).median.into()
+    };
     let graphs: Vec<Graph<'_>> = match &mut ranks[..] {
         [] => vec![alone(&all[0], &mut calls[0])?],
         ranks => {
@@ -137,19 +139,25 @@ fn time(all: &[Own], sizes: [usize; 4], tokens: usize) -> Result<f64, AnyError> 
     let times = time_together(&devices, &graphs, REPLAYS)?.each(ROUTINGS);
     drop(graphs);
     ranks.iter().zip(&devices).try_for_each(|(rank, device)| rank.check(device))?;
-    Ok(times.median.into())
+    Ok([times.median.into(), own])
 }
 
-/// The layers of one GPU.
+/// The layers of one GPU, or of one rank's experts.
 fn alone<'a>(own: &'a Own, call: &'a mut Call) -> Result<Graph<'a>, AccelError> {
     let Own { device, layer } = own;
     let Call { x, ids, weights, work, y } = call;
     layer.forward(device, x, &ids[0], weights, work, y)?;
-    device.record(move || ids.iter().try_for_each(|ids| layer.forward(device, x, ids, weights, work, y)))
+    device.record(move || {
+        ids.iter().try_for_each(|ids| layer.forward(device, x, ids, weights, work, y))
+    })
 }
 
 /// The layers of a rank.
-fn record<'a>(rank: &'a mut Rank, own: &'a Own, call: &'a mut Call) -> Result<Graph<'a>, AccelError> {
+fn record<'a>(
+    rank: &'a mut Rank,
+    own: &'a Own,
+    call: &'a mut Call,
+) -> Result<Graph<'a>, AccelError> {
     let Own { device, layer } = own;
     let Call { x, ids, weights, work, y } = call;
     device.record(move || {
@@ -167,21 +175,29 @@ fn run() -> Result<(), AnyError> {
     if counts.is_empty() {
         counts.extend([1, 2, 4].into_iter().filter(|&count| count <= gpus));
     }
-    if let Some(wrong) = counts.iter().find(|&&count| count > gpus || !matches!(count, 1 | 2 | 4 | 8)) {
-        return Err(format!("{wrong} ranks: expected 1, 2, 4 or 8, and a GPU for each of them; there are {gpus}").into());
+    if let Some(wrong) =
+        counts.iter().find(|&&count| count > gpus || !matches!(count, 1 | 2 | 4 | 8))
+    {
+        return Err(format!(
+            "{wrong} ranks: expected 1, 2, 4 or 8, and a GPU for each of them; there are {gpus}"
+        )
+        .into());
     }
-    println!("{gpus} GPUs: {}; microseconds of a layer, and the speed-up", Device::open()?.name());
+    println!(
+        "{gpus} GPUs: {}; microseconds of a layer, of a rank's experts alone, and the speed-up",
+        Device::open()?.name()
+    );
     for (name, sizes) in LAYERS {
         let mut first = [f64::NAN; TOKENS.len()];
         for (c, &count) in counts.iter().enumerate() {
             let all = layers(sizes, count)?;
             for (t, &tokens) in TOKENS.iter().enumerate() {
-                let us = time(&all, sizes, tokens)?;
+                let [us, own] = time(&all, sizes, tokens)?;
                 if c == 0 {
                     first[t] = us;
                 }
                 let times = first[t] / us;
-                println!("{name}, ranks {count}, M {tokens:4}: {us:8.1}  {times:5.2}");
+                println!("{name}, ranks {count}, M {tokens:4}: {us:8.1} {own:8.1}  {times:5.2}");
             }
         }
     }

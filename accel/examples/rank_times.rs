@@ -70,15 +70,17 @@ impl Group {
         Ok(Self { devices, parts, ranks, y: Vec::new() })
     }
 
-    /// Microseconds of a call.
-    fn time(&mut self, size: [usize; 2], two_shot: bool) -> Result<f64, AnyError> {
+    /// Microseconds of a call, by the number of shots that the crate takes or by another.
+    fn time(&mut self, size: [usize; 2], two_shot: Option<bool>) -> Result<f64, AnyError> {
         let elements = size[0] * size[1];
         // An even number, and at least a millisecond of them.
         let calls = if elements > 2_000_000 { 20 } else { 100 };
         let zeroed = |device: &Device| device.zeroed(elements);
         self.y = self.devices.iter().map(zeroed).collect::<Result<_, AccelError>>()?;
-        let ranks = std::mem::take(&mut self.ranks).into_iter();
-        self.ranks = ranks.map(|rank| rank.with_two_shot(two_shot)).collect();
+        if let Some(two_shot) = two_shot {
+            let ranks = std::mem::take(&mut self.ranks).into_iter();
+            self.ranks = ranks.map(|rank| rank.with_two_shot(two_shot)).collect();
+        }
         let mut graphs: Vec<Graph<'_>> = Vec::new();
         let parts = self.ranks.iter_mut().zip(&self.devices).zip(&self.parts).zip(&mut self.y);
         for (((rank, device), part), y) in parts {
@@ -113,20 +115,27 @@ fn run() -> Result<(), AnyError> {
         counts.extend([2, 4].into_iter().filter(|&count| count <= gpus));
     }
     if counts.is_empty() || counts.iter().any(|&count| count > gpus) {
-        return Err(format!("{gpus} GPUs: each rank needs one of its own, and there are at least 2").into());
+        return Err(format!(
+            "{gpus} GPUs: each rank needs one of its own, and there are at least 2"
+        )
+        .into());
     }
     println!("{gpus} GPUs: {}; microseconds of a call", Device::open()?.name());
-    println!("ranks    N     M  one shot  two shots     NCCL  ratio");
+    println!("ranks    N     M     taken one shot  two shots     NCCL  ratio");
     for count in counts {
         for size_n in COLUMNS {
             let mut group = Group::new(count, size_n)?;
-            for size_m in ROWS {
-                let one = group.time([size_m, size_n], false)?;
-                let two = group.time([size_m, size_n], true)?;
+            let taken = ROWS.map(|size_m| group.time([size_m, size_n], None));
+            for (size_m, taken) in ROWS.into_iter().zip(taken) {
+                let taken = taken?;
+                let one = group.time([size_m, size_n], Some(false))?;
+                let two = group.time([size_m, size_n], Some(true))?;
                 let nccl = peers.get(&[count, size_n, size_m]);
-                let text = nccl.map(|nccl| format!("{nccl:8.2}  {:5.2}", one.min(two) / nccl));
+                let text = nccl.map(|nccl| format!("{nccl:8.2}  {:5.2}", taken / nccl));
                 let text = text.unwrap_or_default();
-                println!("{count:5} {size_n:4} {size_m:5}  {one:8.2}  {two:9.2} {text}");
+                println!(
+                    "{count:5} {size_n:4} {size_m:5}  {taken:8.2} {one:8.2}  {two:9.2} {text}"
+                );
             }
         }
     }

@@ -26,6 +26,9 @@ enum Shots : unsigned { GATHERED = 0, ONE = 1, TWO = 2 };
 
 static_assert(RANKS == 1 || RANKS == 2 || RANKS == 4 || RANKS == 8, "RANKS must be 1, 2, 4 or 8");
 
+// Pieces of every rank that a thread reads at once: as many as 64 registers of a thread hold.
+constexpr unsigned BATCH = RANKS == 1 ? 4 : 8 / RANKS;
+
 struct Sums {
     const Ranks &ranks;
     const unsigned short *bias;
@@ -149,7 +152,15 @@ extern "C" __global__ void __launch_bounds__(RANK_THREADS, RANKS == 8 ? 3 : 2) a
     }
     unsigned call;
     if constexpr (SHOTS != GATHERED) {
-        if (!begin_call(ranks, call) || !wait_for_ranks(ranks, 0, call, limit_ms)) {
+        if (!begin_call(ranks, call)) {
+            return;
+        }
+        // Without work a thread block only counts the call. The first always waits.
+        const size_t share = SHOTS == TWO ? pieces / RANKS : pieces;
+        if (static_cast<size_t>(blockIdx.x) * blockDim.x >= share) {
+            return;
+        }
+        if (!wait_for_ranks(ranks, 0, call, limit_ms)) {
             return;
         }
     }

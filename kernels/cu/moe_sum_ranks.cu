@@ -215,6 +215,10 @@ extern "C" __global__ void __launch_bounds__(RANK_THREADS, RANKS == 8 ? 3 : 2) m
     const Slots slots = {ranks,  topk_ids, rank_of,    place_of,   ranks.turn * capacity,
                          tokens, top_k,    size_n / 8, num_experts};
     if constexpr (SHOTS == ONE) {
+        // Without work a thread block only counts the call. The first always waits.
+        if (blockIdx.x >= Units(tokens, slots.pieces).count) {
+            return;
+        }
         slots.store(0, tokens, slots.rows(ranks.rank), down);
     } else {
         for (unsigned i = 0; i < RANKS; ++i) {

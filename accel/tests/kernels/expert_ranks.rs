@@ -183,7 +183,10 @@ fn wrong_sums_over_ranks_are_noticed() {
         }
     }
     let count = row.mutants.len();
-    common::say(&format!("LAW wrong sums over ranks rejected, GPUs: {}: {count} of {count}", gpus()));
+    common::say(&format!(
+        "LAW wrong sums over ranks rejected, GPUs: {}: {count} of {count}",
+        gpus()
+    ));
 }
 
 #[test]

@@ -228,7 +228,9 @@ fn two_groups_of_ranks_at_once_have_the_bits_of_the_reference() {
         return;
     }
     if gpus() < 2 {
-        return common::say(&format!("SKIPPED (one GPU, where they can starve each other): {test}"));
+        return common::say(&format!(
+            "SKIPPED (one GPU, where they can starve each other): {test}"
+        ));
     }
     let _alone = alone();
     let mut law = Law::new("two groups of 2 ranks at once, 400 calls each");
@@ -254,9 +256,8 @@ fn two_groups_of_ranks_at_once_have_the_bits_of_the_reference() {
         }
         {
             let groups = layers.iter().zip(&mut ranks).zip(&mut y);
-            let graphs: Vec<_> = groups
-                .map(|((layer, ranks), y)| record(layer, ranks, y, 4))
-                .collect();
+            let graphs: Vec<_> =
+                groups.map(|((layer, ranks), y)| record(layer, ranks, y, 4)).collect();
             for _ in 0..100 {
                 graphs.iter().flatten().for_each(|graph| graph.replay().unwrap());
             }
@@ -387,7 +388,9 @@ fn wrong_reductions_are_noticed() {
     }
     let count = row.mutants.len() + 1;
     let gpus = gpus();
-    common::say(&format!("LAW wrong reductions over ranks rejected, GPUs: {gpus}: {count} of {count}"));
+    common::say(&format!(
+        "LAW wrong reductions over ranks rejected, GPUs: {gpus}: {count} of {count}"
+    ));
 }
 
 #[test]

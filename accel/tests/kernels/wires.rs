@@ -208,9 +208,8 @@ fn ranks_by_nccl_have_the_bits_of_the_reference() {
     let mut random = Random(0x5EED_0012_89AB_CDEF);
     let (shape, size_m) = (Shape::new(2048, 128), 9);
     let x = random.halves(BF16, size_m * shape.size_k, 1.0);
-    let weights = [false, true].map(|bias| {
-        weight(&mut random, ScalarType::UINT4B8, BF16, shape, GroupSize::Of(64), bias)
-    });
+    let weights = [false, true]
+        .map(|bias| weight(&mut random, ScalarType::UINT4B8, BF16, shape, GroupSize::Of(64), bias));
     let wanted = weights.each_ref().map(|w| whole(&x, w));
     for count in [1, 2, 4, 8].into_iter().filter(|&count| count <= gpus()) {
         let id = match NcclId::new() {

@@ -2,8 +2,9 @@
 // Memory that tensor-parallel ranks share, and their barrier. A rank reads and writes the memory of all others by plain
 // addresses: of peers in one process, or mapped from other processes.
 
-// Ranks at most, and thread blocks of a kernel that waits for other ranks. All run at once on every device.
-constexpr unsigned MOST_RANKS = 8, RANK_BLOCKS = 128, RANK_THREADS = 512;
+// Ranks at most, and thread blocks and threads of a block at most of a kernel that waits for other ranks. All run at once
+// on every device.
+constexpr unsigned MOST_RANKS = 8, RANK_BLOCKS = 64, RANK_THREADS = 512;
 
 struct Ranks {
     float *parts[MOST_RANKS];              // [2, capacity]: sums of this call and of the one before

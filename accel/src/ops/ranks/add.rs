@@ -151,15 +151,14 @@ pub(super) fn add(
     // y has the elements of the parts, in rows of N, a multiple of 64, or there are none.
     let arguments =
         AddArguments { ranks, bias, global_scale, y, size_m, size_n, capacity, limit_ms };
-    let batch = std::env::var("RT_BATCH").map_or([4, 8, 4, 1][count.ilog2() as usize], |v| v.parse().unwrap());
-    let parameters = [is_bf16, ("RANKS", count as u32), ("SHOTS", shots), ("BATCH", batch)];
+    let parameters = [is_bf16, ("RANKS", count as u32), ("SHOTS", shots)];
     let grid = match shots {
         // Up to a thread for each four outputs: no block waits for one of another rank.
         GATHERED => {
             let blocks = (size.iter().product::<usize>() / 4).div_ceil(THREADS as usize);
             Grid::new((blocks.clamp(1, 4096) as u32, 1, 1), (THREADS, 1, 1))
         }
-        _ => grid(),
+        _ => grid(count, size.iter().product()),
     };
     KERNEL.launch(device, &parameters, grid, arguments)
 }

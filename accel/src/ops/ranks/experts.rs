@@ -28,11 +28,7 @@ pub(crate) static ROW: Row = Row {
             "for (unsigned i = 0; i < RANKS * WARP; i += AT_ONCE) {\n            const unsigned j = i % WARP, \
              here = __ballot_sync(ALL_LANES, slot.rank == i / WARP);",
         ),
-        Mutant::new(
-            "the owner's experts alone",
-            "slot.rank < RANKS",
-            "slot.rank == ranks.rank",
-        ),
+        Mutant::new("the owner's experts alone", "slot.rank < RANKS", "slot.rank == ranks.rank"),
     ],
 };
 
@@ -197,7 +193,8 @@ impl Rank {
         let Slots { tokens, top_k, hidden } = slots;
         let (ranks, bytes) = (self.shared.ranks(), 2 * tokens * hidden);
         // Of all ranks but one.
-        let more = (bytes * top_k).saturating_sub(bytes * (top_k + ranks) / ranks) / ranks * (ranks - 1);
+        let more =
+            (bytes * top_k).saturating_sub(bytes * (top_k + ranks) / ranks) / ranks * (ranks - 1);
         let fits = bytes * top_k <= 4 * self.shared.region.capacity;
         fits && !self.two_shot.unwrap_or(more > ONE_SHOT_BYTES)
     }
@@ -237,7 +234,8 @@ impl Rank {
             limit_ms: self.limit_ms(),
         };
         let parameters = [is_bf16, ("RANKS", self.shared.ranks() as u32), ("SHOTS", shots)];
-        KERNEL.launch(device, &parameters, grid(), arguments)
+        let elements = tokens as usize * top_k as usize * size_n as usize;
+        KERNEL.launch(device, &parameters, grid(self.shared.ranks(), elements), arguments)
     }
 
     /// The ranks of the layer's experts, if the layer is this rank's.

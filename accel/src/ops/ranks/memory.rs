@@ -24,7 +24,7 @@ const CALLS: usize = 2 * RANK_BLOCKS * MOST_RANKS * 4;
 const STATUS: usize = CALLS + RANK_BLOCKS * 4;
 /// A word for each rank: 1 where it uses this memory no longer.
 const LEFT: usize = STATUS + 256;
-const PARTS: usize = 16384;
+const PARTS: usize = 8192;
 const _: () = assert!(LEFT + MOST_RANKS * 4 <= PARTS);
 
 /// Sizes of a region.

@@ -64,14 +64,17 @@ use crate::{
 /// Ranks at most: leaves of the canonical schedule.
 const MOST_RANKS: usize = 8;
 /// `RANK_BLOCKS` of `ranks.cuh`.
-const RANK_BLOCKS: usize = 128;
-/// Few enough for eight ranks on one GPU of 64 multiprocessors.
+const RANK_BLOCKS: usize = 64;
+/// Threads of a block. Few enough for eight ranks that share one GPU of 132 multiprocessors.
 const THREADS: u32 = 256;
+/// Threads where two ranks add more than `MANY_ELEMENTS`: enough bytes in flight for one wire.
+const MANY_THREADS: u32 = 512;
+const MANY_ELEMENTS: usize = 2_000_000;
 /// How long a rank waits for others.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Elements up to which every rank adds everything: exchanging shares takes a second barrier. By the bytes of each on the
-/// wire at 373 GB/s and 3 µs for a barrier; on one device it makes no difference.
-const ONE_SHOT_ELEMENTS: [usize; 4] = [usize::MAX, 900_000, 200_000, 40_000];
+/// Elements up to which every rank adds everything: exchanging shares takes a second barrier. Measured on 2 and 4 H200s
+/// (`rank_times`); of 8 ranks estimated by the bytes on the wire. On one device it makes no difference.
+const ONE_SHOT_ELEMENTS: [usize; 4] = [usize::MAX, 700_000, 160_000, 40_000];
 
 /// One of the ranks that share row-parallel products.
 ///
@@ -313,8 +316,8 @@ fn check_stream(stream: &Arc<CudaStream>, device: &Device) -> Result<(), AccelEr
     check::same_device(&ROW, device, &[("rank", is_own)])
 }
 
-/// The thread blocks of a kernel that waits for other ranks.
-fn grid() -> Grid {
-    let knob = |name: &str, default: u32| std::env::var(name).map_or(default, |v| v.parse().unwrap());
-    Grid::new((knob("RT_BLOCKS", 64), 1, 1), (knob("RT_THREADS", THREADS), 1, 1))
+/// The thread blocks of a kernel that waits for other ranks: the same on all of them.
+fn grid(ranks: usize, elements: usize) -> Grid {
+    let threads = if ranks == 2 && elements > MANY_ELEMENTS { MANY_THREADS } else { THREADS };
+    Grid::new((RANK_BLOCKS as u32, 1, 1), (threads, 1, 1))
 }
