@@ -108,10 +108,11 @@ struct Tiles {
 
 // Copies what other ranks have added.
 __device__ __forceinline__ void copy_shares(const Ranks &ranks, const Tiles &tiles, uint2 *y) {
-    constexpr unsigned OTHERS = RANKS - 1, ROWS = (BATCH + 1) / 2;
+    // A single rank copies its own.
+    constexpr unsigned OTHERS = RANKS == 1 ? 1 : RANKS - 1, ROWS = (BATCH + 1) / 2;
     for (size_t tile = tiles.first(); tile < tiles.share; tile += tiles.step()) {
         const size_t end = tiles.end(tile) / 2, at = tile / 2 + threadIdx.x;
-        uint4 copies[ROWS][OTHERS + 1];
+        uint4 copies[ROWS][OTHERS];
 #pragma unroll
         for (unsigned row = 0; row < ROWS; ++row) {
 #pragma unroll
