@@ -138,14 +138,15 @@ __device__ __forceinline__ void copy_shares(const Ranks &ranks, const Tiles &til
     }
 }
 
-extern "C" __global__ void __launch_bounds__(RANK_THREADS, RANKS == 8 ? 3 : 2) add_ranks(const __grid_constant__ Ranks ranks,
-                                     const unsigned short *__restrict__ bias,
-                                     const float *__restrict__ global_scale,
-                                     uint2 *__restrict__ y,
-                                     unsigned size_m,
-                                     unsigned size_n,
-                                     unsigned long long capacity,
-                                     unsigned limit_ms) {
+extern "C" __global__ void __launch_bounds__(RANK_THREADS, RANKS == 8 ? 3 : 2)
+    add_ranks(const __grid_constant__ Ranks ranks,
+              const unsigned short *__restrict__ bias,
+              const float *__restrict__ global_scale,
+              uint2 *__restrict__ y,
+              unsigned size_m,
+              unsigned size_n,
+              unsigned long long capacity,
+              unsigned limit_ms) {
     wait_for_last_kernel();
     const size_t pieces = static_cast<size_t>(size_m) * size_n / 4;
     if (pieces == 0) {

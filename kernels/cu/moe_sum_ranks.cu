@@ -195,18 +195,19 @@ struct Slots {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(RANK_THREADS, RANKS == 8 ? 3 : 2) moe_sum_ranks(const __grid_constant__ Ranks ranks,
-                                                                         const uint4 *__restrict__ down,
-                                                                         uint4 *__restrict__ y,
-                                                                         const int *__restrict__ topk_ids,
-                                                                         const int *__restrict__ rank_of,
-                                                                         const int *__restrict__ place_of,
-                                                                         unsigned tokens,
-                                                                         unsigned top_k,
-                                                                         unsigned size_n,
-                                                                         unsigned num_experts,
-                                                                         unsigned long long capacity,
-                                                                         unsigned limit_ms) {
+extern "C" __global__ void __launch_bounds__(RANK_THREADS, RANKS == 8 ? 3 : 2)
+    moe_sum_ranks(const __grid_constant__ Ranks ranks,
+                  const uint4 *__restrict__ down,
+                  uint4 *__restrict__ y,
+                  const int *__restrict__ topk_ids,
+                  const int *__restrict__ rank_of,
+                  const int *__restrict__ place_of,
+                  unsigned tokens,
+                  unsigned top_k,
+                  unsigned size_n,
+                  unsigned num_experts,
+                  unsigned long long capacity,
+                  unsigned limit_ms) {
     wait_for_last_kernel();
     unsigned call;
     if (tokens == 0 || !begin_call(ranks, call)) {
