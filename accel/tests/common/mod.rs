@@ -99,7 +99,7 @@ impl Law {
         self.held_with("");
     }
 
-    /// A law that ran on so many GPUs.
+    /// A law that ran on this many GPUs.
     pub(crate) fn held_on(self, gpus: usize) {
         self.held_with(&format!(", GPUs: {gpus}"));
     }

@@ -1,5 +1,5 @@
-//! Row-parallel products over ranks, each on a GPU of its own as far as there are any, else in turns on those that there
-//! are: the bits of one device for every number of ranks, in graphs too. `CUDA_VISIBLE_DEVICES=0`: all on one GPU.
+//! Row-parallel products over ranks, spread over the GPUs of this machine: the bits of one device for every number of
+//! ranks, in graphs too. `CUDA_VISIBLE_DEVICES=0`: all on one GPU.
 
 use crate::common;
 
