@@ -74,7 +74,7 @@ const MANY_ELEMENTS: usize = 2_000_000;
 const LIMIT: Duration = Duration::from_secs(10);
 /// Elements up to which every rank adds everything: exchanging shares takes a second barrier. Measured on 2 and 4 H200s
 /// (`rank_times`); of 8 ranks estimated by the bytes on the wire. On one device it makes no difference.
-const ONE_SHOT_ELEMENTS: [usize; 4] = [usize::MAX, 700_000, 160_000, 40_000];
+const ONE_SHOT_ELEMENTS: [usize; 4] = [usize::MAX, 900_000, 130_000, 40_000];
 
 /// One of the ranks that share row-parallel products.
 ///
