@@ -1,5 +1,5 @@
-//! Hashes of a token's logits for several batches and numbers of ranks, all on this machine's GPU, and times of the
-//! additions.
+//! Hashes of a token's logits for several batches and numbers of ranks, on as many of this machine's GPUs as there are,
+//! and times of the additions.
 //!
 //! ```text
 //! rank_hashes [--times]
@@ -140,7 +140,9 @@ fn logits(
     ranks: usize,
     is_canonical: bool,
 ) -> Result<Vec<u16>, AccelError> {
-    let devices = (0..ranks).map(|_| Device::open()).collect::<Result<Vec<_>, _>>()?;
+    let gpus = Device::count()?;
+    let devices =
+        (0..ranks).map(|r| Device::open_ordinal(r % gpus)).collect::<Result<Vec<_>, _>>()?;
     let all: Vec<&Device> = devices.iter().collect();
     let tokens = batch.x.len() / HIDDEN;
     let mut own = Rank::of_process(&all, tokens * TOP_K * HIDDEN)?;
@@ -216,9 +218,9 @@ fn logits(
 
 fn hashes() -> Result<bool, AnyError> {
     let model = Model::new()?;
-    // Its context lives as long as those of the ranks are made and dropped.
-    let device = Device::open()?;
-    println!("{}", device.name());
+    // Their contexts live while those of the ranks are made and dropped.
+    let devices = (0..Device::count()?).map(Device::open_ordinal).collect::<Result<Vec<_>, _>>()?;
+    println!("{} GPUs: {}", devices.len(), devices[0].name());
     println!("ranks  batch  this project      as engines do");
     let (mut ours, mut theirs) = (BTreeSet::new(), BTreeSet::new());
     for ranks in RANKS {

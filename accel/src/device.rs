@@ -72,6 +72,21 @@ impl std::fmt::Debug for Device {
 }
 
 impl Device {
+    /// Number of devices.
+    ///
+    /// # Errors
+    /// [`AccelError::NoDriver`] or [`AccelError::NoDevice`] on a machine without a GPU,
+    /// [`AccelError::DriverTooOld`], or [`AccelError::Driver`].
+    pub fn count() -> Result<usize, AccelError> {
+        raw::driver::probe()?;
+        cudarc::driver::result::init().map_err(init_error)?;
+        let count = CudaContext::device_count().map_err(failed("cuDeviceGetCount"))?;
+        match usize::try_from(count) {
+            Ok(count @ 1..) => Ok(count),
+            _ => Err(AccelError::NoDevice { reason: "the driver reports 0 devices".into() }),
+        }
+    }
+
     /// Opens the first device.
     ///
     /// # Errors
@@ -100,13 +115,7 @@ impl Device {
 
     fn open_with(ordinal: usize, has_own_memory: bool) -> Result<Self, AccelError> {
         let version = raw::driver::probe()?;
-        cudarc::driver::result::init().map_err(init_error)?;
-        let count = CudaContext::device_count().map_err(failed("cuDeviceGetCount"))?;
-        let count = usize::try_from(count).unwrap_or(0);
-        if count == 0 {
-            let reason = "the driver reports 0 devices".into();
-            return Err(AccelError::NoDevice { reason });
-        }
+        let count = Self::count()?;
         if ordinal >= count {
             return Err(AccelError::Ordinal { ordinal, count });
         }

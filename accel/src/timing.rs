@@ -109,6 +109,44 @@ impl Device {
     }
 }
 
+/// Replays of ranks that wait for each other: a graph on each device, all at once. The time of a replay is that of
+/// the device that starts last, which waits for no other one to start.
+///
+/// # Errors
+/// [`AccelError::Driver`].
+pub fn time_together(
+    devices: &[&Device],
+    graphs: &[Graph<'_>],
+    replays: usize,
+) -> Result<Times, AccelError> {
+    let flags = Some(CUevent_flags::CU_EVENT_DEFAULT);
+    let event =
+        |device: &Device| device.stream().record_event(flags).map_err(failed("cuEventRecord"));
+    let replay = || -> Result<f32, AccelError> {
+        devices.iter().try_for_each(|device| device.synchronize())?;
+        let mut events = Vec::new();
+        for (device, graph) in devices.iter().zip(graphs) {
+            let start = event(device)?;
+            graph.replay()?;
+            events.push((start, event(device)?));
+        }
+        let mut least = f32::INFINITY;
+        for (start, end) in &events {
+            end.synchronize().map_err(failed("cuEventSynchronize"))?;
+            let elapsed = start.elapsed_ms(end).map_err(failed("cuEventElapsedTime"))?;
+            least = least.min(elapsed * 1000.0);
+        }
+        Ok(least)
+    };
+    let (mut count, mut warm) = (0, 0.0);
+    while count < WARM_UP.0 || (warm < WARM_UP.1 && count < 1000) {
+        warm += replay()?;
+        count += 1;
+    }
+    let times = (0..replays.max(1)).map(|_| replay());
+    Ok(Times::of(times.collect::<Result<_, _>>()?))
+}
+
 impl Graph<'_> {
     /// Runs the recorded launches.
     ///

@@ -79,6 +79,11 @@ fn expected_hit(experts: usize, tokens: usize, top_k: usize) -> usize {
     (hit.round() as usize).max(1)
 }
 
+/// What `here` of `all` experts have of a number, at least 1.
+fn expected_share(number: usize, here: usize, all: usize) -> usize {
+    (number as f64 * here as f64 / all as f64).ceil().max(1.0) as usize
+}
+
 impl MarlinLayer {
     /// Packs a layer's weights and copies them to the device.
     ///
@@ -194,9 +199,12 @@ impl MarlinLayer {
         top_k: usize,
     ) -> Result<Workspace, AccelError> {
         let entries = check::entries(&ROW, tokens, top_k)?;
-        // Assumes that tokens are spread evenly.
-        let experts = self.w13.experts().min(entries);
-        let rows = entries.div_ceil(experts);
+        // Assumes that tokens are spread evenly, also over the experts of other ranks.
+        let all = self.runs.run_of.len().max(1);
+        let here = self.w13.experts().min(all);
+        let expected = expected_share(entries, here, all);
+        let experts = here.min(expected);
+        let rows = expected.div_ceil(experts);
         if self.input_dtype.is_some() {
             let block_size =
                 self.w13.block_size(device, rows)?.min(self.w2.block_size(device, rows)?);
@@ -205,12 +213,12 @@ impl MarlinLayer {
             let w2 = Product::bits8(device, &self.w2, entries)?;
             return self.entry_buffers(device, entries, top_k, blocks, [w13, w2]);
         }
-        if let Some(plans) = self.many_rows(device, entries, experts)? {
+        if let Some(plans) = self.many_rows(device, expected, experts)? {
             return self.workspace_many_rows(device, tokens, top_k, plans);
         }
         // The second product's K is a multiple of 64, so that halves are whole tiles of columns.
         let paired = self.is_fused && self.activation.columns == Columns::Halves;
-        let hit = expected_hit(self.w13.experts(), tokens, top_k);
+        let hit = expected_share(expected_hit(all, tokens, top_k), here, all);
         let mut w13 = self.w13.tiling_of_experts(device, rows, hit, paired)?;
         let mut w2 = self.w2.tiling_of_experts(device, rows, hit, false)?;
         w13.m_tiles = w13.m_tiles.min(w2.m_tiles);
@@ -313,5 +321,9 @@ mod tests {
         assert_eq!(expected_hit(8, 1000, 2), 8);
         // More slots than experts: a rank may have a single one.
         assert_eq!(expected_hit(1, 3, 2), 1);
+        // Half of the experts take half of the entries.
+        assert_eq!(expected_share(8192, 64, 128), 4096);
+        assert_eq!(expected_share(1, 4, 8), 1);
+        assert_eq!(expected_share(7, 128, 128), 7);
     }
 }

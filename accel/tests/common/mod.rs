@@ -96,9 +96,18 @@ impl Law {
     }
 
     pub(crate) fn held(self) {
+        self.held_with("");
+    }
+
+    /// A law that ran on this many GPUs.
+    pub(crate) fn held_on(self, gpus: usize) {
+        self.held_with(&format!(", GPUs: {gpus}"));
+    }
+
+    fn held_with(self, more: &str) {
         assert!(self.cases > 0, "{}: no case", self.name);
         let Self { name, cases, outputs } = self;
-        say(&format!("LAW {name}: every bit equal in {cases} cases, {outputs} outputs"));
+        say(&format!("LAW {name}{more}: every bit equal in {cases} cases, {outputs} outputs"));
     }
 }
 

@@ -1,10 +1,10 @@
-//! Expert layers whose experts are spread over ranks, all on one GPU: the bits of the reference's whole layer for every
-//! number of ranks and every placement.
+//! Expert layers whose experts are spread over ranks, on as many GPUs as there are: the bits of the reference's whole
+//! layer for every number of ranks and every placement.
 
 use crate::common;
 
 use crate::common::{Experts, Law, Random, Tokens, some_to_none, weight};
-use crate::peers::{alone, open};
+use crate::peers::{alone, gpus, open};
 use marlinspike::moe::activation::{Activation, Definition};
 use marlinspike::moe::layer::Layer;
 use marlinspike::num::dims::GroupSize;
@@ -79,10 +79,11 @@ impl Spread {
         Self { devices, layers, inputs, work }
     }
 
-    fn ranks(&self, tokens: usize) -> Vec<Rank> {
+    fn ranks(&self, tokens: usize, two_shot: bool) -> Vec<Rank> {
         let devices: Vec<&Device> = self.devices.iter().collect();
-        // Slots of all tokens, as a single rank needs it.
-        Rank::of_process(&devices, tokens * TOP_K * HIDDEN).unwrap()
+        // Slots of all tokens, as one shot needs it.
+        let ranks = Rank::of_process(&devices, tokens * TOP_K * HIDDEN).unwrap();
+        ranks.into_iter().map(|rank| rank.with_two_shot(two_shot)).collect()
     }
 
     /// y of every rank, after one call.
@@ -133,14 +134,16 @@ fn experts_on_any_number_of_ranks_have_the_bits_of_the_reference() {
                     let placements = placements(ranks);
                     for rank_of in &placements[..ranks.min(2)] {
                         let mut spread = Spread::new(open(ranks), &all, rank_of, &tokens);
-                        let mut own = spread.ranks(count);
-                        for call in 0..3 {
-                            let all = spread.call(&mut own, wanted.len());
-                            for (r, found) in all.iter().enumerate() {
-                                let context = format!(
-                                    "{dtype}, {count} tokens, {kind}, {rank_of:?}, rank {r}, call {call}"
-                                );
-                                law.equal(&context, found, &wanted);
+                        for two_shot in [false, true] {
+                            let mut own = spread.ranks(count, two_shot);
+                            for call in 0..3 {
+                                let all = spread.call(&mut own, wanted.len());
+                                for (r, found) in all.iter().enumerate() {
+                                    let context = format!(
+                                        "{dtype}, {count} tokens, {kind}, {rank_of:?}, rank {r}, two-shot {two_shot}, call {call}"
+                                    );
+                                    law.equal(&context, found, &wanted);
+                                }
                             }
                         }
                     }
@@ -148,7 +151,7 @@ fn experts_on_any_number_of_ranks_have_the_bits_of_the_reference() {
             }
         }
     }
-    law.held();
+    law.held_on(gpus());
 }
 
 #[test]
@@ -163,22 +166,27 @@ fn wrong_sums_over_ranks_are_noticed() {
     let mut tokens = Tokens::new(&mut random, &all.layer(), (9, TOP_K), |_, expert| expert);
     order_matters(&mut tokens);
     let wanted = tokens.canonical(&all.layer());
-    let found = |mutant: Option<&Mutant>| {
+    let found = |mutant: Option<&Mutant>, two_shot: bool| {
         let devices = open(2).into_iter().map(|device| match mutant {
             Some(mutant) => device.with_mutant(row, mutant).unwrap(),
             None => device,
         });
         let rank_of = &placements(2)[0];
         let mut spread = Spread::new(devices.collect(), &all, rank_of, &tokens);
-        let mut ranks = spread.ranks(9);
+        let mut ranks = spread.ranks(9, two_shot);
         spread.call(&mut ranks, wanted.len()).swap_remove(1)
     };
-    assert_eq!(found(None), wanted);
-    for mutant in row.mutants {
-        assert_ne!(found(Some(mutant)), wanted, "{} passed", mutant.name);
+    for two_shot in [false, true] {
+        assert_eq!(found(None, two_shot), wanted);
+        for mutant in row.mutants {
+            assert_ne!(found(Some(mutant), two_shot), wanted, "{} passed", mutant.name);
+        }
     }
     let count = row.mutants.len();
-    common::say(&format!("LAW wrong sums over ranks rejected: {count} of {count}"));
+    common::say(&format!(
+        "LAW wrong sums over ranks rejected, GPUs: {}: {count} of {count}",
+        gpus()
+    ));
 }
 
 #[test]

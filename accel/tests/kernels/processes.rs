@@ -1,4 +1,4 @@
-//! Ranks in processes of their own, all on one GPU: the bits of one device, in graphs too; a process that dies or stays away
+//! Ranks in processes of their own, on as many GPUs as there are: the bits of one device, in graphs too; a process that dies or stays away
 //! is an error. The processes are this test program, started by the tests below.
 
 use crate::common;
@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::common::{Law, Random, weight};
-use crate::peers::{alone, whole};
+use crate::peers::{alone, gpus, whole};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::Split;
@@ -69,7 +69,7 @@ impl Own {
     /// Exchanges handles through files.
     fn join(folder: &Path, rank: usize, ranks: usize) -> Self {
         let (w, x) = inputs();
-        let device = Device::open().unwrap();
+        let device = Device::open_ordinal(rank % gpus()).unwrap();
         let split = Split::new(SHAPE.size_k, rank, ranks).unwrap();
         let part = split.part_of(&w).unwrap();
         let weight = MarlinWeight::of_part(&device, &part, BF16).unwrap();
@@ -216,7 +216,7 @@ fn ranks_in_processes_have_the_bits_of_the_reference() {
             law.equal(&format!("rank {rank} of {ranks}, replays"), &found, &wanted);
         }
     }
-    law.held();
+    law.held_on(gpus());
 }
 
 #[test]
@@ -231,7 +231,8 @@ fn processes_that_die_or_stay_away_are_errors() {
         let ends: Vec<bool> = children.into_iter().map(succeeded).collect();
         assert_eq!(ends, [true, role == "waits"], "{role}");
     }
-    common::say("LAW processes that die or stay away are errors: 2 of 2");
+    let gpus = gpus();
+    common::say(&format!("LAW processes that die or stay away are errors, GPUs: {gpus}: 2 of 2"));
 }
 
 #[test]

@@ -2,8 +2,9 @@
 // Memory that tensor-parallel ranks share, and their barrier. A rank reads and writes the memory of all others by plain
 // addresses: of peers in one process, or mapped from other processes.
 
-// Ranks at most, and thread blocks of a kernel that waits for other ranks. All run at once on every device.
-constexpr unsigned MOST_RANKS = 8, RANK_BLOCKS = 64;
+// Ranks at most, and thread blocks and threads of a block at most of a kernel that waits for other ranks. All run at once
+// on every device.
+constexpr unsigned MOST_RANKS = 8, RANK_BLOCKS = 64, RANK_THREADS = 512;
 
 struct Ranks {
     float *parts[MOST_RANKS];              // [2, capacity]: sums of this call and of the one before
@@ -25,12 +26,13 @@ __device__ __forceinline__ unsigned long long nanoseconds() {
 
 // Counts a call. False after an error, and where the call's turn is not the one that was launched.
 __device__ __forceinline__ bool begin_call(const Ranks &p, unsigned &call) {
+    // Both reads are in flight at once.
+    const unsigned status = *static_cast<volatile unsigned *>(p.status);
+    call = *static_cast<volatile unsigned *>(p.calls + blockIdx.x) + 1;
     // After an error the ranks no longer count alike.
-    if (*static_cast<volatile unsigned *>(p.status) != 0) {
+    if (__syncthreads_or(status != 0)) {
         return false;
     }
-    call = p.calls[blockIdx.x] + 1;
-    __syncthreads();
     if (threadIdx.x == 0) {
         p.calls[blockIdx.x] = call;
         if (call % 2 != p.turn) {
@@ -47,7 +49,6 @@ __device__ __forceinline__ bool wait_for_ranks(const Ranks &p, unsigned stage, u
     bool is_here = true;
     if (threadIdx.x < RANKS) {
         const unsigned other = threadIdx.x, at = (stage * RANK_BLOCKS + blockIdx.x) * MOST_RANKS;
-        asm volatile("fence.acq_rel.sys;" ::: "memory");
         asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p.flags[other] + at + p.rank), "r"(call)
                      : "memory");
         const unsigned long long begin = nanoseconds();

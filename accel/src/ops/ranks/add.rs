@@ -34,8 +34,9 @@ pub(crate) static ROW: Row = Row {
         ),
         Mutant::new(
             "16-bit parts",
-            "first) + piece);\n        }",
-            "first) + piece);\n            sum[r].x = widen(narrow(sum[r].x));\n            sum[r].y = widen(narrow(sum[r].y));\n        }",
+            "float4 (&sum)[RANKS], size_t piece) const {\n",
+            "float4 (&sum)[RANKS], size_t piece) const {\n        for (unsigned r = 0; r < RANKS; ++r) {\n            \
+             sum[r].x = widen(narrow(sum[r].x));\n            sum[r].y = widen(narrow(sum[r].y));\n        }\n",
         ),
         Mutant::new(
             "a bias for each rank",
@@ -157,7 +158,7 @@ pub(super) fn add(
             let blocks = (size.iter().product::<usize>() / 4).div_ceil(THREADS as usize);
             Grid::new((blocks.clamp(1, 4096) as u32, 1, 1), (THREADS, 1, 1))
         }
-        _ => grid(),
+        _ => grid(count, size.iter().product()),
     };
     KERNEL.launch(device, &parameters, grid, arguments)
 }

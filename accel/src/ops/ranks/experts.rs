@@ -17,20 +17,18 @@ pub(crate) static ROW: Row = Row {
     source: "moe_sum_ranks",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |_| Ok(lattice(&[("IS_BF16", &[0, 1]), ("RANKS", &[1, 2, 4, 8])])),
+    variants: |_| {
+        Ok(lattice(&[("IS_BF16", &[0, 1]), ("RANKS", &[1, 2, 4, 8]), ("SHOTS", &[1, 2])]))
+    },
     arguments: SumArguments::SIZES,
     mutants: &[
         Mutant::new(
             "slots in the order of ranks",
-            "for (unsigned j = 0; j < top_k; ++j) {\n            if (rank_of_slot(slots + j) < RANKS) {",
-            "for (unsigned i = 0; i < RANKS * top_k; ++i) {\n            const unsigned j = i % top_k;\n            \
-             if (rank_of_slot(slots + j) == i / top_k) {",
+            "for (unsigned j = 0; j < top_k; j += AT_ONCE) {",
+            "for (unsigned i = 0; i < RANKS * WARP; i += AT_ONCE) {\n            const unsigned j = i % WARP, \
+             here = __ballot_sync(ALL_LANES, slot.rank == i / WARP);",
         ),
-        Mutant::new(
-            "the owner's experts alone",
-            "rank_of_slot(slots + j) < RANKS",
-            "rank_of_slot(slots + j) == ranks.rank",
-        ),
+        Mutant::new("the owner's experts alone", "slot.rank < RANKS", "slot.rank == ranks.rank"),
     ],
 };
 
@@ -53,6 +51,11 @@ arguments! {
         limit_ms: u32,
     }
 }
+
+/// Slots of a token: a lane of a warp for each.
+const MOST_SLOTS: usize = 32;
+/// More bytes that a rank may read in one shot than in two: a barrier takes as long.
+const ONE_SHOT_BYTES: usize = 1_000_000;
 
 /// Sizes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +99,9 @@ impl Rank {
         self.check_layer(layer)?;
         let (hidden, top_k) = (layer.hidden_size(), work.top_k());
         let tokens = x.len() / hidden;
+        if top_k > MOST_SLOTS {
+            return Err(ROW.refuse("top_k", top_k, format!("at most {MOST_SLOTS}")));
+        }
         // 16-bit rows of slots take the place of f32 sums.
         let share = tokens.div_ceil(self.shared.ranks());
         let needed = [Some(tokens), share.checked_mul(top_k).map(|rows| rows.div_ceil(2))];
@@ -177,15 +183,39 @@ impl Rank {
             size_n: hidden as u32,
             num_experts: rank_of.len() as u32,
         };
-        self.launch_sum(device, is_bf16, sum)
+        let shots = 1 + u32::from(!self.is_one_shot(slots));
+        self.launch_sum(device, is_bf16, shots, sum)
+    }
+
+    /// Whether every rank reads the slots of all tokens. Owners' sums are a second transfer and a second barrier, but
+    /// fewer bytes, unless a token has few slots.
+    fn is_one_shot(&self, slots: Slots) -> bool {
+        let Slots { tokens, top_k, hidden } = slots;
+        let (ranks, bytes) = (self.shared.ranks(), 2 * tokens * hidden);
+        // Of all ranks but one.
+        let more =
+            (bytes * top_k).saturating_sub(bytes * (top_k + ranks) / ranks) / ranks * (ranks - 1);
+        let fits = bytes * top_k <= 4 * self.shared.region.capacity;
+        fits && !self.two_shot.unwrap_or(more > ONE_SHOT_BYTES)
     }
 
     /// Loads the kernel of [`add_experts`](Self::add_experts).
-    pub(super) fn load_sum(&self, device: &Device, is_bf16: Parameter) -> Result<(), AccelError> {
-        self.launch_sum(device, is_bf16, Sum { size_n: 8, ..Sum::default() })
+    pub(super) fn load_sum(
+        &self,
+        device: &Device,
+        is_bf16: Parameter,
+        shots: u32,
+    ) -> Result<(), AccelError> {
+        self.launch_sum(device, is_bf16, shots, Sum { size_n: 8, ..Sum::default() })
     }
 
-    fn launch_sum(&self, device: &Device, is_bf16: Parameter, sum: Sum) -> Result<(), AccelError> {
+    fn launch_sum(
+        &self,
+        device: &Device,
+        is_bf16: Parameter,
+        shots: u32,
+        sum: Sum,
+    ) -> Result<(), AccelError> {
         let Sum { down, y, topk_ids, rank_of, place_of, tokens, top_k, size_n, num_experts } = sum;
         // The capacity has room for the slots of a share and for y. There is an id, a rank and a row of `down`, or a
         // place of one, for each slot; ids beyond the experts are not looked up. Without tokens nothing is read.
@@ -203,8 +233,9 @@ impl Rank {
             capacity: self.shared.region.capacity as u64,
             limit_ms: self.limit_ms(),
         };
-        let parameters = [is_bf16, ("RANKS", self.shared.ranks() as u32)];
-        KERNEL.launch(device, &parameters, grid(), arguments)
+        let parameters = [is_bf16, ("RANKS", self.shared.ranks() as u32), ("SHOTS", shots)];
+        let elements = tokens as usize * top_k as usize * size_n as usize;
+        KERNEL.launch(device, &parameters, grid(self.shared.ranks(), elements), arguments)
     }
 
     /// The ranks of the layer's experts, if the layer is this rank's.

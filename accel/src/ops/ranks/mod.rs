@@ -65,13 +65,16 @@ use crate::{
 const MOST_RANKS: usize = 8;
 /// `RANK_BLOCKS` of `ranks.cuh`.
 const RANK_BLOCKS: usize = 64;
-/// Few enough for eight ranks on one GPU of 64 multiprocessors.
+/// Threads of a block. Few enough for eight ranks that share one GPU of 132 multiprocessors.
 const THREADS: u32 = 256;
+/// Threads where two ranks add more than `MANY_ELEMENTS`: enough bytes in flight for one wire.
+const MANY_THREADS: u32 = 512;
+const MANY_ELEMENTS: usize = 2_000_000;
 /// How long a rank waits for others.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Elements up to which every rank adds everything: exchanging shares takes a second barrier. By the bytes of each on the
-/// wire at 373 GB/s and 3 µs for a barrier; on one device it makes no difference.
-const ONE_SHOT_ELEMENTS: [usize; 4] = [usize::MAX, 900_000, 200_000, 40_000];
+/// Elements up to which every rank adds everything: exchanging shares takes a second barrier. Measured on 2 and 4 H200s
+/// (`rank_times`); of 8 ranks estimated by the bytes on the wire. On one device it makes no difference.
+const ONE_SHOT_ELEMENTS: [usize; 4] = [usize::MAX, 900_000, 130_000, 40_000];
 
 /// One of the ranks that share row-parallel products.
 ///
@@ -174,8 +177,8 @@ impl Rank {
         for is_bf16 in [0, 1].map(|is_bf16| ("IS_BF16", is_bf16)) {
             for shots in [1, 2] {
                 this.launch(device, shots, Addition::none(is_bf16))?;
+                this.load_sum(device, is_bf16, shots)?;
             }
-            this.load_sum(device, is_bf16)?;
         }
         Ok(this)
     }
@@ -212,6 +215,24 @@ impl Rank {
         part(device, x, weight, Output::Peer(sums))?;
         self.started = Some(Started::Product(size));
         Ok(())
+    }
+
+    /// Starts a call on sums that kernels of the caller write, in place of [`multiply`](Self::multiply): f32 `[M, N]`
+    /// at the returned address of this device's memory, by work that is on this device's stream before [`add`](Self::add).
+    /// The address is that of this call alone.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for more outputs than the capacity, and for a call that was started and not added.
+    pub fn start_sums(&mut self, device: &Device, size: [usize; 2]) -> Result<u64, AccelError> {
+        self.check_device(device)?;
+        self.check_idle()?;
+        let capacity = self.shared.region.capacity;
+        if size[0].checked_mul(size[1]).is_none_or(|outputs| outputs > capacity) {
+            let found = format!("[{}, {}] outputs", size[0], size[1]);
+            return Err(ROW.refuse("size", found, format!("at most {capacity}")));
+        }
+        self.started = Some(Started::Product(size));
+        Ok(self.shared.parts(self.rank, (self.turn + 1) % 2).address())
     }
 
     /// Ends a call: y `[M, N]`, f16 or bf16 bits, of all ranks' sums, with the weight's global scale and
@@ -295,7 +316,8 @@ fn check_stream(stream: &Arc<CudaStream>, device: &Device) -> Result<(), AccelEr
     check::same_device(&ROW, device, &[("rank", is_own)])
 }
 
-/// The thread blocks of a kernel that waits for other ranks.
-fn grid() -> Grid {
-    Grid::new((RANK_BLOCKS as u32, 1, 1), (THREADS, 1, 1))
+/// The thread blocks of a kernel that waits for other ranks: the same on all of them.
+fn grid(ranks: usize, elements: usize) -> Grid {
+    let threads = if ranks == 2 && elements > MANY_ELEMENTS { MANY_THREADS } else { THREADS };
+    Grid::new((RANK_BLOCKS as u32, 1, 1), (threads, 1, 1))
 }
