@@ -29,7 +29,8 @@ pub struct W4a8Plan {
     pub tile_n: u32,
     /// Warps that compute.
     pub warps: u32,
-    /// Warpgroups that share columns and take turns by stages of k: more than one needs groups of 128 k or one group.
+    /// Divides the columns of `warps`: with 4 or 8, four warpgroups share 64 or 32 columns and compute different stages of k,
+    /// which needs groups of 128 k or one group.
     pub splits: u32,
 }
 
@@ -44,17 +45,21 @@ pub(super) struct Sizes {
 static SIZES: Memo<(W4a8Plan, Form), Sizes> = Memo::new();
 
 /// Rows, warps and splits that the kernel is compiled with.
-const COMPILED: [[u32; 3]; 10] = [
+const COMPILED: [[u32; 3]; 14] = [
+    [8, 16, 8],
     [8, 16, 4],
     [8, 16, 1],
+    [16, 16, 8],
     [16, 16, 4],
     [16, 16, 1],
+    [32, 16, 8],
     [32, 16, 4],
     [32, 16, 1],
     [64, 8, 1],
     [64, 16, 1],
     [128, 8, 1],
     [192, 8, 1],
+    [256, 8, 1],
 ];
 
 impl W4a8Plan {
@@ -111,7 +116,8 @@ impl W4a8Plan {
             let all = parameters(ScalarType::BFLOAT16, form, false, self);
             let size = |name| constant(SOURCE, name, &all);
             let (stage, end) = (size("STAGE_BYTES")?, size("END_BYTES")?);
-            let stages = ((most - end) / stage).min(MOST_STAGES);
+            // Pairs of stages are neighbours in the ring.
+            let stages = ((most - end) / stage).min(MOST_STAGES) & !1;
             Ok::<_, AccelError>(Sizes {
                 threads: size("THREADS")?,
                 stages,
@@ -133,20 +139,24 @@ impl W4a8Plan {
     /// part of them once.
     fn few(rows: usize, columns: usize, form: Form, multiprocessors: u32) -> Self {
         let even = columns.div_ceil(multiprocessors as usize * 32).clamp(1, 7) as u32 * 32;
-        let splits = if even <= 64 && splits_stages(form) { 4 } else { 1 };
+        let splits = match even {
+            32 if splits_stages(form) => 8,
+            64 if splits_stages(form) => 4,
+            _ => 1,
+        };
         let plan = |rows| Self { rows, tile_n: even, warps: 16, splits };
         match rows {
             0..=8 => plan(8),
             9..=16 => plan(16),
             17..=32 => plan(32),
-            _ if splits > 1 => Self { tile_n: 64, ..plan(32) },
+            _ if splits > 1 => Self { tile_n: 64, splits: 4, ..plan(32) },
             _ => plan(64),
         }
     }
 
     /// The plan of many rows whose last wave of tiles wastes least.
     fn many(size_m: usize, size_n: usize, multiprocessors: u32) -> Self {
-        let plans = [192, 128].map(|rows| Self { rows, tile_n: 128, warps: 8, splits: 1 });
+        let plans = [256, 192, 128].map(|rows| Self { rows, tile_n: 128, warps: 8, splits: 1 });
         let time = |plan: &Self| {
             let waves = plan.tiles(size_m, size_n).div_ceil(multiprocessors as usize);
             waves * (plan.rows as usize + FIXED_ROWS)
@@ -168,7 +178,8 @@ impl W4a8Plan {
                 0..=32 => Self::few(rows, columns, weight.form(), multiprocessors),
                 33..=80 => Self { rows: 64, tile_n: 128, warps: 8, splits: 1 },
                 81..=144 => Self { rows: 128, tile_n: 128, warps: 8, splits: 1 },
-                _ => Self { rows: 192, tile_n: 128, warps: 8, splits: 1 },
+                145..=208 => Self { rows: 192, tile_n: 128, warps: 8, splits: 1 },
+                _ => Self { rows: 256, tile_n: 128, warps: 8, splits: 1 },
             }
         })
     }
