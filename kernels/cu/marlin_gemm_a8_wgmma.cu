@@ -26,8 +26,8 @@
 //   SPLITS      1; with 16 WARPS 4 or 8: four warpgroups share 64 or 32 columns and compute different stages
 //
 // Launch: thread blocks of THREADS threads; dynamic shared memory of stages * STAGE_BYTES + END_BYTES bytes
-// (a8_wgmma_sizes.cuh); at least 4 stages, with 8 SPLITS an even number of at least 8. K is a multiple of 128, N of 64,
-// tile_n of 32 and at most N_TILE.
+// (a8_wgmma_sizes.cuh), at least LEAST_STAGES and a multiple of STAGE_MULTIPLE. K is a multiple of 128, N of 64, tile_n of
+// 32 and at most N_TILE.
 
 #include "a8_wgmma_columns.cuh"
 #include "a8_wgmma_shared.cuh"

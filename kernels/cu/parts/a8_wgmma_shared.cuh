@@ -52,12 +52,14 @@ __device__ __forceinline__ void multiply_shared(const Product &p, const Memory &
         if (tile.expert < 0) {
             continue;
         }
-        Zeros zeros(p, tile, warp, GROUPS > 0 ? group * PAIR + in_pair : 0);
+        // Every fourth pair of all tiles, so that a slot of the ring is always read by the same warpgroup.
+        const unsigned first = (group - count) % SHARERS;
+        Zeros zeros(p, tile, warp, GROUPS > 0 ? first * PAIR + in_pair : 0);
         if constexpr (GROUPS == 0) {
             zeros.advance(0);
         }
-        Place mine = place.after(group, ring);
-        for (unsigned pair = group; pair < pairs; pair += SHARERS) {
+        Place mine = place.after(first, ring);
+        for (unsigned pair = first; pair < pairs; pair += SHARERS) {
             const unsigned slot = mine.slot * PAIR;
 #pragma unroll
             for (unsigned i = 0; i < PAIR; ++i) {

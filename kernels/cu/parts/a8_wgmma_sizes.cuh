@@ -33,9 +33,14 @@ constexpr unsigned STAGE_BYTES = X_BYTES + WEIGHT_BYTES + SCALE_BYTES + 16;
 // A finished tile: boxes of 64 columns. Promoters write theirs without.
 constexpr unsigned BOX_BYTES = ROWS * 128;
 constexpr unsigned Y_BYTES = IS_SHARED ? 0 : N_TILE / 64 * BOX_BYTES;
-// Parts on their way to the promoters: PART_SLOTS times those of PAIR stages, with their scales, and two barriers.
-constexpr unsigned PART_SLOTS = 8;
+// Parts on their way to the promoters: PART_SLOTS times those of PAIR stages, with their scales, and two barriers. A
+// producer must not be two passes of the ring ahead of a warpgroup: the ring has 4 stages more than these slots.
+constexpr unsigned PART_SLOTS = PAIR == 2 ? 6 : 8;
 constexpr unsigned PART_LANES = N_TILE * 2;
 constexpr unsigned PART_FLOATS = (ROWS / 2 + 2) * PART_LANES;
 constexpr unsigned PARTS_BYTES = IS_SHARED ? PART_SLOTS * (PAIR * PART_FLOATS * 4 + 16) : 0;
 constexpr unsigned END_BYTES = Y_BYTES + PARTS_BYTES;
+// The ring's length is a multiple of this, so that each of its slots belongs to one of the warpgroups that share columns,
+// and at least LEAST_STAGES.
+constexpr unsigned STAGE_MULTIPLE = IS_SHARED ? 4 * PAIR : 1;
+constexpr unsigned LEAST_STAGES = IS_SHARED ? PAIR * PART_SLOTS + 4 : 4;
