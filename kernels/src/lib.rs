@@ -68,8 +68,11 @@ const LIMITS: &[(&str, &str)] = files!("probes/", ".cu": "matrix_limit" "read_li
 
 /// Included files, sorted by name.
 const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
+    "a8_wgmma_columns"
     "a8_wgmma_ring"
+    "a8_wgmma_shared"
     "a8_wgmma_sizes"
+    "a8_wgmma_stages"
     "activate_eight"
     "activation"
     "barrier"

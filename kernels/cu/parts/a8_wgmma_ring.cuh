@@ -38,7 +38,7 @@ struct Product {
     __device__ unsigned columns() const { return (size_n + tile_n - 1) / tile_n; }
 };
 
-// Places in shared memory: rings of x, weights and scales, a finished tile, barriers.
+// Places in shared memory: rings of x, weights and scales, a finished tile, parts, barriers.
 struct Memory {
     unsigned start, weights_at, y_at, parts_at, scales_at, full_at, empty_at;
 
@@ -52,39 +52,77 @@ struct Memory {
     }
 };
 
-// Fills the ring with the stages of all tiles of this thread block. Four lanes of different warps do so: each copies the
-// weights of 32 k of a stage and the scales of one of its groups, the first one also the rows of x.
-__device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map, const Memory &memory, unsigned part) {
-    const unsigned k_stages = p.k_stages(), blocks = p.blocks(), tiles = blocks * p.columns();
-    const size_t step = static_cast<size_t>(p.size_n) * 16, scale_step = static_cast<size_t>(p.size_n) * SCALE_SIZE;
-    Place place;
+// This warp's number, as a value that the compiler knows to be the same for all lanes: what depends on it may be in uniform
+// registers, as the copy engine and the matrix unit take it.
+__device__ __forceinline__ unsigned warp_of_block() { return __shfl_sync(~0u, threadIdx.x / 32, 0); }
+
+// Stages of a producer whose weights are copied before the last kernel is over.
+constexpr unsigned EARLY_STAGES = 2;
+
+// Copies the weights of a stage of a tile, and its scales, to a slot.
+__device__ __forceinline__ void copy_weights(const Product &p, const Memory &memory, const Tile &tile, unsigned stage,
+                                             unsigned slot) {
+    const unsigned columns = min(p.tile_n, p.size_n - tile.n0), full = memory.start + memory.full_at + slot * 8;
+    const size_t steps = STAGE_K / 32, step = static_cast<size_t>(p.size_n) * 16;
+    const unsigned char *weights = p.qweight + (static_cast<size_t>(tile.expert) * p.k_stages() + stage) * steps * step +
+                                   static_cast<size_t>(tile.n0) * 16;
+    const unsigned to = memory.start + memory.weights_at + slot * WEIGHT_BYTES;
+    barrier_expect(full, X_BYTES + columns * (STAGE_K / 2 + GROUPS * SCALE_SIZE));
+#pragma unroll
+    for (unsigned i = 0; i < steps; ++i) {
+        copy_bulk(to + i * STEP_BYTES, weights + i * step, columns * 16, full);
+    }
+    const size_t scale_step = static_cast<size_t>(p.size_n) * SCALE_SIZE;
+    const unsigned char *scales = p.scales + (static_cast<size_t>(tile.expert) * p.groups() + stage * GROUPS) * scale_step +
+                                  tile.n0 * SCALE_SIZE;
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(GROUPS); ++i) {
+        copy_bulk(memory.start + memory.scales_at + slot * SCALE_BYTES + i * (N_TILE * SCALE_SIZE), scales + i * scale_step,
+                  columns * SCALE_SIZE, full);
+    }
+}
+
+// Fills every fourth stage of the ring, from `first` on, for all tiles of this thread block. Four lanes of different warps
+// do so, since one alone would be slower than the consumers of small stages.
+__device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map, const Memory &memory, unsigned first) {
+    constexpr unsigned STRIDE = PRODUCERS / 32;
+    const unsigned k_stages = p.k_stages(), padded = (k_stages + PAIR - 1) / PAIR * PAIR;
+    const unsigned blocks = p.blocks(), tiles = blocks * p.columns();
+    // No kernel writes weights. Which expert's they are, the last kernel may say.
+    unsigned early = 0;
+    if constexpr (!IS_MOE) {
+        early = min(min(p.stages, k_stages), STRIDE * EARLY_STAGES);
+        const Tile tile = tile_at(p, blockIdx.x, blocks);
+        for (unsigned stage = first; stage < early; stage += STRIDE) {
+            copy_weights(p, memory, tile, stage, stage);
+        }
+    }
+    wait_for_last_kernel();
+    Place base;
     for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
         const Tile tile = tile_at(p, index, blocks);
         if (tile.expert < 0) {
             continue;
         }
-        const unsigned columns = min(p.tile_n, p.size_n - tile.n0);
-        const unsigned bytes = X_BYTES + columns * (STAGE_K / 2 + GROUPS * SCALE_SIZE);
-        const unsigned char *weights = p.qweight + (static_cast<size_t>(tile.expert) * (k_stages * 4) + part) * step +
-                                       static_cast<size_t>(tile.n0) * 16;
-        const unsigned char *scales = p.scales + (static_cast<size_t>(tile.expert) * p.groups() + part) * scale_step +
-                                      tile.n0 * SCALE_SIZE;
-        for (unsigned stage = 0; stage < k_stages; ++stage) {
+        Place place = base.after(first, p.stages);
+        for (unsigned stage = first; stage < padded; stage += STRIDE) {
             const unsigned full = memory.start + memory.full_at + place.slot * 8;
-            barrier_wait(memory.start + memory.empty_at + place.slot * 8, place.phase ^ 1);
-            if (part == 0) {
-                barrier_expect(full, bytes);
+            if (stage >= early) {
+                barrier_wait(memory.start + memory.empty_at + place.slot * 8, place.phase ^ 1);
+            }
+            if (PAIR == 1 || stage < k_stages) {
+                if (stage >= early) {
+                    copy_weights(p, memory, tile, stage, place.slot);
+                }
                 copy_box(memory.start + place.slot * X_BYTES, x_map, stage * STAGE_K, tile.row, full);
+            } else {
+                // The last pair has one stage: the other one's slot stays as it is.
+                barrier_arrive(full);
             }
-            copy_bulk(memory.start + memory.weights_at + place.slot * WEIGHT_BYTES + part * STEP_BYTES, weights,
-                      columns * 16, full);
-            weights += 4 * step;
-            if (part < GROUPS) {
-                const unsigned to = memory.scales_at + place.slot * SCALE_BYTES + part * (N_TILE * SCALE_SIZE);
-                copy_bulk(memory.start + to, scales, columns * SCALE_SIZE, full);
-            }
-            scales += GROUPS * scale_step;
-            place.next(p.stages);
+            place = place.after(STRIDE, p.stages);
         }
+        early = 0;
+        const unsigned end = base.slot + padded;
+        base = {end % p.stages, base.phase ^ (end / p.stages & 1)};
     }
 }

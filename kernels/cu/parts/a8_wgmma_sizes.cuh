@@ -8,11 +8,17 @@ constexpr unsigned HAS_ZERO = CODES == UINT4;
 static_assert(CODES == UINT4B8 || CODES == UINT4 || CODES == E2M1, "4-bit codes");
 static_assert(!IS_FLOAT || GROUPS == 4, "e2m1 has groups of 32");
 
+// With SPLITS above 1, four warpgroups share their columns: each computes parts of other stages, and promoters add them.
+constexpr unsigned IS_SHARED = SPLITS > 1;
+static_assert(!IS_SHARED || WARPS == 16 && (SPLITS == 4 || SPLITS == 8) && GROUPS <= 1, "a stage is one part");
+// Stages whose parts one instruction computes: with 32 columns, half of its 64 rows are columns of another stage.
+constexpr unsigned PAIR = SPLITS == 8 ? 2 : 1;
+
 constexpr unsigned PRODUCERS = 128;  // threads
-constexpr unsigned THREADS = PRODUCERS + WARPS * 32;
-// The most columns of a tile. SPLITS warpgroups share their columns, and take turns by stages.
+constexpr unsigned PROMOTERS = IS_SHARED ? 128 : 0;
+constexpr unsigned THREADS = PRODUCERS + WARPS * 32 + PROMOTERS;
+// The most columns of a tile.
 constexpr unsigned N_TILE = WARPS * 16 / SPLITS;
-static_assert(SPLITS == 1 || GROUPS <= 1, "a stage is one part");
 // k of a pipeline stage: four instructions.
 constexpr unsigned STAGE_K = 128;
 constexpr unsigned SCALE_SIZE = IS_FLOAT ? 1 : 2;  // bytes
@@ -24,10 +30,17 @@ constexpr unsigned WEIGHT_BYTES = STAGE_K / 32 * STEP_BYTES;
 constexpr unsigned SCALE_BYTES = GROUPS * N_TILE * SCALE_SIZE;
 // A stage, with its two barriers.
 constexpr unsigned STAGE_BYTES = X_BYTES + WEIGHT_BYTES + SCALE_BYTES + 16;
-// A finished tile: boxes of 64 columns.
+// A finished tile: boxes of 64 columns. Promoters write theirs without.
 constexpr unsigned BOX_BYTES = ROWS * 128;
-constexpr unsigned Y_BYTES = N_TILE / 64 * BOX_BYTES;
-// Two rounds of the warpgroups' parts that share columns, with their scales.
-constexpr unsigned PART_FLOATS = (ROWS / 2 + 2) * 128;
-constexpr unsigned PARTS_BYTES = SPLITS > 1 ? 2 * (WARPS / 4) * PART_FLOATS * 4 : 0;
+constexpr unsigned Y_BYTES = IS_SHARED ? 0 : N_TILE / 64 * BOX_BYTES;
+// Parts on their way to the promoters: PART_SLOTS times those of PAIR stages, with their scales, and two barriers. A
+// producer must not be two passes of the ring ahead of a warpgroup: the ring has 4 stages more than these slots.
+constexpr unsigned PART_SLOTS = PAIR == 2 ? 6 : 8;
+constexpr unsigned PART_LANES = N_TILE * 2;
+constexpr unsigned PART_FLOATS = (ROWS / 2 + 2) * PART_LANES;
+constexpr unsigned PARTS_BYTES = IS_SHARED ? PART_SLOTS * (PAIR * PART_FLOATS * 4 + 16) : 0;
 constexpr unsigned END_BYTES = Y_BYTES + PARTS_BYTES;
+// The ring's length is a multiple of this, so that each of its slots belongs to one of the warpgroups that share columns,
+// and at least LEAST_STAGES.
+constexpr unsigned STAGE_MULTIPLE = IS_SHARED ? 4 * PAIR : 1;
+constexpr unsigned LEAST_STAGES = IS_SHARED ? PAIR * PART_SLOTS + 4 : 4;

@@ -36,23 +36,29 @@ pub(crate) static ROW: Row = Row {
     mutants: &[
         Mutant::new(
             "one chain over several parts",
-            "wgmma_fp8<ROWS>(part, a[i], x + 2 * step, step % PART_STEPS);",
-            "wgmma_fp8<ROWS>(part, a[i], x + 2 * step, 1);",
+            "wgmma_fp8<N>(part, a[step], reader.x(slot) + 2 * step, step % PART_STEPS);",
+            "wgmma_fp8<N>(part, a[step], reader.x(slot) + 2 * step, 1);",
         ),
+        Mutant::new("one chain over several parts, many rows", "step != first", "1"),
         Mutant::new(
             "a column's scale is its neighbour's, wgmma",
-            "promoted(total[i], part[i], scale[i / 2 % 2])",
-            "promoted(total[i], part[i], scale[0])",
+            "promoted(total[at + i], part[i], scale[half])",
+            "promoted(total[at + i], part[i], scale[0])",
         ),
         Mutant::new(
             "a column's scale is its neighbour's, shared columns",
-            "at / 2 % 2 ? scale[1] : scale[0]",
-            "scale[0]",
+            "/ 2 % 2 ? scale.y : scale.x",
+            "/ 2 % 2 ? scale.x : scale.x",
         ),
         Mutant::new(
-            "a round's parts in descending order",
-            "const float *of = buffer + from * PART_FLOATS;",
-            "const float *of = buffer + (min(SPLITS, k_stages - round * SPLITS) - 1 - from) * PART_FLOATS;",
+            "a pair's parts in descending order",
+            "slots.at(count, in_pair);",
+            "slots.at(count, pair * PAIR + 1 < k_stages ? PAIR - 1 - in_pair : in_pair);",
+        ),
+        Mutant::new(
+            "the columns of a pair's first stage for both",
+            "PAIR == 2 && in_pair == 1 ? part",
+            "PAIR == 2 && in_pair == 2 ? part",
         ),
         Mutant::new(
             "the part times its scale, rounded before the sum, wgmma",
@@ -60,19 +66,20 @@ pub(crate) static ROW: Row = Row {
             "__fadd_rn(__fmul_rn(part, scale), total)",
         ),
         Mutant::new(
+            "the scales of a stage's first group for all, many rows",
+            "reader.scales(slot), now % PARTS, warp);",
+            "reader.scales(slot), 0, warp);",
+        ),
+        Mutant::new(
             "the scales of the stage's first group for its last one",
-            "load_scales(scale, scales + (GROUPS - 1) * (N_TILE * SCALE_SIZE), warp);",
-            "load_scales(scale, scales, warp);",
+            "load_scales(scale, from + part * (N_TILE * SCALE_SIZE), warp);",
+            "load_scales(scale, from, warp);",
         ),
+        Mutant::new("the zero points of the first group for all", "fetch(next);", "fetch(0);"),
         Mutant::new(
-            "the zero points of the stage before",
-            "dequantize(next.first, codes, 0, zeros, stage + 1);",
-            "dequantize(next.first, codes, 0, zeros, stage);",
-        ),
-        Mutant::new(
-            "the zero points of the stage before, many rows",
-            "dequantize(now.first, codes, 0, zeros, stage + 1);",
-            "dequantize(now.first, codes, 0, zeros, stage);",
+            "the first rows of x for all pieces",
+            "reader.x(slot) + at * (2 * STAGE_K / 16)",
+            "reader.x(slot)",
         ),
         Mutant::new(
             "the bias added with a rounding of its own, 4-bit weights",

@@ -29,7 +29,8 @@ pub struct W4a8Plan {
     pub tile_n: u32,
     /// Warps that compute.
     pub warps: u32,
-    /// Warpgroups that share columns and take turns by stages of k: more than one needs groups of 128 k or one group.
+    /// Divides the columns of `warps`: with 4 or 8, four warpgroups share 64 or 32 columns and compute different stages of k,
+    /// which needs groups of 128 k or one group.
     pub splits: u32,
 }
 
@@ -44,17 +45,21 @@ pub(super) struct Sizes {
 static SIZES: Memo<(W4a8Plan, Form), Sizes> = Memo::new();
 
 /// Rows, warps and splits that the kernel is compiled with.
-const COMPILED: [[u32; 3]; 10] = [
+const COMPILED: [[u32; 3]; 14] = [
+    [8, 16, 8],
     [8, 16, 4],
     [8, 16, 1],
+    [16, 16, 8],
     [16, 16, 4],
     [16, 16, 1],
+    [32, 16, 8],
     [32, 16, 4],
     [32, 16, 1],
     [64, 8, 1],
     [64, 16, 1],
     [128, 8, 1],
     [192, 8, 1],
+    [256, 8, 1],
 ];
 
 impl W4a8Plan {
@@ -70,7 +75,14 @@ impl W4a8Plan {
             warps,
             splits,
         };
-        COMPILED.into_iter().map(plan).filter(move |plan| plan.splits == 1 || splits_stages(form))
+        COMPILED.into_iter().map(plan).filter(move |plan| plan.serves(form))
+    }
+
+    /// Whether the kernel has the plan for such weights: shared columns need one part in a stage, and 256 rows leave too
+    /// little room for the scales of four groups in a stage.
+    fn serves(self, form: Form) -> bool {
+        let has_wide_scales = form.groups == 4 && form.codes != Codes::E2m1;
+        (self.splits == 1 || splits_stages(form)) && (self.rows < 256 || !has_wide_scales)
     }
 
     pub(super) fn parameters(self) -> [Parameter; 3] {
@@ -98,7 +110,7 @@ impl W4a8Plan {
         let fits = tile_n > 0
             && tile_n.is_multiple_of(32)
             && tile_n.checked_mul(splits) <= Some(16 * warps);
-        let fits = fits && (splits == 1 || splits_stages(form));
+        let fits = fits && self.serves(form);
         if !fits || !is_compiled || !device.arch().has_wgmma() {
             let found = format!("{self:?} on {}", device.arch());
             return Err(row.refuse("plan", found, "a plan that the kernel has, sm_90a"));
@@ -111,7 +123,8 @@ impl W4a8Plan {
             let all = parameters(ScalarType::BFLOAT16, form, false, self);
             let size = |name| constant(SOURCE, name, &all);
             let (stage, end) = (size("STAGE_BYTES")?, size("END_BYTES")?);
-            let stages = ((most - end) / stage).min(MOST_STAGES);
+            let fitting = ((most - end) / stage).min(MOST_STAGES);
+            let stages = fitting - fitting % size("STAGE_MULTIPLE")?;
             Ok::<_, AccelError>(Sizes {
                 threads: size("THREADS")?,
                 stages,
@@ -125,7 +138,7 @@ impl W4a8Plan {
         let (size_n, form) = (weight.shape().size_n, weight.form());
         match size_m {
             0..=64 => Self::few(size_m, size_n, form, multiprocessors),
-            _ => Self::many(size_m, size_n, multiprocessors),
+            _ => Self::many(size_m, size_n, form, multiprocessors),
         }
     }
 
@@ -133,25 +146,30 @@ impl W4a8Plan {
     /// part of them once.
     fn few(rows: usize, columns: usize, form: Form, multiprocessors: u32) -> Self {
         let even = columns.div_ceil(multiprocessors as usize * 32).clamp(1, 7) as u32 * 32;
-        let splits = if even <= 64 && splits_stages(form) { 4 } else { 1 };
+        let splits = match even {
+            32 if splits_stages(form) => 8,
+            64 if splits_stages(form) => 4,
+            _ => 1,
+        };
         let plan = |rows| Self { rows, tile_n: even, warps: 16, splits };
         match rows {
             0..=8 => plan(8),
             9..=16 => plan(16),
             17..=32 => plan(32),
-            _ if splits > 1 => Self { tile_n: 64, ..plan(32) },
+            _ if splits > 1 => Self { tile_n: 64, splits: 4, ..plan(32) },
             _ => plan(64),
         }
     }
 
     /// The plan of many rows whose last wave of tiles wastes least.
-    fn many(size_m: usize, size_n: usize, multiprocessors: u32) -> Self {
-        let plans = [192, 128].map(|rows| Self { rows, tile_n: 128, warps: 8, splits: 1 });
+    fn many(size_m: usize, size_n: usize, form: Form, multiprocessors: u32) -> Self {
+        let plans = [256, 192, 128].map(|rows| Self { rows, tile_n: 128, warps: 8, splits: 1 });
         let time = |plan: &Self| {
             let waves = plan.tiles(size_m, size_n).div_ceil(multiprocessors as usize);
             waves * (plan.rows as usize + FIXED_ROWS)
         };
-        plans.into_iter().min_by_key(time).unwrap_or(plans[0])
+        let served = plans.into_iter().filter(|plan| plan.serves(form));
+        served.min_by_key(time).unwrap_or(plans[1])
     }
 
     /// The plans, of equal rows, for the two products of a layer with `entries` entries, spread evenly over its experts.
@@ -162,13 +180,16 @@ impl W4a8Plan {
     ) -> [Self; 2] {
         let active = weights[0].experts().min(entries).max(1);
         let rows = entries.div_ceil(active);
+        let many = |rows| Self { rows, tile_n: 128, warps: 8, splits: 1 };
+        let most = if weights.iter().all(|w| many(256).serves(w.form())) { 256 } else { 192 };
         weights.map(|weight| {
             let columns = weight.shape().size_n.saturating_mul(active);
             match rows {
                 0..=32 => Self::few(rows, columns, weight.form(), multiprocessors),
-                33..=80 => Self { rows: 64, tile_n: 128, warps: 8, splits: 1 },
-                81..=144 => Self { rows: 128, tile_n: 128, warps: 8, splits: 1 },
-                _ => Self { rows: 192, tile_n: 128, warps: 8, splits: 1 },
+                33..=80 => many(64),
+                81..=144 => many(128),
+                145..=208 => many(192),
+                _ => many(most),
             }
         })
     }
@@ -180,7 +201,7 @@ fn splits_stages(form: Form) -> bool {
 }
 
 /// A tile takes as long as this many rows more than it has.
-const FIXED_ROWS: usize = 16;
+const FIXED_ROWS: usize = 72;
 
 pub(super) fn variants(arch: Arch, is_moe: bool) -> Result<Vec<Vec<Parameter>>, AccelError> {
     let mut all = Vec::new();
