@@ -146,7 +146,7 @@ fn child(args: &Args, count: u32) -> Result<Vec<Case>> {
     }
     let output = command.stderr(Stdio::inherit()).output().context("a process to measure in")?;
     if !output.status.success() {
-        bail!("measuring with {count} threads failed");
+        bail!("measuring with {count} threads ended with {}", output.status);
     }
     serde_json::from_slice(&output.stdout).context("what was measured")
 }

@@ -5,6 +5,7 @@ use marlinspike::case::ActivationRounding;
 use marlinspike::container::{Container, write_container};
 use marlinspike::formats::mxfp4::Mxfp4Tensors;
 use marlinspike::layouts::CPU_E2M1;
+use marlinspike::layouts::cpu::CpuTables;
 use marlinspike::layouts::mxfp4::{Mxfp4Layout, Mxfp4Part, Mxfp4Rows, Mxfp4Stack, PackedMxfp4};
 use marlinspike::moe::ScoringFunc;
 use marlinspike::moe::activation::Activation;
@@ -422,7 +423,7 @@ fn packing_the_hubs_weight_gives_the_bytes_of_the_rows() {
         let rows = Mxfp4Rows { bias: Some(&zeros), ..given.rows() };
         assert_eq!(layout.pack_weight(&plain).unwrap(), layout.pack(rows, |n| n).unwrap());
         assert_eq!((CPU_E2M1.pack)(&weight, 16).unwrap(), packed.bytes());
-        let sizes = (CPU_E2M1.sizes)(given.shape, GroupSize::Of(32), 16).unwrap();
+        let sizes = (CPU_E2M1.sizes)(given.shape, GroupSize::Of(32), 16, CpuTables::NONE).unwrap();
         assert_eq!((sizes.packed_len, sizes.groups), (packed.bytes().len(), size_k / 32));
     }
     let given = Given::new(64, 5, rng);
@@ -437,7 +438,7 @@ fn packing_the_hubs_weight_gives_the_bytes_of_the_rows() {
     let narrow = Mxfp4Layout::new(Shape::new(64, 4)).unwrap();
     assert!(narrow.pack_weight(&weight).unwrap_err().to_string().contains("[64, 5]"));
     for (group, nr, word) in [(GroupSize::Of(64), 16, "group_size"), (GroupSize::Of(32), 8, "nr")] {
-        let error = (CPU_E2M1.sizes)(given.shape, group, nr).unwrap_err().to_string();
+        let error = (CPU_E2M1.sizes)(given.shape, group, nr, CpuTables::NONE).unwrap_err().to_string();
         assert!(error.contains(word), "{error}");
     }
 }
@@ -461,6 +462,7 @@ fn stored_experts(limit: f32, rng: &mut Rng) -> (MoeDescription, Vec<Given>, Vec
         expert_map: None,
         group_size: GroupSize::Of(32),
         nr: 16,
+        tables: CpuTables::NONE,
         routing: StoredRouting::Family(Box::new(family)),
     };
     (described, w13, w2)
