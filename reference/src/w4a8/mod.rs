@@ -49,9 +49,9 @@ pub mod scalar;
 pub mod stored;
 mod values;
 pub mod wide;
-mod zero_points;
 #[cfg(target_arch = "x86_64")]
 pub mod x86;
+mod zero_points;
 
 pub use linear::{Linear, LinearWorkspace};
 pub use panel::{Line, MAX_ROWS, Panel, PanelRows};

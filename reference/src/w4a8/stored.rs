@@ -154,12 +154,7 @@ pub fn modules<'f>(file: &'f Container<'_>) -> impl Iterator<Item = &'f str> {
 }
 
 /// The tables that a description states, in versions from `since` on.
-fn tables(
-    module: &str,
-    found: [Option<bool>; 2],
-    version: u32,
-    since: u32,
-) -> Result<CpuTables> {
+fn tables(module: &str, found: [Option<bool>; 2], version: u32, since: u32) -> Result<CpuTables> {
     for (key, found) in ["zero_points", "act_order"].into_iter().zip(found) {
         match found {
             Some(found) if version < since => {

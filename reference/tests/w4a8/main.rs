@@ -14,3 +14,4 @@ mod moe;
 mod mxfp4;
 mod pack;
 mod stored;
+mod tables;

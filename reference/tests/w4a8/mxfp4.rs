@@ -438,7 +438,8 @@ fn packing_the_hubs_weight_gives_the_bytes_of_the_rows() {
     let narrow = Mxfp4Layout::new(Shape::new(64, 4)).unwrap();
     assert!(narrow.pack_weight(&weight).unwrap_err().to_string().contains("[64, 5]"));
     for (group, nr, word) in [(GroupSize::Of(64), 16, "group_size"), (GroupSize::Of(32), 8, "nr")] {
-        let error = (CPU_E2M1.sizes)(given.shape, group, nr, CpuTables::NONE).unwrap_err().to_string();
+        let error =
+            (CPU_E2M1.sizes)(given.shape, group, nr, CpuTables::NONE).unwrap_err().to_string();
         assert!(error.contains(word), "{error}");
     }
 }

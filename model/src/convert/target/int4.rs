@@ -254,7 +254,8 @@ impl Target for Int4 {
         let (matrix, block) = (expert * sizes.packed_len, part.columns.start / nr);
         let shape = weight.shape();
         let mut packed = self.packed(plan, weight)?;
-        let piece = |at: usize, bytes| Piece::whole(TensorKind::Weight, at as u64, Bytes::B8(bytes));
+        let piece =
+            |at: usize, bytes| Piece::whole(TensorKind::Weight, at as u64, Bytes::B8(bytes));
         let mut pieces = Vec::new();
         if tables(plan) != CpuTables::NONE {
             let (whole, own) = (self.layout(plan, plan.slice.shape)?, self.layout(plan, shape)?);

@@ -15,10 +15,10 @@ use crate::{Error, Result};
 /// As in upstream's operator, a group that covers all of K is channel-wise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RhsLayout {
-    shape: Shape,
+    pub(super) shape: Shape,
     /// K when channel-wise.
     pub(super) group_rows: usize,
-    nr: usize,
+    pub(super) nr: usize,
     pub(super) tables: CpuTables,
 }
 

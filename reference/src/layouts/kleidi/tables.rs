@@ -92,7 +92,12 @@ impl RhsLayout {
                 Some(seen) if !*seen => *seen = true,
                 _ => {
                     let expected = format!("each row below {} once", order.len());
-                    return Err(Error::value(format!("{name}: order of rows"), &[k], row, expected));
+                    return Err(Error::value(
+                        format!("{name}: order of rows"),
+                        &[k],
+                        row,
+                        expected,
+                    ));
                 }
             }
         }
@@ -136,7 +141,8 @@ impl RhsLayout {
                         let n = n.min(size_n - 1);
                         let zero = zeros.bits(group, n);
                         // GPTQ's zero points are one more than the file's codes.
-                        let Some(offset) = 8i8.checked_sub_unsigned(zero.min(255) as u8).filter(|_| zero <= 16)
+                        let Some(offset) =
+                            8i8.checked_sub_unsigned(zero.min(255) as u8).filter(|_| zero <= 16)
                         else {
                             let name = format!("{name}: zero points [group, n]");
                             return Err(Error::value(name, &[group, n], zero, "at most 16"));
@@ -169,7 +175,9 @@ impl PackedRhs<'_> {
                 let scale = match layout.is_channel_wise() {
                     // Stored divided by 16.
                     true => f32::from_le_bytes(super::word(parts.blocks, at)) * 16.0,
-                    false => bf16_to_f32(u16::from_le_bytes([parts.blocks[at], parts.blocks[at + 1]])),
+                    false => {
+                        bf16_to_f32(u16::from_le_bytes([parts.blocks[at], parts.blocks[at + 1]]))
+                    }
                 };
                 let (block, inside) = (n / layout.nr(), n % layout.nr());
                 let at = (block * layout.groups() + group) * layout.nr() + inside;

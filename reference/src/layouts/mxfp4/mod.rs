@@ -36,7 +36,10 @@ pub(super) const FORMAT: CpuFormat = CpuFormat {
     sizes: |shape, group_size, nr, tables| {
         CpuFormat::check_nr(nr, &[NR])?;
         if tables != CpuTables::NONE {
-            return Err(Error::unsupported(format!("e2m1 weights with {tables:?}"), "they have none"));
+            return Err(Error::unsupported(
+                format!("e2m1 weights with {tables:?}"),
+                "they have none",
+            ));
         }
         if group_size != GroupSize::Of(GROUP) {
             return Err(Error::size("group_size", group_size, GROUP));

@@ -29,7 +29,8 @@ pub(super) fn quantize_input<X: Element>(
     let ordered = layer.w13.order(0).is_some();
     if ordered || layer.router_weight_on_input {
         let values = if ordered { buckets.rows() * h } else { 0 };
-        let rows = Wide { values: gathered.values::<X>(values), width: if ordered { h } else { 0 } };
+        let rows =
+            Wide { values: gathered.values::<X>(values), width: if ordered { h } else { 0 } };
         let parts = (input.rows_mut(buckets.rows(), shape), rows);
         for_parts(0..panels.len(), parts, grain, &start, &|i, (mut panel, gathered)| {
             let order = layer.w13.order(buckets.all()[panels[i].bucket].local);
