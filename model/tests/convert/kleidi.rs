@@ -304,9 +304,6 @@ fn refusals(model: &Path, out: &Path) -> Vec<(String, String)> {
 fn what_the_path_does_not_take_is_refused_with_the_reason() {
     let temp = tempfile::tempdir().unwrap();
     for (format, part) in [
-        (Format::Awq, "zero points"),
-        (Format::GptqActOrder, "act-order"),
-        (Format::CtActOrder, "act-order"),
         (Format::Gptq8Channel, "8 bits"),
         (Format::Fp8Channel, "expected integers of 4 bits"),
         (Format::Nvfp4, "expected integers of 4 bits"),

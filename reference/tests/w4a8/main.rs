@@ -15,3 +15,4 @@ mod mxfp4;
 mod pack;
 mod stored;
 mod tables;
+mod torch_layer;

@@ -308,7 +308,7 @@ fn stored_tables() {
         let tensor = Tensor::from_vec("a.rhs_packed", DType::U8, vec![bytes.len()], bytes).unwrap();
         let file = |text: String| {
             let metadata = [(stored::key("a"), text)].into_iter().collect();
-            write_container(std::slice::from_ref(&tensor), &metadata).unwrap()
+            write_container(std::slice::from_ref(&tensor), &metadata, Vec::new()).unwrap()
         };
         let json = described.to_json();
         let bytes = file(json.to_string());
