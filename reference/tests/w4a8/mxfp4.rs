@@ -555,11 +555,12 @@ fn a_wrong_description_is_named() {
     let rng = &mut Rng::new(23);
     let (described, w13, w2) = stored_experts(7.0, rng);
     let good = described.to_json();
-    let changes: [(&str, serde_json::Value, &str); 8] = [
+    let changes: [(&str, serde_json::Value, &str); 9] = [
         ("weights", "mxfp5".into(), "one of int4, mxfp4_int8"),
         ("weights", serde_json::Value::Null, "weights"),
         ("version", 2.into(), "weights"),
-        ("version", 4.into(), "1 to 3"),
+        ("version", 5.into(), "1 to 4"),
+        ("version", 4.into(), "zero_points"),
         ("nr", 8.into(), "nr"),
         ("group_size", 64.into(), "group_size"),
         ("hidden_size", 96.into(), "w13_packed"),

@@ -212,7 +212,7 @@ fn with(name: &str, value: Value) -> Error {
 #[test]
 fn values_out_of_range_are_refused_by_key() {
     for (name, value) in [
-        ("version", json!(4)),
+        ("version", json!(5)),
         ("version", json!(0)),
         ("layer", json!("linear")),
         ("layer", json!("conv")),
