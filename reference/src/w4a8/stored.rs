@@ -17,6 +17,7 @@ use std::borrow::Cow;
 mod dense;
 mod load;
 mod routing;
+mod tables;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -32,6 +33,7 @@ use crate::{Error, Result};
 pub use dense::LinearDescription;
 pub use load::{expert_bytes, experts, linear};
 pub use routing::{OperatorRouting, StoredRouting};
+use tables::tables;
 
 /// Prefix of the descriptions' keys in `__metadata__`.
 pub const PREFIX: &str = "marlinspike.w4a8.";
@@ -151,24 +153,6 @@ pub fn key(module: &str) -> String {
 /// Modules that the file describes, sorted by name.
 pub fn modules<'f>(file: &'f Container<'_>) -> impl Iterator<Item = &'f str> {
     file.metadata().keys().filter_map(|key| key.strip_prefix(PREFIX))
-}
-
-/// The tables that a description states, in versions from `since` on.
-fn tables(module: &str, found: [Option<bool>; 2], version: u32, since: u32) -> Result<CpuTables> {
-    for (key, found) in ["zero_points", "act_order"].into_iter().zip(found) {
-        match found {
-            Some(found) if version < since => {
-                let expected = format!("no such key before version {since}");
-                return Err(Error::value(place(module, key), &[], found, expected));
-            }
-            None if version >= since => {
-                return Err(Error::missing(place(module, key), format!("version {since}")));
-            }
-            _ => {}
-        }
-    }
-    let [zero_points, act_order] = found.map(Option::unwrap_or_default);
-    Ok(CpuTables { zero_points, act_order })
 }
 
 /// A key's name in errors.

@@ -1,7 +1,7 @@
 //! The int4 path: supported stacks, outputs, and descriptions of layers in the files.
 //!
 //! It takes 4-bit codes: compressed-tensors with dynamic 8-bit activations, compressed-tensors with
-//! 16-bit activations (which the path quantizes), GPTQ and AWQ. Zero points and the order of rows of
+//! 16-bit activations (which the path quantizes), and GPTQ. Zero points and the order of rows of
 //! act-order are tables after a matrix's blocks. Experts of e2m1 codes with a power of two
 //! for each 32 k are packed in their own format ([`CPU_E2M1`]).
 
@@ -29,6 +29,10 @@ use marlinspike::w4a8::stored::{
 };
 use marlinspike::weight::Weight;
 use serde_json::{Value, json};
+
+mod order;
+
+use order::unordered;
 
 use super::{Choice, Context, Described, Descriptor, Format, Planned, Target};
 use crate::convert::job::Job;
@@ -61,7 +65,7 @@ pub const FORMAT: Format = Format::new(&Descriptor {
     },
     takes: "\
 4-bit weights: compressed-tensors W4A8 (int-quantized or pack-quantized) and
-W4A16, GPTQ and AWQ. Zero points and act-order become tables after a matrix's blocks. Experts may
+W4A16, GPTQ and others. Zero points and act-order become tables after a matrix's blocks. Experts may
 also be e2m1 with a power of two for each 32 values. Each file describes its layers in its metadata,
 so `marlinspike run` needs only the file.",
     examples: &[["model out", ""]],
@@ -276,31 +280,6 @@ impl Target for Int4 {
     fn runs_packed(&self) -> bool {
         true
     }
-}
-
-/// The stack without act-order if its `g_idx` states uniform groups.
-///
-/// # Errors
-/// [`ModelError`] for an index that cannot be read.
-fn unordered<'s>(model: &Model<'_>, stack: &'s Stack) -> Result<Cow<'s, Stack>, ModelError> {
-    let Scheme::Wna16(w) = &stack.scheme else { return Ok(Cow::Borrowed(stack)) };
-    let GroupSize::Of(group) = w.group_size else { return Ok(Cow::Borrowed(stack)) };
-    if !w.desc_act {
-        return Ok(Cow::Borrowed(stack));
-    }
-    for matrix in stack.experts.iter().flatten() {
-        let names = ["g_idx", "weight_g_idx"].map(|s| format!("{}{s}", matrix.prefix));
-        let Some(name) = names.iter().find(|name| model.entry(name).is_some()) else {
-            return Ok(Cow::Borrowed(stack));
-        };
-        let g_idx = model.tensor(name)?;
-        g_idx.expect_dtype(&[DType::I32]).map_err(|e| ModelError::module(&stack.module, e))?;
-        if g_idx.elements::<i32>().iter().enumerate().any(|(k, &g)| g != (k / group) as i32) {
-            return Ok(Cow::Borrowed(stack));
-        }
-    }
-    let uniform = marlinspike::config::Wna16Scheme { desc_act: false, actorder: None, ..w.clone() };
-    Ok(Cow::Owned(Stack { scheme: Scheme::Wna16(uniform), ..stack.clone() }))
 }
 
 /// The reasons why the path does not take weights of `scheme`.

@@ -34,9 +34,9 @@ mod weight;
 pub(crate) use columns::segment_sums;
 pub use columns::{Columns, Factors};
 pub use lhs::{LhsLayout, LhsPart, LhsPlace, PackedLhs, QuantizedRows};
+pub use parts::MatrixBytes;
 pub use rhs::{PackedRhs, RhsLayout, RhsPart, RhsPlace};
 pub use stack::PackedStack;
-pub use tables::MatrixBytes;
 pub use weight::operator_scales;
 
 use super::cpu::{CpuFormat, CpuSizes};

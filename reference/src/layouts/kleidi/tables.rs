@@ -1,6 +1,6 @@
 //! The tables after a matrix's blocks: zero points, and the order of its rows.
 
-use super::{CHUNK, PackedRhs, RhsLayout};
+use super::{CHUNK, MatrixBytes, PackedRhs, RhsLayout};
 use crate::act_order::sort;
 use crate::layouts::cpu::CpuTables;
 use crate::num::scalar::{ScalarType, bf16_to_f32};
@@ -9,24 +9,6 @@ use crate::{Error, Result};
 
 /// The largest group with zero points: a sum of its centred codes has less than 29 bits.
 const MAX_GROUP: usize = 1 << 20;
-
-/// A matrix's bytes by their meaning. Tables that it lacks are empty.
-#[derive(Debug, Clone, Copy)]
-pub struct MatrixBytes<'b> {
-    /// The blocks.
-    pub blocks: &'b [u8],
-    /// `[blocks][groups][nr]`: 8 − zero point, which is added to each code of the group.
-    pub offsets: &'b [i8],
-    /// `[K]`, uint32: row k of the blocks is this row of the checkpoint.
-    pub order: &'b [[u8; 4]],
-}
-
-impl MatrixBytes<'_> {
-    /// The checkpoint's row that is row `k` of the blocks.
-    pub fn row(&self, k: usize) -> usize {
-        self.order.get(k).map_or(k, |&bytes| u32::from_le_bytes(bytes) as usize)
-    }
-}
 
 impl RhsLayout {
     /// The layout with tables after its blocks.
