@@ -52,15 +52,15 @@ impl<const N: usize> Loop for Add<'_, N> {
             let mut sums = [[0.0f32; N]; MAX_ROWS];
             for (g, offsets) in offsets.as_chunks::<N>().0.iter().enumerate() {
                 let mut factors = [0.0; N];
-                for n in 0..N {
-                    factors[n] = f32::from(offsets[n]) * scale(blocks, g, n);
+                for (n, (factor, &offset)) in factors.iter_mut().zip(offsets).enumerate() {
+                    *factor = f32::from(offset) * scale(blocks, g, n);
                 }
                 for (m, sums) in sums.iter_mut().enumerate().take(rows) {
                     // A start is −8·Σq.
                     let codes = -(blocks.starts(g)[m] >> 3);
                     let centred = codes + panel.negated_zero_points()[m] * group_rows;
-                    for n in 0..N {
-                        sums[n] += centred as f32 * factors[n];
+                    for (sum, &factor) in sums.iter_mut().zip(&factors) {
+                        *sum += centred as f32 * factor;
                     }
                 }
             }
