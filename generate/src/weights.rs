@@ -8,10 +8,8 @@ use marlinspike::case::ActivationRounding;
 use marlinspike::container::Container;
 use marlinspike::moe::families::{Renormalize, RoutingRule};
 use marlinspike::num::dims::Shape;
-use marlinspike::num::scalar::bf16_to_f32;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::w4a8::moe::{ExpertLayer, ExpertOptions, Mode};
-use marlinspike::w4a8::packed::Factors;
 use marlinspike::w4a8::stored::{self, Description};
 use marlinspike::w4a8::{self, experts, fastest};
 use marlinspike_model::convert::settings::Format;
@@ -185,22 +183,7 @@ impl<'m, 'f> Weights<'m, 'f> {
             Linear::Dense(dense) => return Ok(dense),
             Linear::Int4(linear) => linear,
         };
-        let columns = linear.weight().unpack();
-        let mut floats = Vec::with_capacity(shape.size_n * shape.size_k);
-        for n in 0..shape.size_n {
-            let codes = columns.column(n).iter();
-            match columns.factors() {
-                // Stored divided by 16.
-                Factors::Channel { scales, .. } => {
-                    floats.extend(codes.map(|&q| f32::from(q) * (scales[n] * 16.0)));
-                }
-                Factors::Group { group_size, scales, .. } => {
-                    let scales = &scales[n * shape.size_k.div_ceil(*group_size)..];
-                    let scale = |k: usize| bf16_to_f32(scales[k / group_size]);
-                    floats.extend(codes.enumerate().map(|(k, &q)| f32::from(q) * scale(k)));
-                }
-            }
-        }
+        let floats = linear.weight().dequantized();
         let (size_n, size_k) = (shape.size_n, shape.size_k);
         let tensor = Tensor::from_vec(module, DType::F32, vec![size_n, size_k], floats)?;
         Ok(Dense::new(tensor, size_n, size_k)?)

@@ -13,6 +13,7 @@ use marlinspike::Error;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
 use marlinspike::container::Container;
 use marlinspike::layouts::CPU_INT4;
+use marlinspike::layouts::cpu::CpuTables;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::select::Capability;
@@ -50,6 +51,7 @@ fn small_layer() -> marlinspike::Result<Layer<'static>> {
         expert_map: None,
         group_size: GroupSize::Of(32),
         nr: 8,
+        tables: CpuTables::NONE,
         routing: StoredRouting::Operator(OperatorRouting {
             top_k: 2,
             scoring_func: ScoringFunc::Softmax,

@@ -57,6 +57,9 @@ pub struct Case {
     pub contenders: Vec<Measurement>,
 }
 
+/// What begins a line of the measuring process that names the next contender.
+pub const BEGINS: &str = "begins ";
+
 /// One contender's part of a case.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
@@ -120,8 +123,10 @@ impl Plan {
     ) -> Result<Case> {
         let x = input(shape, tokens);
         let pool = threads::pool(self.cpus.len(), if self.pinned { &self.cpus } else { &[] })?;
+        begins(shape, tokens, "marlinspike");
         let mut ours = Ours::new(&pool, shape, weights, tokens);
         let expected = ours.output(0).to_vec();
+        begins(shape, tokens, "candle");
         let mut candle = of_candle.map(|w| candle::Candle::new(w, &x, tokens)).transpose()?;
         let mut names = vec!["marlinspike".to_owned()];
         let mut differences = vec![0.0];
@@ -180,6 +185,7 @@ impl Plan {
     ) -> Result<Vec<ggml::Ggml>> {
         let mut all = Vec::new();
         for configuration in configurations.iter().filter(|c| c.takes(shape)) {
+            begins(shape, x.len() / shape.sizes()[0], configuration.name);
             let (routings, cpus) = (routings.to_vec(), &self.cpus);
             let found =
                 ggml::Ggml::new(shape, *configuration, tiles, cold, x, routings, cpus, self.pinned);
@@ -202,6 +208,7 @@ impl Plan {
         differences: Vec<f64>,
         contenders: &mut [&mut dyn Contender],
     ) -> Case {
+        begins(shape, tokens, "all in turns");
         let budget = Budget { calls: self.calls, time: Duration::from_secs_f64(self.seconds) };
         let seconds = race(contenders, budget);
         let first = seconds[0];
@@ -218,6 +225,11 @@ impl Plan {
             contenders: names.into_iter().zip(differences).zip(seconds).map(found).collect(),
         }
     }
+}
+
+/// States on standard output which contender begins, for the process that reads the results.
+fn begins(shape: Workload, tokens: usize, contender: &str) {
+    println!("{BEGINS}{shape}, {tokens} tokens: {contender}");
 }
 
 /// Root mean square of y − `expected` over `expected`'s.

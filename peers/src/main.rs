@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
 use marlinspike::num::dims::GroupSize;
 use marlinspike_bench::{Workload, machine, threads, workload};
-use marlinspike_peers::compare::{Case, Plan};
+use marlinspike_peers::compare::{BEGINS, Case, Plan};
 use marlinspike_peers::ggml;
 use serde_json::json;
 
@@ -145,10 +145,15 @@ fn child(args: &Args, count: u32) -> Result<Vec<Case>> {
         command.env("CANDLE_CPU_MASK", list(others.iter().map(ToString::to_string).collect()));
     }
     let output = command.stderr(Stdio::inherit()).output().context("a process to measure in")?;
+    let text = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
-        bail!("measuring with {count} threads failed");
+        // A signal, as of an instruction that the CPU lacks, leaves no other message.
+        let last = text.lines().rev().find_map(|line| line.strip_prefix(BEGINS));
+        let (last, status) = (last.unwrap_or("the first contender"), output.status);
+        bail!("measuring with {count} threads: {status} in {last}");
     }
-    serde_json::from_slice(&output.stdout).context("what was measured")
+    let measured = text.lines().rev().find(|line| !line.starts_with(BEGINS));
+    serde_json::from_str(measured.unwrap_or_default()).context("what was measured")
 }
 
 fn measure(args: &Args) -> Result<()> {

@@ -50,7 +50,7 @@ const METHOD_TESTS: [(&str, [Test; 7]); 14] = [
                 "reference/tests/check/schedule_golden.rs",
                 "every_product_of_the_gpu_is_reproduced",
             )),
-            None,
+            Some(("reference/tests/w4a8/tables.rs", "every_kernel_gives_the_bits_of_plain_loops")),
             CANONICAL,
         ],
     ),

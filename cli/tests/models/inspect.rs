@@ -163,14 +163,11 @@ fn w4a8_layers_are_for_the_cpu() {
 
 #[test]
 fn every_column_follows_the_format_and_the_device() {
-    // Marlin and CUDA support zero points; the CPU's path does not.
+    // Marlin, CUDA and the CPU's path support zero points.
     let awq = inspect(&sample("awq"), &[]);
     let layers = awq["layers"].as_array().unwrap().len() as u64;
     assert_eq!((verdict(&awq, "marlin").0, verdict(&awq, "cuda").0), (layers, layers));
-    let (takes, refused) = verdict(&awq, "kleidiai");
-    assert_eq!(takes, 0);
-    let reason = "zero points: found uint4, expected symmetric weights";
-    assert_eq!(refused[0]["reasons"], json!([reason]));
+    assert_eq!(verdict(&awq, "kleidiai").0, layers);
     // The CUDA kernels need 8.0, Marlin's upstream 7.5.
     let turing = inspect(&sample("awq"), &["--capability", "7.5"]);
     assert_eq!((verdict(&turing, "marlin").0, verdict(&turing, "cuda").0), (layers, 0));
@@ -242,9 +239,11 @@ fn failures_are_json_where_json_was_asked_for() {
     let (none, out) = (none.to_str().unwrap(), temp.path().join("out"));
     let (awq, out) = (sample("awq"), out.to_str().unwrap());
     let awq = awq.to_str().unwrap();
+    let fp8 = sample("ct-fp8-channel");
+    let fp8 = fp8.to_str().unwrap();
     for (arguments, expected) in [
         (&["convert", none, out, "--to", "marlin", "--json"][..], none),
-        (&["convert", awq, out, "--to", "kleidiai", "--json"], "zero points"),
+        (&["convert", fp8, out, "--to", "kleidiai", "--json"], "expected integers of 4 bits"),
         (
             &["convert", awq, out, "--to", "kleidiai", "--nr", "4", "--tp-rank", "1", "--json"],
             "tp_rank",

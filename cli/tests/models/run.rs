@@ -252,9 +252,9 @@ fn what_cannot_run_is_refused_by_name() {
     assert!(!Path::new(&path("no")).exists());
 
     // Weights that the path does not support.
-    write_model(Format::Awq, &temp.path().join("awq"));
-    refused(&[&path("awq")], ["zero points", "model.layers.0"]);
-    refused(&[&path("awq"), "--layer", LINEAR], ["zero points", LINEAR]);
+    write_model(Format::Gptq8Channel, &temp.path().join("wide"));
+    refused(&[&path("wide")], ["8 bits", "model.layers.0"]);
+    refused(&[&path("wide"), "--layer", LINEAR], ["8 bits", LINEAR]);
 
     // Inputs that do not match the layer.
     let x = f32s("x", [2, HIDDEN], &numbers("x", 2 * HIDDEN));

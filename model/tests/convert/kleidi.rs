@@ -9,6 +9,7 @@ use crate::common::runs::{EXECUTION, golden, run, run_with, settings};
 use crate::common::{Converted, EXPERTS, Format, HIDDEN, INTER, files, write_model};
 use marlinspike::container::Container;
 use marlinspike::layouts::CPU_INT4;
+use marlinspike::layouts::cpu::CpuTables;
 use marlinspike::layouts::kleidi::{Columns, NR, RhsLayout};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::tensor::{DType, Tensor};
@@ -303,9 +304,6 @@ fn refusals(model: &Path, out: &Path) -> Vec<(String, String)> {
 fn what_the_path_does_not_take_is_refused_with_the_reason() {
     let temp = tempfile::tempdir().unwrap();
     for (format, part) in [
-        (Format::Awq, "zero points"),
-        (Format::GptqActOrder, "act-order"),
-        (Format::CtActOrder, "act-order"),
         (Format::Gptq8Channel, "8 bits"),
         (Format::Fp8Channel, "expected integers of 4 bits"),
         (Format::Nvfp4, "expected integers of 4 bits"),
@@ -400,6 +398,7 @@ fn packed_weights_are_hardly_more_than_codes_and_scales() {
                 expert_map: None,
                 group_size,
                 nr: 8,
+                tables: CpuTables::NONE,
                 routing: StoredRouting::Operator(OperatorRouting {
                     top_k: 2,
                     scoring_func: marlinspike::case::ScoringFunc::Softmax,

@@ -10,6 +10,7 @@ mod formats;
 mod index;
 mod int8_folders;
 mod kleidi;
+mod kleidi_tables;
 mod mxfp4;
 mod projections;
 mod quantized_blocks;

@@ -22,6 +22,20 @@ pub struct CpuSizes {
     pub packed_len: usize,
 }
 
+/// Tables that follow the blocks of a matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct CpuTables {
+    /// A zero point for each group and column.
+    pub zero_points: bool,
+    /// The order of rows by their groups (act-order).
+    pub act_order: bool,
+}
+
+impl CpuTables {
+    /// Blocks alone.
+    pub const NONE: Self = Self { zero_points: false, act_order: false };
+}
+
 /// A format of weights for CPU kernels that quantize activations to int8.
 pub struct CpuFormat {
     /// Name in descriptions of packed layers.
@@ -32,8 +46,8 @@ pub struct CpuFormat {
     pub activations: &'static str,
     /// Possible numbers of columns of a block, the default first.
     pub nr: &'static [usize],
-    /// The sizes of a matrix `[K, N]`, for a group size and columns of a block.
-    pub sizes: fn(Shape, GroupSize, usize) -> Result<CpuSizes>,
+    /// The sizes of a matrix `[K, N]`, for a group size, columns of a block and tables.
+    pub sizes: fn(Shape, GroupSize, usize, CpuTables) -> Result<CpuSizes>,
     /// Packs whole columns, for columns of a block.
     pub pack: fn(&Weight<'_>, usize) -> Result<Vec<u8>>,
 }

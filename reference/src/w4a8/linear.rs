@@ -5,6 +5,7 @@
 //! end.
 
 use super::buffer::{PanelBuffer, Quantize, Span, grow};
+use super::gather::Gathered;
 use super::matrices::{Int4, Matrices};
 use super::panel::{panel_start, panels};
 use super::parallel::for_parts;
@@ -31,6 +32,7 @@ pub struct Linear<'a> {
 pub struct LinearWorkspace {
     input: PanelBuffer,
     blocked: Vec<f32>,
+    gathered: Gathered,
 }
 
 impl<'a> Linear<'a> {
@@ -113,8 +115,12 @@ fn block<T: Element>(
     out: &mut [T],
 ) {
     let (k, shape) = (weight.shape().size_k, weight.rows());
-    let LinearWorkspace { input, blocked } = workspace;
+    let LinearWorkspace { input, blocked, gathered } = workspace;
     let size_m = x.len() / k;
+    let x = match weight.order(0) {
+        Some(order) => gathered.rows(order, size_m, |m| &x[m * k..][..k]),
+        None => x,
+    };
     input.reserve(size_m, shape);
     grow(blocked, out.len());
     let panels = panels(size_m);

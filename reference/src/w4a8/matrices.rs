@@ -3,15 +3,21 @@
 use std::ops::Range;
 
 use super::buffer::RowShape;
-use super::{Kernel, PANELS, Panel, Run};
+use super::{Kernel, PANELS, Panel, Run, zero_points};
 use crate::num::dims::Shape;
-use crate::w4a8::packed::RhsLayout;
+use crate::w4a8::packed::{MatrixBytes, RhsLayout};
 use crate::w4a8::quantize::ActivationRounding;
 
 /// Packed matrices of one shape, with the kernel that multiplies them.
 pub(super) trait Matrices: Sync {
     /// `[K, N]` of each matrix.
     fn shape(&self) -> Shape;
+
+    /// The order of a matrix's rows, as the columns of x are gathered; absent: the checkpoint's.
+    fn order(&self, matrix: usize) -> Option<&[[u8; 4]]> {
+        let _ = matrix;
+        None
+    }
 
     /// Storage of the rows that the kernel takes.
     fn rows(&self) -> RowShape;
@@ -45,7 +51,18 @@ pub(super) struct Int4<'l> {
     pub(super) rounding: ActivationRounding,
 }
 
+impl<'l> Int4<'l> {
+    fn parts(&self, matrix: usize) -> MatrixBytes<'l> {
+        let len = self.layout.packed_len();
+        self.layout.parts(&self.bytes[matrix * len..][..len])
+    }
+}
+
 impl Matrices for Int4<'_> {
+    fn order(&self, matrix: usize) -> Option<&[[u8; 4]]> {
+        self.layout.tables().act_order.then(|| self.parts(matrix).order)
+    }
+
     fn shape(&self) -> Shape {
         self.layout.shape()
     }
@@ -66,10 +83,14 @@ impl Matrices for Int4<'_> {
         y: &mut [f32],
         stride: usize,
     ) -> usize {
-        let len = self.layout.packed_len();
-        let bytes = &self.bytes[matrix * len..][..len];
-        let (run, before) = Run::covering(self.layout, bytes, columns.start, columns.end);
+        let parts = self.parts(matrix);
+        let (run, before) = Run::covering(self.layout, parts.blocks, columns.start, columns.end);
         self.kernel.run_all(panels, run, y, stride);
+        if self.layout.tables().zero_points {
+            let first = columns.start / self.layout.nr() * self.layout.nr();
+            let offsets = &parts.offsets[first * self.layout.groups()..];
+            zero_points::add(panels, run, offsets, y, stride);
+        }
         before
     }
 }

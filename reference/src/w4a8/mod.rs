@@ -13,6 +13,9 @@
 //! 4. [`multiply`] adds the bias (always, in a separate operation), clamps to the finite range (an
 //!    infinity becomes the largest finite number; NaN stays) and rounds to the output's type.
 //!
+//! Weights may have zero points (`zero_points` adds what they change) and rows in another order
+//! (act-order: columns of x are gathered before they are quantized). The operator has neither.
+//!
 //! A row's result depends only on that row and the weights, so batches may be split anywhere.
 //!
 //! | kernels | mr | nr |
@@ -28,6 +31,7 @@
 
 mod buffer;
 pub mod experts;
+mod gather;
 pub mod limits;
 mod linear;
 mod matrices;
@@ -47,6 +51,7 @@ mod values;
 pub mod wide;
 #[cfg(target_arch = "x86_64")]
 pub mod x86;
+mod zero_points;
 
 pub use linear::{Linear, LinearWorkspace};
 pub use panel::{Line, MAX_ROWS, Panel, PanelRows};
@@ -256,10 +261,13 @@ pub fn multiply(
     }
     let (size_m, size_n) = (lhs_layout.size_m(), rhs_layout.shape().size_n);
     let mut y = vec![0.0f32; size_m * size_n];
-    let run = Run { layout: rhs_layout, bytes: rhs.bytes(), columns: size_n };
+    let run = Run { layout: rhs_layout, bytes: rhs.parts().blocks, columns: size_n };
     for (block, y) in y.chunks_mut(lhs_layout.mr() * size_n).enumerate() {
         let rows = PanelRows::from_block(lhs, block, y.len() / size_n, rhs_layout);
         kernel.run(rows.panel(), run, y, size_n);
+        if rhs_layout.tables().zero_points {
+            zero_points::define(rows.panel(), rhs, y);
+        }
     }
     Values::from_f32(y, ty)
 }
@@ -270,7 +278,8 @@ pub(crate) fn finish(sum: f32, bias: f32) -> f32 {
     (sum + bias).clamp(f32::MIN, f32::MAX)
 }
 
-/// Quantizes, packs and multiplies: `x` `[M, K]` by packed weights, to `x`'s type.
+/// Quantizes, packs and multiplies: `x` `[M, K]` by packed weights, to `x`'s type. Where rows of the
+/// weight are ordered, the columns of x are ordered in the same way before they are quantized.
 ///
 /// # Errors
 /// As [`quantize()`] and [`multiply`].
@@ -280,7 +289,12 @@ pub fn linear(
     rhs: &PackedRhs<'_>,
     rounding: quantize::ActivationRounding,
 ) -> Result<Values> {
-    let rows = quantize(x, rhs.layout().shape().size_k, rounding)?;
+    let size_k = rhs.layout().shape().size_k;
+    let ordered = match rhs.layout().tables().act_order {
+        true if x.len().is_multiple_of(size_k) => &x.ordered(size_k, rhs.parts()),
+        _ => x,
+    };
+    let rows = quantize(ordered, size_k, rounding)?;
     // Upstream's choice between its one-row and its matrix kernels; the bits are the same.
     let mr = if rows.size_m == 1 { MR[0] } else { MR[1] };
     let lhs = LhsLayout::new(rows.size_m, rows.size_k, mr)?.pack(&rows)?;

@@ -9,13 +9,15 @@
 //! description is a JSON object in the file's `__metadata__`: a [`LinearDescription`] or a
 //! [`MoeDescription`]. It states every size, and the tensors must agree with it. Loading neither
 //! reads nor copies packed bytes, and assumes no alignment. Experts in another format than int4 name
-//! it under `weights` (version 3); `packed_len` is then [`CpuSizes::packed_len`].
+//! it under `weights` (version 3); `packed_len` is then [`CpuSizes::packed_len`]. Int4 matrices with tables
+//! after their blocks state `zero_points` and `act_order` (linear: version 2, experts: version 4).
 
 use std::borrow::Cow;
 
 mod dense;
 mod load;
 mod routing;
+mod tables;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -23,7 +25,7 @@ use super::RhsLayout;
 
 use crate::container::Container;
 use crate::layouts::CPU_INT4;
-use crate::layouts::cpu::{CpuFormat, CpuSizes};
+use crate::layouts::cpu::{CpuFormat, CpuSizes, CpuTables};
 use crate::moe::ScoringFunc;
 use crate::moe::activation::Activation;
 use crate::num::dims::{GroupSize, Shape};
@@ -31,6 +33,7 @@ use crate::{Error, Result};
 pub use dense::LinearDescription;
 pub use load::{expert_bytes, experts, linear};
 pub use routing::{OperatorRouting, StoredRouting};
+use tables::tables;
 
 /// Prefix of the descriptions' keys in `__metadata__`.
 pub const PREFIX: &str = "marlinspike.w4a8.";
@@ -45,6 +48,12 @@ pub const FAMILY_VERSION: u32 = 2;
 /// Version of experts' descriptions that name a format other than int4 under `weights`. The rest is as
 /// in [`FAMILY_VERSION`].
 pub const FORMAT_VERSION: u32 = 3;
+
+/// Version of experts' descriptions with tables after the blocks. The rest is as in [`FORMAT_VERSION`].
+pub const TABLES_VERSION: u32 = 4;
+
+/// Version of linear layers' descriptions with tables after the blocks.
+pub const LINEAR_TABLES_VERSION: u32 = 2;
 
 /// Largest number of experts of a layer; real layers have a few hundred.
 const MAX_EXPERTS: usize = 1 << 16;
@@ -80,6 +89,8 @@ pub struct MoeDescription {
     pub group_size: GroupSize,
     /// Columns of a block.
     pub nr: usize,
+    /// Tables after each matrix's blocks.
+    pub tables: CpuTables,
     /// Router and activation.
     pub routing: StoredRouting,
 }
@@ -174,7 +185,7 @@ fn head(file: &Container<'_>, module: &str) -> Result<Head> {
         let expected = format!("a JSON object with `version` and `layer` ({e})");
         Error::value(place(module, ""), &[], short(text), expected)
     })?;
-    let newest = if head.layer == "moe" { FORMAT_VERSION } else { VERSION };
+    let newest = if head.layer == "moe" { TABLES_VERSION } else { LINEAR_TABLES_VERSION };
     if !(VERSION..=newest).contains(&head.version) {
         let expected = format!("{VERSION} to {newest}");
         return Err(Error::value(place(module, "version"), &[], head.version, expected));
@@ -256,7 +267,7 @@ impl MoeDescription {
     /// As [`MoeDescription::shapes`]; [`Error::Size`] for sizes that the format does not have.
     pub fn sizes(&self) -> Result<[CpuSizes; 2]> {
         let [w13, w2] = self.shapes()?;
-        let of = |shape| (self.format.sizes)(shape, self.group_size, self.nr);
+        let of = |shape| (self.format.sizes)(shape, self.group_size, self.nr, self.tables);
         Ok([of(w13)?, of(w2)?])
     }
 
@@ -265,7 +276,7 @@ impl MoeDescription {
     /// # Errors
     /// As [`RhsLayout::new`]; [`Error::Size`] if 2I overflows.
     pub fn w13_layout(&self) -> Result<RhsLayout> {
-        RhsLayout::new(self.shapes()?[0], self.group_size, self.nr)
+        RhsLayout::new(self.shapes()?[0], self.group_size, self.nr)?.with_tables(self.tables)
     }
 
     /// Int4: layout of each expert's down, `[I, H]`.
@@ -273,7 +284,7 @@ impl MoeDescription {
     /// # Errors
     /// As [`RhsLayout::new`].
     pub fn w2_layout(&self) -> Result<RhsLayout> {
-        RhsLayout::new(self.shapes()?[1], self.group_size, self.nr)
+        RhsLayout::new(self.shapes()?[1], self.group_size, self.nr)?.with_tables(self.tables)
     }
 
     /// Number of local experts.
@@ -287,7 +298,11 @@ impl MoeDescription {
     /// The description as JSON.
     pub fn to_json(&self) -> serde_json::Value {
         let routing = match &self.routing {
-            StoredRouting::Operator(routing) if *self.format == CPU_INT4 => routing,
+            StoredRouting::Operator(routing)
+                if *self.format == CPU_INT4 && self.tables == CpuTables::NONE =>
+            {
+                routing
+            }
             StoredRouting::Operator(o) => return routing::to_json(self, &o.rule(), <_>::default()),
             StoredRouting::Family(f) => return routing::to_json(self, f.rule(), f.tensors()),
         };
@@ -326,6 +341,7 @@ impl MoeDescription {
             expert_map: keys.expert_map,
             group_size: group_size(module, keys.group_size)?,
             nr: keys.nr,
+            tables: CpuTables::NONE,
             routing: StoredRouting::Operator(OperatorRouting {
                 top_k: count(module, "top_k", keys.top_k, num_experts)?,
                 scoring_func: named(

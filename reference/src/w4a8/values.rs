@@ -2,6 +2,7 @@
 
 use crate::num::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
 use crate::num::tensor::{DType, Tensor};
+use crate::w4a8::packed::MatrixBytes;
 use crate::{Error, Result};
 
 /// Row-major floats of the supported types.
@@ -66,6 +67,15 @@ impl Values {
         match self {
             Self::F32(v) => v.clone(),
             Self::Bf16(v) => v.iter().map(|&b| bf16_to_f32(b)).collect(),
+        }
+    }
+
+    /// Rows of `size_k` values in the order of a weight's rows.
+    pub(super) fn ordered(&self, size_k: usize, weight: MatrixBytes<'_>) -> Self {
+        let from = |i: usize| i / size_k * size_k + weight.row(i % size_k);
+        match self {
+            Self::F32(v) => Self::F32((0..v.len()).map(|i| v[from(i)]).collect()),
+            Self::Bf16(v) => Self::Bf16((0..v.len()).map(|i| v[from(i)]).collect()),
         }
     }
 

@@ -14,3 +14,5 @@ mod moe;
 mod mxfp4;
 mod pack;
 mod stored;
+mod tables;
+mod torch_layer;

@@ -5,6 +5,7 @@ use marlinspike::case::ActivationRounding;
 use marlinspike::container::{Container, write_container};
 use marlinspike::formats::mxfp4::Mxfp4Tensors;
 use marlinspike::layouts::CPU_E2M1;
+use marlinspike::layouts::cpu::CpuTables;
 use marlinspike::layouts::mxfp4::{Mxfp4Layout, Mxfp4Part, Mxfp4Rows, Mxfp4Stack, PackedMxfp4};
 use marlinspike::moe::ScoringFunc;
 use marlinspike::moe::activation::Activation;
@@ -422,7 +423,7 @@ fn packing_the_hubs_weight_gives_the_bytes_of_the_rows() {
         let rows = Mxfp4Rows { bias: Some(&zeros), ..given.rows() };
         assert_eq!(layout.pack_weight(&plain).unwrap(), layout.pack(rows, |n| n).unwrap());
         assert_eq!((CPU_E2M1.pack)(&weight, 16).unwrap(), packed.bytes());
-        let sizes = (CPU_E2M1.sizes)(given.shape, GroupSize::Of(32), 16).unwrap();
+        let sizes = (CPU_E2M1.sizes)(given.shape, GroupSize::Of(32), 16, CpuTables::NONE).unwrap();
         assert_eq!((sizes.packed_len, sizes.groups), (packed.bytes().len(), size_k / 32));
     }
     let given = Given::new(64, 5, rng);
@@ -437,7 +438,8 @@ fn packing_the_hubs_weight_gives_the_bytes_of_the_rows() {
     let narrow = Mxfp4Layout::new(Shape::new(64, 4)).unwrap();
     assert!(narrow.pack_weight(&weight).unwrap_err().to_string().contains("[64, 5]"));
     for (group, nr, word) in [(GroupSize::Of(64), 16, "group_size"), (GroupSize::Of(32), 8, "nr")] {
-        let error = (CPU_E2M1.sizes)(given.shape, group, nr).unwrap_err().to_string();
+        let error =
+            (CPU_E2M1.sizes)(given.shape, group, nr, CpuTables::NONE).unwrap_err().to_string();
         assert!(error.contains(word), "{error}");
     }
 }
@@ -461,6 +463,7 @@ fn stored_experts(limit: f32, rng: &mut Rng) -> (MoeDescription, Vec<Given>, Vec
         expert_map: None,
         group_size: GroupSize::Of(32),
         nr: 16,
+        tables: CpuTables::NONE,
         routing: StoredRouting::Family(Box::new(family)),
     };
     (described, w13, w2)
@@ -552,11 +555,12 @@ fn a_wrong_description_is_named() {
     let rng = &mut Rng::new(23);
     let (described, w13, w2) = stored_experts(7.0, rng);
     let good = described.to_json();
-    let changes: [(&str, serde_json::Value, &str); 8] = [
+    let changes: [(&str, serde_json::Value, &str); 9] = [
         ("weights", "mxfp5".into(), "one of int4, mxfp4_int8"),
         ("weights", serde_json::Value::Null, "weights"),
         ("version", 2.into(), "weights"),
-        ("version", 4.into(), "1 to 3"),
+        ("version", 5.into(), "1 to 4"),
+        ("version", 4.into(), "zero_points"),
         ("nr", 8.into(), "nr"),
         ("group_size", 64.into(), "group_size"),
         ("hidden_size", 96.into(), "w13_packed"),

@@ -7,6 +7,7 @@ use marlinspike::Error;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
 use marlinspike::container::{Container, ContainerError, write_container};
 use marlinspike::layouts::CPU_INT4;
+use marlinspike::layouts::cpu::CpuTables;
 use marlinspike::layouts::kleidi::{Columns, PackedRhs, RhsLayout};
 use marlinspike::moe::families::RoutingRule;
 use marlinspike::moe::router::Router;
@@ -171,6 +172,7 @@ fn a_description_comes_back() {
             expert_map: map,
             group_size: GroupSize::Of(32),
             nr: 4,
+            tables: CpuTables::NONE,
             routing: StoredRouting::Operator(OperatorRouting {
                 top_k: 3,
                 scoring_func: ScoringFunc::Sigmoid,
@@ -210,7 +212,7 @@ fn with(name: &str, value: Value) -> Error {
 #[test]
 fn values_out_of_range_are_refused_by_key() {
     for (name, value) in [
-        ("version", json!(4)),
+        ("version", json!(5)),
         ("version", json!(0)),
         ("layer", json!("linear")),
         ("layer", json!("conv")),
@@ -345,6 +347,7 @@ fn a_familys_rule_comes_back_with_every_bit_of_its_tensors() {
             expert_map: Some(vec![0, -1, 2, 1]),
             group_size: GroupSize::Of(32),
             nr: 4,
+            tables: CpuTables::NONE,
             routing: StoredRouting::Family(Box::new(routing.unwrap())),
         };
         model.metadata.insert(key(EXPERTS), moe.to_json().to_string());

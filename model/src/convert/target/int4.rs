@@ -1,23 +1,23 @@
 //! The int4 path: supported stacks, outputs, and descriptions of layers in the files.
 //!
-//! It takes 4-bit codes without zero points in uniform groups: compressed-tensors with dynamic
-//! 8-bit activations, compressed-tensors with 16-bit activations (which the path quantizes), and
-//! GPTQ, also with a `g_idx` that states uniform groups. Experts of e2m1 codes with a power of two
+//! It takes 4-bit codes: compressed-tensors with dynamic 8-bit activations, compressed-tensors with
+//! 16-bit activations (which the path quantizes), and GPTQ. Zero points and the order of rows of
+//! act-order are tables after a matrix's blocks. Experts of e2m1 codes with a power of two
 //! for each 32 k are packed in their own format ([`CPU_E2M1`]).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use marlinspike::Result;
-use marlinspike::config::{Scheme, ZeroPoints};
+use marlinspike::config::Scheme;
 use marlinspike::container::TensorSpec;
 use marlinspike::layers::ExpertMap;
-use marlinspike::layouts::cpu::{CpuFormat, CpuSizes};
+use marlinspike::layouts::cpu::{CpuFormat, CpuSizes, CpuTables};
 use marlinspike::layouts::{CPU_E2M1, CPU_INT4};
 use marlinspike::moe::ScoringFunc;
 use marlinspike::moe::activation::{Activation, Columns, Definition};
 use marlinspike::moe::families::Renormalize;
-use marlinspike::num::dims::GroupSize;
+use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::DType;
 use marlinspike::prepare::gate_up::{GateUp, reorder};
@@ -30,6 +30,10 @@ use marlinspike::w4a8::stored::{
 use marlinspike::weight::Weight;
 use serde_json::{Value, json};
 
+mod order;
+
+use order::unordered;
+
 use super::{Choice, Context, Described, Descriptor, Format, Planned, Target};
 use crate::convert::job::Job;
 use crate::convert::names::TensorKind;
@@ -38,6 +42,7 @@ use crate::convert::settings::Settings;
 use crate::convert::stack::info::StackInfo;
 use crate::convert::stack::part::Jobs;
 use crate::convert::stack::{Output, StackPlan};
+use crate::model::bind;
 use crate::model::layers::{Layers, Role, Stack};
 use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError};
@@ -59,10 +64,10 @@ pub const FORMAT: Format = Format::new(&Descriptor {
         )
     },
     takes: "\
-4-bit weights without zero points and without act-order: compressed-tensors
-W4A8 (int-quantized or pack-quantized) and W4A16, and GPTQ. Experts may also be e2m1 with a power of
-two for each 32 values. Each file describes its layers in its metadata, so `marlinspike run` needs
-only the file.",
+4-bit weights: compressed-tensors W4A8 (int-quantized or pack-quantized) and
+W4A16, GPTQ and others. Zero points and act-order become tables after a matrix's blocks. Experts may
+also be e2m1 with a power of two for each 32 values. Each file describes its layers in its metadata,
+so `marlinspike run` needs only the file.",
     examples: &[["model out", ""]],
     model_dtype: false,
     choice: Some(Choice {
@@ -97,7 +102,12 @@ impl Int4 {
 
     fn sizes(&self, plan: &StackPlan) -> Result<CpuSizes> {
         let (format, nr) = self.format(&plan.scheme);
-        (format.sizes)(plan.slice.shape, plan.groups.size, nr)
+        (format.sizes)(plan.slice.shape, plan.groups.size, nr, tables(plan))
+    }
+
+    /// The layout of int4 weights of `shape`, a part of a matrix or all of it.
+    fn layout(&self, plan: &StackPlan, shape: Shape) -> Result<RhsLayout> {
+        RhsLayout::new(shape, plan.groups.size, self.nr)?.with_tables(tables(plan))
     }
 
     /// Packs the columns of a job.
@@ -106,7 +116,7 @@ impl Int4 {
         if *format == CPU_INT4 {
             let grouped = plan.role != Role::Dense && plan.groups.size != GroupSize::Channel;
             weight.scales = operator_scales(&weight, grouped)?;
-            let own = RhsLayout::new(weight.shape(), plan.groups.size, nr)?;
+            let own = self.layout(plan, weight.shape())?;
             return Ok(own.pack_weight(&weight)?.into_bytes());
         }
         // The ranks' rows are added: only the first one's have the bias.
@@ -118,6 +128,12 @@ impl Int4 {
             false => (format.pack)(&weight, nr),
         }
     }
+}
+
+/// The tables after each matrix's blocks.
+fn tables(plan: &StackPlan) -> CpuTables {
+    let zero_points = matches!(&plan.scheme, Scheme::Wna16(w) if !w.symmetric());
+    CpuTables { zero_points, act_order: plan.groups.act_order }
 }
 
 /// Whether gate and up alternate in the columns of the file's w13.
@@ -147,6 +163,7 @@ impl Target for Int4 {
 
     fn plan(&self, stack: &Stack, info: StackInfo, context: Context<'_>) -> Planned {
         let Context { kv_heads, settings, .. } = context;
+        let size_k = info.size_k;
         let cut = StackPlan::cut(stack, info, kv_heads, settings);
         let reasons = reasons(&stack.scheme, stack.role);
         let mut plan = match cut {
@@ -154,6 +171,12 @@ impl Target for Int4 {
             Ok(_) if !reasons.is_empty() => return Err(reasons),
             Ok(plan) => plan,
         };
+        plan.groups.act_order = bind::act_order(&stack.scheme);
+        if plan.groups.act_order && plan.slice.shape.size_k != size_k {
+            // Its rows may belong to any group.
+            let found = format!("act-order: found {} of {size_k} rows", plan.slice.shape.size_k);
+            return Err(vec![format!("{found} on this rank, expected all of them")]);
+        }
         let sizes = self.sizes(&plan).map_err(|e| vec![e.to_string()])?;
         let alternates = alternates(&plan.scheme, plan.role);
         if let Some(n) = plan.slice.n.iter().find(|n| alternates && n.len() % 2 != 0) {
@@ -189,8 +212,7 @@ impl Target for Int4 {
             let stack = &layers.stacks[i];
             let Ok(plan) = &planned[i] else { continue };
             if stack.role == Role::Dense {
-                let layout = RhsLayout::new(plan.slice.shape, plan.groups.size, self.nr);
-                let Ok(layout) = layout else { continue };
+                let Ok(layout) = self.layout(plan, plan.slice.shape) else { continue };
                 let linear = LinearDescription { layout, group_size: plan.groups.size };
                 all.insert(stack.module.clone(), described(stack, Description::Linear(linear)));
                 continue;
@@ -233,39 +255,31 @@ impl Target for Int4 {
     fn pack(&self, job: &Job<'_>, weight: Weight<'_>) -> Result<Vec<Piece>> {
         let Job { plan, expert, part, .. } = *job;
         let (sizes, nr) = (self.sizes(plan)?, self.format(&plan.scheme).1);
-        let at = expert * sizes.packed_len + part.columns.start / nr * sizes.block_bytes;
-        let packed = Bytes::B8(self.packed(plan, weight)?);
-        Ok(vec![Piece::whole(TensorKind::Weight, at as u64, packed)])
+        let (matrix, block) = (expert * sizes.packed_len, part.columns.start / nr);
+        let shape = weight.shape();
+        let mut packed = self.packed(plan, weight)?;
+        let piece =
+            |at: usize, bytes| Piece::whole(TensorKind::Weight, at as u64, Bytes::B8(bytes));
+        let mut pieces = Vec::new();
+        if tables(plan) != CpuTables::NONE {
+            let (whole, own) = (self.layout(plan, plan.slice.shape)?, self.layout(plan, shape)?);
+            let order = packed.split_off(own.blocks_len() + own.zero_points_len());
+            let zeros = packed.split_off(own.blocks_len());
+            let tables = matrix + whole.blocks_len();
+            if !zeros.is_empty() {
+                pieces.push(piece(tables + block * own.nr() * own.groups(), zeros));
+            }
+            if !order.is_empty() && block == 0 {
+                pieces.push(piece(tables + whole.zero_points_len(), order));
+            }
+        }
+        pieces.push(piece(matrix + block * sizes.block_bytes, packed));
+        Ok(pieces)
     }
 
     fn runs_packed(&self) -> bool {
         true
     }
-}
-
-/// The stack without act-order if its `g_idx` states uniform groups.
-///
-/// # Errors
-/// [`ModelError`] for an index that cannot be read.
-fn unordered<'s>(model: &Model<'_>, stack: &'s Stack) -> Result<Cow<'s, Stack>, ModelError> {
-    let Scheme::Wna16(w) = &stack.scheme else { return Ok(Cow::Borrowed(stack)) };
-    let GroupSize::Of(group) = w.group_size else { return Ok(Cow::Borrowed(stack)) };
-    if !w.desc_act {
-        return Ok(Cow::Borrowed(stack));
-    }
-    for matrix in stack.experts.iter().flatten() {
-        let names = ["g_idx", "weight_g_idx"].map(|s| format!("{}{s}", matrix.prefix));
-        let Some(name) = names.iter().find(|name| model.entry(name).is_some()) else {
-            return Ok(Cow::Borrowed(stack));
-        };
-        let g_idx = model.tensor(name)?;
-        g_idx.expect_dtype(&[DType::I32]).map_err(|e| ModelError::module(&stack.module, e))?;
-        if g_idx.elements::<i32>().iter().enumerate().any(|(k, &g)| g != (k / group) as i32) {
-            return Ok(Cow::Borrowed(stack));
-        }
-    }
-    let uniform = marlinspike::config::Wna16Scheme { desc_act: false, actorder: None, ..w.clone() };
-    Ok(Cow::Owned(Stack { scheme: Scheme::Wna16(uniform), ..stack.clone() }))
 }
 
 /// The reasons why the path does not take weights of `scheme`.
@@ -288,12 +302,6 @@ fn reasons(scheme: &Scheme, role: Role) -> Vec<String> {
     if w.bits() != 4 {
         reasons.push(format!("weights of {} bits: found {0}, expected 4", w.bits()));
     }
-    if w.zeros != ZeroPoints::Symmetric {
-        reasons.push(format!("zero points: found {}, expected symmetric weights", w.weight_type));
-    }
-    if w.desc_act && w.group_size != GroupSize::Channel {
-        reasons.push("act-order: found a g_idx that orders rows, expected uniform groups".into());
-    }
     reasons
 }
 
@@ -311,6 +319,10 @@ fn experts(
     let (w13, down) = (plan.slice.shape, w2.slice.shape);
     if w13.size_n != 2 * down.size_k || w13.size_k != down.size_n {
         return Err(format!("found w13 {w13} and w2 {down}, expected [H, 2I] and [I, H]"));
+    }
+    if tables(plan) != tables(w2) {
+        let (a, b) = (tables(plan), tables(w2));
+        return Err(format!("found {a:?} in w13 and {b:?} in w2, expected the same"));
     }
     if plan.groups.size != w2.groups.size {
         let (a, b) = (plan.groups.size, w2.groups.size);
@@ -335,6 +347,7 @@ fn experts(
         expert_map,
         group_size: plan.groups.size,
         nr,
+        tables: tables(plan),
         routing,
     })
 }

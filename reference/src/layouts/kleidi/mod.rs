@@ -15,6 +15,10 @@
 //! nibble and k + 16 in its high one, as two's complement. Codes past K are 0. Columns past N
 //! repeat the last one; rows past M are zero bytes (the operator leaves them unwritten).
 //!
+//! A matrix may have two tables after its blocks, which the operator lacks: int8 `[blocks][groups][nr]`,
+//! 8 − zero point, and uint32 `[K]`, the order of its rows. Row k of the blocks is row `order[k]` of the
+//! checkpoint (act-order), so activations are gathered by it.
+//!
 //! A block holds values of several kinds, so positions are [`LhsPlace`] and [`RhsPlace`] instead of
 //! [`Place`](super::Place).
 
@@ -24,11 +28,13 @@ mod parts;
 pub(super) mod positions;
 mod rhs;
 mod stack;
+mod tables;
 mod weight;
 
 pub(crate) use columns::segment_sums;
 pub use columns::{Columns, Factors};
 pub use lhs::{LhsLayout, LhsPart, LhsPlace, PackedLhs, QuantizedRows};
+pub use parts::MatrixBytes;
 pub use rhs::{PackedRhs, RhsLayout, RhsPart, RhsPlace};
 pub use stack::PackedStack;
 pub use weight::operator_scales;
@@ -43,8 +49,8 @@ pub(super) const FORMAT: CpuFormat = CpuFormat {
     element: ScalarType::UINT4B8,
     activations: "quantized per token",
     nr: &[NR[1], NR[0]],
-    sizes: |shape, group_size, nr| {
-        let layout = RhsLayout::new(shape, group_size, nr)?;
+    sizes: |shape, group_size, nr, tables| {
+        let layout = RhsLayout::new(shape, group_size, nr)?.with_tables(tables)?;
         Ok(CpuSizes {
             groups: layout.groups(),
             block_bytes: layout.block_bytes(),

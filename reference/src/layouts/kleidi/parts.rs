@@ -1,4 +1,4 @@
-//! The operands of the operator besides a weight's codes.
+//! The operands of the operator besides a weight's codes, and the parts of a packed matrix.
 
 use crate::num::scalar::ScalarType;
 use crate::weight::{Groups, TableData, Weight};
@@ -59,5 +59,23 @@ impl<'w> Parts<'w> {
             Some(b) => b.iter_bits().map(|bits| b.ty().to_f64(bits) as f32).collect(),
         };
         Ok(Self { group_size, scales, bias })
+    }
+}
+
+/// A matrix's bytes by their meaning. Tables that it lacks are empty.
+#[derive(Debug, Clone, Copy)]
+pub struct MatrixBytes<'b> {
+    /// The blocks.
+    pub blocks: &'b [u8],
+    /// `[blocks][groups][nr]`: 8 − zero point, which is added to each code of the group.
+    pub offsets: &'b [i8],
+    /// `[K]`, uint32: row k of the blocks is this row of the checkpoint.
+    pub order: &'b [[u8; 4]],
+}
+
+impl MatrixBytes<'_> {
+    /// The checkpoint's row that is row `k` of the blocks.
+    pub fn row(&self, k: usize) -> usize {
+        self.order.get(k).map_or(k, |&bytes| u32::from_le_bytes(bytes) as usize)
     }
 }

@@ -4,8 +4,9 @@ use std::borrow::Cow;
 use std::fmt;
 
 use super::columns::{Columns, Factors, groups};
-use super::{CHUNK, NR, PIECE, padded_k, product, word};
+use super::{CHUNK, MatrixBytes, NR, PIECE, padded_k, product, word};
 use crate::layouts::Slot;
+use crate::layouts::cpu::CpuTables;
 use crate::num::dims::{GroupSize, Shape};
 use crate::{Error, Result};
 
@@ -14,10 +15,11 @@ use crate::{Error, Result};
 /// As in upstream's operator, a group that covers all of K is channel-wise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RhsLayout {
-    shape: Shape,
+    pub(super) shape: Shape,
     /// K when channel-wise.
-    group_rows: usize,
-    nr: usize,
+    pub(super) group_rows: usize,
+    pub(super) nr: usize,
+    pub(super) tables: CpuTables,
 }
 
 /// The kind of a value of packed weights.
@@ -90,7 +92,7 @@ impl RhsLayout {
         // Upper bound per column on codes, scales and 12 more bytes.
         let column = padded_k(shape.size_k).saturating_add(12);
         product("packed weights", &[shape.size_n.saturating_add(nr), column])?;
-        Ok(Self { shape, group_rows, nr })
+        Ok(Self { shape, group_rows, nr, tables: CpuTables::NONE })
     }
 
     /// Matrix shape.
@@ -135,9 +137,14 @@ impl RhsLayout {
         self.groups() * self.group_bytes() + self.nr * tail
     }
 
-    /// Number of bytes.
-    pub fn packed_len(&self) -> usize {
+    /// Number of bytes of the blocks, which come first.
+    pub fn blocks_len(&self) -> usize {
         self.blocks() * self.block_bytes()
+    }
+
+    /// Number of bytes, with the tables.
+    pub fn packed_len(&self) -> usize {
+        self.blocks_len() + self.zero_points_len() + self.order_len()
     }
 
     fn column_of(&self, n: usize) -> (usize, usize) {
@@ -188,9 +195,9 @@ impl RhsLayout {
         block + self.block_bytes() - 4 * (self.nr - column)
     }
 
-    /// The value that bit `bit` (0 to 7) of byte `byte` belongs to. Panics outside.
+    /// The value that bit `bit` (0 to 7) of byte `byte` belongs to. Panics outside the blocks.
     pub fn locate(&self, byte: usize, bit: u32) -> RhsPlace {
-        assert!(byte < self.packed_len() && bit < 8, "bit {bit} of byte {byte}");
+        assert!(byte < self.blocks_len() && bit < 8, "bit {bit} of byte {byte}");
         let (block, inside) = (byte / self.block_bytes(), byte % self.block_bytes());
         let at = |column, part, start, bit, bits| RhsPlace {
             block,
@@ -229,8 +236,9 @@ impl RhsLayout {
     ///
     /// # Errors
     /// [`Error::Shape`] or [`Error::Size`] if `columns` has another shape or group size than the
-    /// layout.
+    /// layout; [`Error::Unsupported`] for a layout with tables, which [`RhsLayout::pack_weight`] fills.
     pub fn pack(&self, columns: &Columns) -> Result<PackedRhs<'static>> {
+        self.expect_no_tables()?;
         if columns.shape() != self.shape {
             let found = [columns.shape().size_k, columns.shape().size_n];
             return Err(Error::shape("weight", &found, self.shape));
@@ -244,7 +252,7 @@ impl RhsLayout {
             };
             return Err(Error::size("group_size", columns.group_size(), expected));
         }
-        let mut bytes = vec![0u8; self.packed_len()];
+        let mut bytes = vec![0u8; self.blocks_len()];
         for (b, block) in bytes.chunks_exact_mut(self.block_bytes()).enumerate() {
             for column in 0..self.nr {
                 let n = (b * self.nr + column).min(self.shape.size_n - 1);
@@ -284,21 +292,23 @@ impl RhsLayout {
 /// Packed weights with their layout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackedRhs<'a> {
-    layout: RhsLayout,
-    bytes: Cow<'a, [u8]>,
+    pub(super) layout: RhsLayout,
+    pub(super) bytes: Cow<'a, [u8]>,
 }
 
 impl<'a> PackedRhs<'a> {
     /// Wraps bytes that were packed in `layout`.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the number of bytes differs from that of the layout.
+    /// [`Error::Shape`] if the number of bytes differs from that of the layout; [`Error::Value`] for an
+    /// order of rows that is no permutation.
     pub fn new(layout: RhsLayout, bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self> {
         let bytes = bytes.into();
         if bytes.len() != layout.packed_len() {
             let expected = format!("[{}]", layout.packed_len());
             return Err(Error::shape("rhs_packed", &[bytes.len()], expected));
         }
+        layout.check_order("rhs_packed", &bytes)?;
         Ok(Self { layout, bytes })
     }
 
@@ -317,6 +327,11 @@ impl<'a> PackedRhs<'a> {
         &self.bytes
     }
 
+    /// The blocks and the tables.
+    pub fn parts(&self) -> MatrixBytes<'_> {
+        self.layout.parts(&self.bytes)
+    }
+
     /// All bytes, owned.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes.into_owned()
@@ -325,8 +340,9 @@ impl<'a> PackedRhs<'a> {
     /// The first value, in storage order, in which `found` differs; `None` if every bit is equal.
     ///
     /// # Errors
-    /// [`Error::Size`] when `found` was packed under another layout.
+    /// [`Error::Size`] when `found` was packed under another layout; [`Error::Unsupported`] for tables.
     pub fn compare(&self, found: &PackedRhs<'_>) -> Result<Option<RhsPlace>> {
+        self.layout.expect_no_tables()?;
         if found.layout != self.layout {
             let (found, expected) = (format!("{:?}", found.layout), format!("{:?}", self.layout));
             return Err(Error::size("layout of packed weights", found, expected));
@@ -343,7 +359,8 @@ impl<'a> PackedRhs<'a> {
         &self.bytes[i * len..][..len]
     }
 
-    /// The columns, with the scales, sums and biases in the bytes.
+    /// The columns, with the scales, sums and biases in the blocks. The tables are not applied: rows
+    /// are in the order of the blocks, and codes have no zero points.
     pub fn unpack(&self) -> Columns {
         let layout = self.layout;
         let Shape { size_k, size_n } = layout.shape;

@@ -16,12 +16,16 @@ impl<'a> PackedStack<'a> {
     /// Wraps bytes that were packed in `layout`; errors contain `name`.
     ///
     /// # Errors
-    /// [`Error::Shape`] unless they are one or more whole matrices.
+    /// [`Error::Shape`] unless they are one or more whole matrices; [`Error::Value`] for an order of
+    /// rows that is no permutation.
     pub fn new(name: &str, layout: RhsLayout, bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self> {
         let bytes = bytes.into();
         if bytes.is_empty() || !bytes.len().is_multiple_of(layout.packed_len()) {
             let expected = format!("[experts, {}]", layout.packed_len());
             return Err(Error::shape(name, &[bytes.len()], expected));
+        }
+        for matrix in bytes.chunks_exact(layout.packed_len()) {
+            layout.check_order(name, matrix)?;
         }
         Ok(Self { layout, bytes })
     }

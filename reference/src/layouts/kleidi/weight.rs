@@ -4,6 +4,7 @@
 
 use super::parts::{Parts, Scales};
 use super::{CHUNK, NR, PIECE, PackedRhs, RhsLayout};
+use crate::layouts::cpu::CpuTables;
 use crate::num::dims::GroupSize;
 use crate::num::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
 use crate::weight::{Table, Weight};
@@ -64,15 +65,26 @@ pub fn operator_scales(weight: &Weight<'_>, grouped: bool) -> Result<Table> {
 }
 
 impl RhsLayout {
-    /// Packs `weight`: `uint4b8` codes in uniform groups, f32 scales channel-wise and bf16 scales
-    /// group-wise (see [`operator_scales`]), a bias of any float type. The same bytes as
-    /// [`RhsLayout::pack`] of [`Columns::from_weight`](super::Columns::from_weight).
+    /// Packs `weight`: f32 scales channel-wise and bf16 scales group-wise (see [`operator_scales`]), a
+    /// bias of any float type. Without tables, codes are `uint4b8` in uniform groups, and the bytes are
+    /// those of [`RhsLayout::pack`] of [`Columns::from_weight`](super::Columns::from_weight). A table of
+    /// zero points takes `uint4` codes with zero points; an order of rows takes a `g_idx`, whose groups
+    /// must have as many rows each.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for another type of codes or scales, act-order, zero points and a
-    /// global scale; [`Error::Shape`] and [`Error::Size`] if the weight has another shape or group
-    /// size than the layout; the errors of [`Weight::validate`].
+    /// [`Error::Unsupported`] for another type of codes or scales, a global scale, and act-order or
+    /// zero points without their table; [`Error::Value`] for a `g_idx` with groups of different sizes;
+    /// [`Error::Shape`] and [`Error::Size`] if the weight has another shape or group size than the
+    /// layout; the errors of [`Weight::validate`].
     pub fn pack_weight(&self, weight: &Weight<'_>) -> Result<PackedRhs<'static>> {
+        match self.tables {
+            CpuTables::NONE => self.pack_blocks(weight),
+            _ => self.pack_with_tables(weight),
+        }
+    }
+
+    /// [`RhsLayout::pack_weight`] without tables.
+    pub(super) fn pack_blocks(&self, weight: &Weight<'_>) -> Result<PackedRhs<'static>> {
         let parts = Parts::of(weight)?;
         let shape = weight.shape();
         if shape != self.shape() {

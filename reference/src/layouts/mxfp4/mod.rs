@@ -12,7 +12,7 @@ mod weight;
 use std::borrow::Cow;
 use std::fmt;
 
-use super::cpu::{CpuFormat, CpuSizes};
+use super::cpu::{CpuFormat, CpuSizes, CpuTables};
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
@@ -33,8 +33,14 @@ pub(super) const FORMAT: CpuFormat = CpuFormat {
     element: ScalarType::FLOAT4_E2M1F,
     activations: "quantized per group of 32",
     nr: &[NR],
-    sizes: |shape, group_size, nr| {
+    sizes: |shape, group_size, nr, tables| {
         CpuFormat::check_nr(nr, &[NR])?;
+        if tables != CpuTables::NONE {
+            return Err(Error::unsupported(
+                format!("e2m1 weights with {tables:?}"),
+                "they have none",
+            ));
+        }
         if group_size != GroupSize::Of(GROUP) {
             return Err(Error::size("group_size", group_size, GROUP));
         }

@@ -4,7 +4,8 @@
 //! A forward has five steps, each distributed over rayon's current pool:
 //!
 //! 1. Slots are sorted by expert ([`Buckets`]). Each token is quantized once and copied into the
-//!    panels of its experts. With router weights on the input, each slot is quantized separately.
+//!    panels of its experts. With router weights on the input, and for experts with an order of rows
+//!    (act-order), each slot is quantized separately.
 //! 2. An item is an expert and a run of I columns: gate and up of a panel, then their activation,
 //!    while the run's weights stay in a core's cache.
 //! 3. The activated rows are quantized into panels.
@@ -141,15 +142,23 @@ impl Parts<'_> {
         buffers: &mut Buffers,
         out: &mut [X],
     ) {
-        let Buffers { buckets, tokens, input, activated_f32, activated_bf16, inner, sums } =
-            buffers;
+        let Buffers {
+            buckets,
+            tokens,
+            input,
+            activated_f32,
+            activated_bf16,
+            inner,
+            gathered,
+            sums,
+        } = buffers;
         let map = self.expert_map;
         buckets.fill(routed.topk_ids, self.num_experts, |expert| match map {
             Some(map) => usize::try_from(map[expert]).ok(),
             None => Some(expert),
         });
         let buckets: &Buckets = buckets;
-        steps::quantize_input(self, x, routed, buckets, tokens, input);
+        steps::quantize_input(self, x, routed, buckets, (tokens, gathered), input);
         let activated = A::of(activated_f32, activated_bf16);
         let size_i = self.intermediate_size();
         grow(activated, buckets.rows() * size_i);
@@ -157,7 +166,7 @@ impl Parts<'_> {
         let runs =
             Runs::activated(self.w13.rows().padded_k, size_i, buckets.even(), buckets.reuse());
         steps::gate_up(self, input, buckets, runs, activated);
-        steps::quantize_inner(self, activated, buckets, runs, inner);
+        steps::quantize_inner(self, activated, (buckets, runs), gathered, inner);
         let size_h = self.hidden_size();
         let runs = Runs::plain(self.w2.rows().padded_k, size_h, buckets.reuse());
         let sums = &mut sums[..out.len()];

@@ -3,11 +3,12 @@
 use std::marker::PhantomData;
 
 use super::activation::Activate;
-use super::buckets::{Buckets, PanelRows};
+use super::buckets::{Bucket, Buckets, PanelRows};
 use super::parts::Parts;
 use crate::moe::layer::Routed;
 use crate::w4a8::buffer::{PanelBuffer, Quantize, RowShape, Span};
-use crate::w4a8::parallel::for_parts;
+use crate::w4a8::gather::{Gathered, gather};
+use crate::w4a8::parallel::{Wide, for_parts};
 use crate::w4a8::rows::Element;
 use crate::w4a8::runs::{GRAIN, MAX_WIDTH, Runs};
 use crate::w4a8::wide::{Loop, wide};
@@ -19,22 +20,36 @@ pub(super) fn quantize_input<X: Element>(
     x: &[X],
     routed: Routed<'_>,
     buckets: &Buckets,
-    tokens: &mut PanelBuffer,
+    (tokens, gathered): (&mut PanelBuffer, &mut Gathered),
     input: &mut PanelBuffer,
 ) {
     let (h, shape, panels) = (layer.hidden_size(), layer.w13.rows(), buckets.panels());
     let start = |panel| buckets.panel_start(panel);
     let grain = GRAIN / (MAX_ROWS * h);
-    if layer.router_weight_on_input {
-        let parts = input.rows_mut(buckets.rows(), shape);
-        for_parts(0..panels.len(), parts, grain, &start, &|i, mut panel| {
+    let ordered = layer.w13.order(0).is_some();
+    if ordered || layer.router_weight_on_input {
+        let values = if ordered { buckets.rows() * h } else { 0 };
+        let rows =
+            Wide { values: gathered.values::<X>(values), width: if ordered { h } else { 0 } };
+        let parts = (input.rows_mut(buckets.rows(), shape), rows);
+        for_parts(0..panels.len(), parts, grain, &start, &|i, (mut panel, gathered)| {
+            let order = layer.w13.order(buckets.all()[panels[i].bucket].local);
             for m in 0..panels[i].rows.count {
                 let slot = buckets.slot(panels[i].rows.first + m);
-                let row = &x[slot / routed.top_k * h..][..h];
+                let mut row = &x[slot / routed.top_k * h..][..h];
+                if let Some(order) = order {
+                    gather(order, row, &mut gathered.values[m * h..][..h]);
+                    row = &gathered.values[m * h..][..h];
+                }
                 let weight = routed.topk_weights[slot];
                 let (panel, segments) = (&mut panel, std::iter::once(row));
-                let value = |x: X| x.widen() * weight;
-                wide(Quantize { panel, m, segments, value });
+                match layer.router_weight_on_input {
+                    true => {
+                        let value = |x: X| x.widen() * weight;
+                        wide(Quantize { panel, m, segments, value });
+                    }
+                    false => wide(Quantize { panel, m, segments, value: X::widen }),
+                }
             }
         });
         return;
@@ -142,17 +157,22 @@ const UP_WIDTH: usize = MAX_WIDTH + 16;
 pub(super) fn quantize_inner<A: Element>(
     layer: &Parts<'_>,
     activated: &[A],
-    buckets: &Buckets,
-    runs: Runs,
+    (buckets, runs): (&Buckets, Runs),
+    gathered: &mut Gathered,
     inner: &mut PanelBuffer,
 ) {
     let (i, shape, panels) = (runs.size, layer.w2.rows(), buckets.panels());
-    let parts = inner.rows_mut(buckets.rows(), shape);
+    let ordered = layer.w2.order(0).is_some();
+    let values = if ordered { buckets.rows() * i } else { 0 };
+    let rows = Wide { values: gathered.values::<A>(values), width: if ordered { i } else { 0 } };
+    let parts = (inner.rows_mut(buckets.rows(), shape), rows);
     let start = |panel| buckets.panel_start(panel);
-    for_parts(0..panels.len(), parts, GRAIN / (MAX_ROWS * i), &start, &|item, mut panel| {
+    let grain = GRAIN / (MAX_ROWS * i);
+    for_parts(0..panels.len(), parts, grain, &start, &|item, (mut panel, gathered)| {
         let rows = panels[item].rows;
-        let bucket = buckets.all()[panels[item].bucket].rows;
+        let Bucket { local, rows: bucket, .. } = buckets.all()[panels[item].bucket];
         let expert = &activated[bucket.first * i..][..bucket.count * i];
+        let order = layer.w2.order(local);
         for m in 0..rows.count {
             let row = rows.first + m - bucket.first;
             let segments = (0..runs.count()).map(|run| {
@@ -160,6 +180,17 @@ pub(super) fn quantize_inner<A: Element>(
                 &expert[from * bucket.count + row * width..][..width]
             });
             let panel = &mut panel;
+            let Some(order) = order else {
+                wide(Quantize { panel, m, segments, value: A::widen });
+                continue;
+            };
+            let to = &mut gathered.values[m * i..][..i];
+            for (to, &at) in to.iter_mut().zip(order) {
+                let at = u32::from_le_bytes(at) as usize;
+                let (from, width) = runs.get(at / runs.width);
+                *to = expert[from * bucket.count + row * width + at - from];
+            }
+            let segments = std::iter::once(&*to);
             wide(Quantize { panel, m, segments, value: A::widen });
         }
     });

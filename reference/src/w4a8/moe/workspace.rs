@@ -7,6 +7,7 @@ use super::route::{Choice, route};
 use crate::moe::layer::Routed;
 use crate::w4a8::LayerRouter;
 use crate::w4a8::buffer::{PanelBuffer, grow};
+use crate::w4a8::gather::Gathered;
 use crate::w4a8::parallel::{Wide, for_parts};
 use crate::w4a8::runs::BLOCK;
 
@@ -35,6 +36,8 @@ pub(in crate::w4a8) struct Buffers {
     pub(super) activated_bf16: Vec<u16>,
     /// Input of w2, a row per slot.
     pub(super) inner: PanelBuffer,
+    /// Rows in the order of w13's and w2's rows, where these have one.
+    pub(super) gathered: Gathered,
     /// Sums of the tokens' rows, `[run of columns][T][width]`.
     pub(super) sums: Vec<f32>,
 }
@@ -55,6 +58,8 @@ impl Workspace {
         let size = max_tokens.min(BLOCK) * top_k * layer.intermediate_size();
         grow(&mut buffers.activated_f32, size);
         grow(&mut buffers.activated_bf16, size);
+        let widths = [layer.w13, layer.w2].map(|w| w.order(0).map_or(0, <[_]>::len));
+        buffers.gathered.reserve(max_tokens.min(BLOCK) * top_k * widths[0].max(widths[1]));
         workspace
     }
 

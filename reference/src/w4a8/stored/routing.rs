@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    FAMILY_VERSION, FORMAT_VERSION, MAX_EXPERTS, MoeDescription, count, described, group_size,
-    place, read, short,
+    FAMILY_VERSION, FORMAT_VERSION, MAX_EXPERTS, MoeDescription, TABLES_VERSION, count, described,
+    group_size, place, read, short, tables,
 };
 use crate::container::Container;
-use crate::layouts::cpu::CpuFormat;
+use crate::layouts::cpu::{CpuFormat, CpuTables};
 use crate::layouts::{CPU_FORMATS, CPU_INT4};
 use crate::moe::ScoringFunc;
 use crate::moe::activation::Activation;
@@ -58,6 +58,10 @@ struct FamilyKeys {
     weights: Option<String>,
     group_size: i64,
     nr: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    zero_points: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    act_order: Option<bool>,
     routing: Value,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     correction_bias: Option<Vec<f32>>,
@@ -72,16 +76,23 @@ pub(super) fn to_json(
     tensors: RouterTensors<'_>,
 ) -> Value {
     let is_int4 = *moe.format == CPU_INT4;
+    let tables = moe.tables != CpuTables::NONE;
     serde_json::json!(FamilyKeys {
-        version: if is_int4 { FAMILY_VERSION } else { FORMAT_VERSION },
+        version: match (tables, is_int4) {
+            (true, _) => TABLES_VERSION,
+            (false, true) => FAMILY_VERSION,
+            (false, false) => FORMAT_VERSION,
+        },
         layer: "moe".to_owned(),
         hidden_size: moe.hidden_size,
         intermediate_size: moe.intermediate_size,
         num_experts: moe.num_experts,
         expert_map: moe.expert_map.clone(),
-        weights: (!is_int4).then(|| moe.format.name.to_owned()),
+        weights: (tables || !is_int4).then(|| moe.format.name.to_owned()),
         group_size: moe.group_size.to_config(),
         nr: moe.nr,
+        zero_points: tables.then_some(moe.tables.zero_points),
+        act_order: tables.then_some(moe.tables.act_order),
         routing: rule.to_json(),
         correction_bias: tensors.correction_bias.map(<[f32]>::to_vec),
         expert_scale: tensors.expert_scale.map(<[f32]>::to_vec),
@@ -102,6 +113,8 @@ pub(super) fn read_family(file: &Container<'_>, module: &str) -> Result<MoeDescr
         }
     }
     let format = format(module, keys.version, keys.weights.as_deref())?;
+    let stated = [keys.zero_points, keys.act_order];
+    let tables = tables(module, stated, keys.version, TABLES_VERSION)?;
     let FamilyKeys { correction_bias, expert_scale, .. } = keys;
     let routing = FamilyRouting::new(rule, num_experts, correction_bias, expert_scale);
     Ok(MoeDescription {
@@ -112,6 +125,7 @@ pub(super) fn read_family(file: &Container<'_>, module: &str) -> Result<MoeDescr
         expert_map: keys.expert_map,
         group_size: group_size(module, keys.group_size)?,
         nr: keys.nr,
+        tables,
         routing: StoredRouting::Family(Box::new(described(module, routing)?)),
     })
 }
