@@ -8,7 +8,9 @@
 //! product, then of the second with the fastest of the first.
 
 use marlinspike_accel::{
-    AccelError, Device, ModuleCache, limits,
+    AccelError, Device,
+    cache::ModuleCache,
+    limits,
     nvrtc::{Arch, Nvrtc},
     ops::fp8_gemm::{Fp8Plan, Fp8Scales, Fp8Sums},
     registry,

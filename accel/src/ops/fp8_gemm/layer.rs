@@ -182,7 +182,7 @@ impl Fp8Layer {
             let found = format!("{rows} and {rows_of_w2}");
             return Err(ROW.refuse("plan", found, "blocks of equal size"));
         }
-        let blocks = self.runs.room(device, entries, rows)?;
+        let blocks = self.runs.room_without_order(device, entries, rows)?;
         let places = blocks.places();
         let rows = [Rows::new(device, &self.w13, places)?, Rows::new(device, &self.w2, places)?];
         let columns = [self.w13.shape().size_n, self.w2.shape().size_n];

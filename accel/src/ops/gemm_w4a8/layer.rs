@@ -128,7 +128,7 @@ impl W4a8Layer {
     ) -> Result<W4a8Workspace, AccelError> {
         let entries = check::entries(&ROW, tokens, top_k)?;
         let plans = W4a8Plan::of_experts([&self.w13, &self.w2], entries, device.multiprocessors());
-        let blocks = self.runs.room(device, entries, plans[0].rows as usize)?;
+        let blocks = self.runs.room_without_order(device, entries, plans[0].rows as usize)?;
         let places = blocks.places();
         let rows = [Rows::new(device, &self.w13, places)?, Rows::new(device, &self.w2, places)?];
         let columns = [self.w13.shape().size_n, self.w2.shape().size_n];
