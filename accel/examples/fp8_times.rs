@@ -34,7 +34,8 @@ fn compile((scales, sums): (Fp8Scales, Fp8Sums)) -> Result<(), AccelError> {
         ("HAS_BLOCKS", scales as u32),
         ("IS_PROMOTED", (sums == Fp8Sums::Promoted).into()),
     ];
-    let is_used = |name: &str, value| wanted.iter().all(|&(known, of)| known != name || of == value);
+    let is_used =
+        |name: &str, value| wanted.iter().all(|&(known, of)| known != name || of == value);
     let used: Vec<_> = all
         .into_iter()
         .filter(|job| ["fp8_gemm", "moe_gather"].contains(&job.row.source))
@@ -47,24 +48,34 @@ fn compile((scales, sums): (Fp8Scales, Fp8Sums)) -> Result<(), AccelError> {
 fn plans(rows: usize) -> Vec<Fp8Plan> {
     let near = |plan: &Fp8Plan| {
         let of_plan = plan.rows as usize;
-        (rows / 2..=(2 * rows).max(8).next_power_of_two()).contains(&of_plan) || (of_plan == 128 && rows > 32)
+        (rows / 2..=(2 * rows).max(8).next_power_of_two()).contains(&of_plan)
+            || (of_plan == 128 && rows > 32)
     };
-    Fp8Plan::all().filter(near).flat_map(|plan| {
-        let most = plan.warps * 16;
-        let narrower = [16, 32, 48, 64, 96, 128, 192, 256].into_iter().filter(move |&n| n <= most && n > most / 4);
-        let all: Vec<_> = match plan.rows {
-            128 => vec![plan],
-            _ => {
-                let residents = if plan.warps == 4 { 1..=3 } else { 1..=1 };
-                narrower
-                    .flat_map(|tile_n| {
-                        residents.clone().map(move |residents| Fp8Plan { tile_n, residents, ..plan })
-                    })
-                    .collect()
-            }
-        };
-        all
-    }).collect()
+    Fp8Plan::all()
+        .filter(near)
+        .flat_map(|plan| {
+            let most = plan.warps * 16;
+            let narrower = [16, 32, 48, 64, 96, 128, 192, 256]
+                .into_iter()
+                .filter(move |&n| n <= most && n > most / 4);
+            let all: Vec<_> = match plan.rows {
+                128 => vec![plan],
+                _ => {
+                    let residents = if plan.warps == 4 { 1..=3 } else { 1..=1 };
+                    narrower
+                        .flat_map(|tile_n| {
+                            residents.clone().map(move |residents| Fp8Plan {
+                                tile_n,
+                                residents,
+                                ..plan
+                            })
+                        })
+                        .collect()
+                }
+            };
+            all
+        })
+        .collect()
 }
 
 /// The fastest plans of the first product with each number of rows, then of the second.
@@ -86,8 +97,11 @@ fn sweep(
                 .map(|&plan| LayerPlans::Fp8(if which == 0 { [plan, best] } else { [best, plan] }))
                 .collect();
             let times = time(&pairs)?;
-            let mut timed: Vec<_> =
-                own.iter().zip(times).filter_map(|(&plan, time)| Some((time.ok()?, plan))).collect();
+            let mut timed: Vec<_> = own
+                .iter()
+                .zip(times)
+                .filter_map(|(&plan, time)| Some((time.ok()?, plan)))
+                .collect();
             timed.sort_by(|a, b| a.0.total_cmp(&b.0));
             let name = |&(us, Fp8Plan { tile_n, warps, residents, .. }): &(f32, _)| {
                 format!("{tile_n}/{warps}w{residents} {us:.1}")
@@ -114,7 +128,9 @@ fn main() -> Result<(), AnyError> {
                     Some("channels") => (Fp8Scales::Channels, Fp8Sums::Unpromoted),
                     Some("promoted") => (Fp8Scales::Channels, Fp8Sums::Promoted),
                     Some("blocks") => (Fp8Scales::Blocks, Fp8Sums::Promoted),
-                    other => return Err(format!("--kind {other:?}: channels, promoted or blocks").into()),
+                    other => {
+                        return Err(format!("--kind {other:?}: channels, promoted or blocks").into());
+                    }
                 };
             }
             _ => numbers.push(argument.parse::<usize>()?),

@@ -25,7 +25,8 @@ pub(crate) static ROW: Row = Row {
     law: Law::EqualBits,
     variants: |_| {
         let both = &[0, 1][..];
-        let all = [("IS_BF16", both), ("ACTIVATES", both), ("QUANTIZES", &[0, 1, 2]), ("IS_UE8M0", both)];
+        let all =
+            [("IS_BF16", both), ("ACTIVATES", both), ("QUANTIZES", &[0, 1, 2]), ("IS_UE8M0", both)];
         Ok(lattice(&all))
     },
     arguments: GatherArguments::SIZES,
@@ -177,7 +178,13 @@ impl Gathered<'_> {
                     return Err(refuse(found, format!("at least {places} rows of {size_k}")));
                 }
                 let (quantizes, rows) = (Quantizes::Nothing, rows.into());
-                Ok(Destination { quantizes, ue8m0: false, rows, scales: Pointer::NULL, scale_step: 0 })
+                Ok(Destination {
+                    quantizes,
+                    ue8m0: false,
+                    rows,
+                    scales: Pointer::NULL,
+                    scale_step: 0,
+                })
             }
             Self::Fp8Groups { codes, scales, ue8m0 } => {
                 if !size_k.is_multiple_of(FP8_GROUP) {

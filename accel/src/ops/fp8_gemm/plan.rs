@@ -133,8 +133,7 @@ impl Fp8Plan {
         })
     }
 
-    const MANY: Self =
-        Self { rows: MANY_ROWS, tile_n: MANY_COLUMNS, warps: 8, residents: 1 };
+    const MANY: Self = Self { rows: MANY_ROWS, tile_n: MANY_COLUMNS, warps: 8, residents: 1 };
     const WIDE: Self = Self { tile_n: 2 * MANY_COLUMNS, ..Self::MANY };
 
     /// The plan for one product of `size_m` rows.
