@@ -3,7 +3,7 @@
 
 // Threads. One warpgroup of consumers moves no registers, so one warp is enough for the producer; it follows them, since a
 // warpgroup begins at a multiple of four warps.
-constexpr bool IS_ONE_GROUP = WARPS == 4;
+constexpr unsigned IS_ONE_GROUP = WARPS == 4 ? 1 : 0;
 constexpr unsigned PRODUCERS = IS_ONE_GROUP ? 32 : 128;
 constexpr unsigned THREADS = PRODUCERS + WARPS * 32;
 constexpr unsigned FIRST_PRODUCER = IS_ONE_GROUP ? WARPS * 32 : 0;
