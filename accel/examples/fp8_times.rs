@@ -129,7 +129,9 @@ fn main() -> Result<(), AnyError> {
                     Some("promoted") => (Fp8Scales::Channels, Fp8Sums::Promoted),
                     Some("blocks") => (Fp8Scales::Blocks, Fp8Sums::Promoted),
                     other => {
-                        return Err(format!("--kind {other:?}: channels, promoted or blocks").into());
+                        return Err(
+                            format!("--kind {other:?}: channels, promoted or blocks").into()
+                        );
                     }
                 };
             }

@@ -79,15 +79,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         __syncwarp();
     }
     __syncthreads();
-    if (IS_ONE_GROUP ? threadIdx.x >= FIRST_PRODUCER : threadIdx.x < PRODUCERS) {
-        if constexpr (!IS_ONE_GROUP) {
+    if (threadIdx.x < PRODUCERS) {
+        if constexpr (WARPS > 4) {
             release_registers<PRODUCER_REGISTERS>();
         }
-        if (threadIdx.x == FIRST_PRODUCER) {
+        if (threadIdx.x == 0) {
             produce(p, w_map, x_map, memory);
         }
     } else {
-        if constexpr (!IS_ONE_GROUP) {
+        if constexpr (WARPS > 4) {
             claim_registers<CONSUMER_REGISTERS>();
         }
         wait_for_last_kernel();

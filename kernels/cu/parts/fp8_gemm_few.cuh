@@ -112,8 +112,8 @@ __device__ __forceinline__ void finish(const Product &p, const Tile &tile, const
 // Computes the tiles of this thread block from the ring's stages.
 __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map, const Memory &memory,
                                         const unsigned char *pointer) {
-    const unsigned group = (threadIdx.x - FIRST_CONSUMER) / 128;
-    const WarpTile warp = {threadIdx.x % 32, group, (threadIdx.x - FIRST_CONSUMER) / 32 * 16,
+    const unsigned group = (threadIdx.x - PRODUCERS) / 128;
+    const WarpTile warp = {threadIdx.x % 32, group, (threadIdx.x - PRODUCERS) / 32 * 16,
                            min(group, (p.tile_n - 1) / GROUP_N) * GROUP_N};
     const unsigned blocks = p.blocks(), tiles = blocks * p.columns(), k_stages = p.k_stages();
     const unsigned box = memory.y_at + group * (ROWS * GROUP_N * 2);

@@ -226,7 +226,7 @@ __device__ __forceinline__ void write_part(const TensorMap &y_map, const Tile &t
 // Computes the tiles of this thread block from the ring's stages.
 __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map, const Memory &memory,
                                         const unsigned char *pointer) {
-    const unsigned group = (threadIdx.x - FIRST_CONSUMER) / 128, lane = threadIdx.x % 32;
+    const unsigned group = (threadIdx.x - PRODUCERS) / 128, lane = threadIdx.x % 32;
     const Thread thread = {lane, group, group * GROUP_ROWS + threadIdx.x / 32 % 4 * 16 + lane / 4};
     const unsigned blocks = p.blocks(), tiles = blocks * p.columns();
     const unsigned boxes = memory.start + memory.y_at + group * (2 * BOX_BYTES);

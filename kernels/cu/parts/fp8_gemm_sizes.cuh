@@ -1,13 +1,8 @@
 #pragma once
 // Sizes of a thread block of fp8_gemm.cu, which follow from its parameters. The host reads them here.
 
-// Threads. One warpgroup of consumers moves no registers, so one warp is enough for the producer; it follows them, since a
-// warpgroup begins at a multiple of four warps.
-constexpr unsigned IS_ONE_GROUP = WARPS == 4 ? 1 : 0;
-constexpr unsigned PRODUCERS = IS_ONE_GROUP ? 32 : 128;
+constexpr unsigned PRODUCERS = 128;  // threads
 constexpr unsigned THREADS = PRODUCERS + WARPS * 32;
-constexpr unsigned FIRST_PRODUCER = IS_ONE_GROUP ? WARPS * 32 : 0;
-constexpr unsigned FIRST_CONSUMER = IS_ONE_GROUP ? 0 : PRODUCERS;
 // k of a pipeline stage, of a sum in the unit and of a scale block.
 constexpr unsigned STAGE_K = 128;
 // Whether rows of x are the 64-row side of the products (fp8_gemm_many.cuh), else the weights (fp8_gemm_few.cuh).

@@ -290,7 +290,7 @@ fn launch(
         row_weights: routed.and_then(|routed| routed.row_weights).into(),
     };
     let grid = Grid {
-        blocks: ((device.multiprocessors() * plan.residents).min(tiles as u32), 1, 1),
+        blocks: (device.multiprocessors().min(tiles as u32), 1, 1),
         threads: (sizes.threads, 1, 1),
         shared_bytes: sizes.shared_bytes,
     };

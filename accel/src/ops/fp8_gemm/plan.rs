@@ -39,8 +39,6 @@ pub struct Fp8Plan {
     pub tile_n: u32,
     /// Warps that compute.
     pub warps: u32,
-    /// Thread blocks that share a multiprocessor: 1, or up to 4 of four warps.
-    pub residents: u32,
 }
 
 /// Sizes of a thread block.
@@ -62,7 +60,7 @@ impl Fp8Plan {
     pub fn all() -> impl Iterator<Item = Self> {
         let few = FEW.into_iter().map(|[rows, warps]| {
             let tile_n = (warps * 16).min(224);
-            Self { rows, tile_n, warps, residents: 1 }
+            Self { rows, tile_n, warps }
         });
         few.chain([Self::MANY, Self::WIDE])
     }
@@ -96,14 +94,13 @@ impl Fp8Plan {
         device: &Device,
         scales: Fp8Scales,
     ) -> Result<Sizes, AccelError> {
-        let Self { rows, tile_n, warps, residents } = self;
+        let Self { rows, tile_n, warps } = self;
         let fits = match rows {
             MANY_ROWS => Self::all().any(|plan| plan == self),
             _ => tile_n > 0 && tile_n.is_multiple_of(16) && tile_n <= 16 * warps,
         };
         let is_compiled = rows == MANY_ROWS || FEW.contains(&[rows, warps]);
-        let are_resident = residents == 1 || warps == 4 && (1..=4).contains(&residents);
-        if !fits || !is_compiled || !are_resident || !device.arch().has_wgmma() {
+        if !fits || !is_compiled || !device.arch().has_wgmma() {
             let found = format!("{self:?} on {}", device.arch());
             return Err(row.refuse("plan", found, "a plan that the kernel has, sm_90a"));
         }
@@ -116,14 +113,10 @@ impl Fp8Plan {
             let size = |name| constant(SOURCE, name, &all);
             let stage = size("STAGE_BYTES")? + self.tile_n * size("STAGE_K")?;
             let end = size("END_BYTES")?;
-            // Where as many thread blocks share the memory.
-            let shared = |blocks: u32| {
-                ((most + RESERVED_BYTES) / blocks - RESERVED_BYTES).saturating_sub(end) / stage
-            };
-            let two = shared(2);
-            let stages = match self.residents {
-                1 if two * 3 >= MOST_STAGES * 2 => two.min(MOST_STAGES_OF_TWO),
-                residents => shared(residents).min(MOST_STAGES),
+            let two = ((most - RESERVED_BYTES) / 2).saturating_sub(end) / stage;
+            let stages = match two * 3 >= MOST_STAGES * 2 {
+                true => two.min(MOST_STAGES_OF_TWO),
+                false => ((most - end) / stage).min(MOST_STAGES),
             };
             Ok::<_, AccelError>(Sizes {
                 threads: size("THREADS")?,
@@ -133,7 +126,7 @@ impl Fp8Plan {
         })
     }
 
-    const MANY: Self = Self { rows: MANY_ROWS, tile_n: MANY_COLUMNS, warps: 8, residents: 1 };
+    const MANY: Self = Self { rows: MANY_ROWS, tile_n: MANY_COLUMNS, warps: 8 };
     const WIDE: Self = Self { tile_n: 2 * MANY_COLUMNS, ..Self::MANY };
 
     /// The plan for one product of `size_m` rows.
@@ -152,7 +145,7 @@ impl Fp8Plan {
     /// The plans, of equal rows, for the two products of a layer with `entries` entries, spread evenly over its experts.
     pub(super) fn of_experts(weights: [&Fp8Weight; 2], entries: usize) -> [Self; 2] {
         let rows = entries.div_ceil(weights[0].experts().min(entries).max(1));
-        let few = |rows| Self { rows, tile_n: 64, warps: 4, residents: 1 };
+        let few = |rows| Self { rows, tile_n: 64, warps: 4 };
         weights.map(|weight| match (rows, weight.sums()) {
             (0..=8, _) => few(8),
             (9..=16, _) => few(16),
@@ -167,7 +160,7 @@ impl Fp8Plan {
         let even = size_n.div_ceil(multiprocessors as usize * 16).min(14) as u32 * 16;
         let few = |rows| {
             let warps = if even <= 64 { 4 } else { 16 };
-            Self { rows, tile_n: even, warps, residents: 1 }
+            Self { rows, tile_n: even, warps }
         };
         match size_m {
             0..=8 => few(8),
@@ -179,7 +172,7 @@ impl Fp8Plan {
             // Two tiles take turns where one is too wide for the registers of 64 rows.
             33..=64 => {
                 let tile_n = if even <= 128 { even } else { (even / 2).next_multiple_of(16) };
-                Self { rows: 64, tile_n, warps: 8, residents: 1 }
+                Self { rows: 64, tile_n, warps: 8 }
             }
             _ => many,
         }

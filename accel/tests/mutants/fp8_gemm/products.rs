@@ -35,13 +35,12 @@ fn fp8_products_equal_the_reference_under_every_plan() {
             let context = format!("{kind:?}, {dtype}, {shape}, M {size_m}");
             law.equal(&context, &case.found(&device, None), &case.wanted);
             for plan in Fp8Plan::all() {
-                for (i, tile_n) in [plan.tile_n, plan.tile_n - 16, 16, 80].into_iter().enumerate() {
+                for tile_n in [plan.tile_n, plan.tile_n - 16, 16, 80] {
                     let is_fixed = plan.rows == 128 && tile_n != plan.tile_n;
                     if tile_n == 0 || tile_n > 16 * plan.warps || is_fixed {
                         continue;
                     }
-                    let residents = if plan.warps == 4 { i as u32 + 1 } else { 1 };
-                    let plan = Fp8Plan { tile_n, residents, ..plan };
+                    let plan = Fp8Plan { tile_n, ..plan };
                     let found = case.found(&device, Some(plan));
                     law.equal(&format!("{context}, {plan:?}"), &found, &case.wanted);
                 }
@@ -185,8 +184,8 @@ fn fp8_arguments_that_do_not_fit_are_refused() {
     let error = summed.summed(Fp8Sums::Unpromoted).unwrap_err();
     assert!(matches!(error, AccelError::Argument { what: "sums", .. }), "{error}");
 
-    let good = Fp8Plan { rows: 8, tile_n: 16, warps: 4, residents: 1 };
-    let wide = Fp8Plan { rows: 128, tile_n: 256, warps: 8, residents: 1 };
+    let good = Fp8Plan { rows: 8, tile_n: 16, warps: 4 };
+    let wide = Fp8Plan { rows: 128, tile_n: 256, warps: 8 };
     let complaint = |w: &Weight<'_>, [codes, scales, y]: [usize; 3], plan| {
         let there = Fp8Weight::new(&device, std::slice::from_ref(w), dtype).unwrap();
         let (codes, scales) = (device.zeroed(codes).unwrap(), device.zeroed(scales).unwrap());
@@ -214,9 +213,6 @@ fn fp8_arguments_that_do_not_fit_are_refused() {
         Fp8Plan { tile_n: 0, ..good },
         Fp8Plan { tile_n: 112, ..wide },
         Fp8Plan { warps: 4, ..wide },
-        Fp8Plan { residents: 0, ..good },
-        Fp8Plan { residents: 5, ..good },
-        Fp8Plan { residents: 2, ..wide },
     ] {
         assert_eq!(complaint(&channels, [512, 2, 128], bad), Some("plan"), "{bad:?}");
     }
