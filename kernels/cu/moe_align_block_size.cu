@@ -4,7 +4,7 @@
 //   run_of            int32 [num_experts]: in the lower half the run of an expert's entries, num_runs or more
 //                     where they are left out; in the upper half, signed, the mark of its blocks
 //   sorted_token_ids  int32 [room]: the entries of each run, ascending, padded to whole blocks with
-//                     numel; behind them numel
+//                     numel; behind them numel. Null: left out
 //   expert_ids        int32 [room / block_size]: the marks
 //   num_tokens_post_padded  int32 [1]
 //   place_of          int32 [numel]: the place of an entry in sorted_token_ids; -1: left out
@@ -208,7 +208,8 @@ extern "C" __global__ void __launch_bounds__(1024) CLUSTER
 
     // Everything is filled with padding, as upstream does, since the number of places is not known yet. Entries
     // overwrite it after a barrier.
-    for (unsigned i = rank * blockDim.x + threadIdx.x; i < room; i += RANKS * blockDim.x) {
+    const unsigned filled = sorted_token_ids ? room : 0;
+    for (unsigned i = rank * blockDim.x + threadIdx.x; i < filled; i += RANKS * blockDim.x) {
         sorted_token_ids[i] = static_cast<int>(numel);
     }
     const unsigned part = (numel + RANKS * warps * 32 - 1) / (RANKS * warps * 32) * 32;
@@ -251,7 +252,9 @@ extern "C" __global__ void __launch_bounds__(1024) CLUSTER
                 place_of[entry] = run < num_runs ? static_cast<int>(place) : -1;
             }
             if (run < num_runs) {
-                sorted_token_ids[place] = static_cast<int>(entry);
+                if (sorted_token_ids) {
+                    sorted_token_ids[place] = static_cast<int>(entry);
+                }
                 // Each block begins with an entry.
                 if (place % block_size == 0) {
                     expert_ids[place / block_size] = runs[j] >> 16;

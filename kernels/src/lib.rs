@@ -96,6 +96,7 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
     "fp8_gemm_ring"
     "fp8_gemm_sizes"
     "fp8_groups"
+    "fp8_rows"
     "fragments"
     "gemm_operands"
     "gemm_sizes"

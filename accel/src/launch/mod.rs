@@ -188,6 +188,14 @@ impl Grid {
         let blocks = (rows.div_ceil(across), pieces.div_ceil(along), 1);
         Self::new(blocks, (along, across, 1))
     }
+
+    /// Whole warps of one thread block for each of `rows` rows, with 16 bytes of shared memory for each of its pieces.
+    pub(crate) fn whole_rows(rows: u32, pieces: u32) -> Self {
+        let along = pieces.next_multiple_of(32).min(1024);
+        let across = (256 / along).max(1);
+        let grid = Self::new((rows.div_ceil(across), 1, 1), (along, across, 1));
+        Self { shared_bytes: across * pieces * 16, ..grid }
+    }
 }
 
 /// An operation's kernel.

@@ -85,13 +85,15 @@ pub struct Runs {
 
 /// Tokens in blocks of one expert, in a device's memory.
 pub struct DeviceBlocks {
-    pub(crate) sorted_token_ids: Buffer<i32>,
+    /// Absent where no product reads it.
+    pub(crate) sorted_token_ids: Option<Buffer<i32>>,
     pub(crate) expert_ids: Buffer<i32>,
     pub(crate) num_tokens_post_padded: Buffer<i32>,
     /// Position of each entry in `sorted_token_ids`; −1: left out.
     place_of: Buffer<i32>,
     block_size: usize,
     entries: usize,
+    places: usize,
     experts: usize,
 }
 
@@ -171,6 +173,22 @@ impl Runs {
         entries: usize,
         block_size: usize,
     ) -> Result<DeviceBlocks, AccelError> {
+        let blocks = self.room_without_order(device, entries, block_size)?;
+        let sorted_token_ids = Some(device.room(blocks.places)?);
+        Ok(DeviceBlocks { sorted_token_ids, ..blocks })
+    }
+
+    /// [`room`](Self::room) for an alignment that leaves out `sorted_token_ids`, for products whose rows are gathered by
+    /// [`place_of`](DeviceBlocks::place_of).
+    ///
+    /// # Errors
+    /// As [`room`](Self::room).
+    pub(crate) fn room_without_order(
+        &self,
+        device: &Device,
+        entries: usize,
+        block_size: usize,
+    ) -> Result<DeviceBlocks, AccelError> {
         check::positive(&ROW, "block_size", block_size)?;
         // Each run ends with at most one partial block, and there are no more nonempty runs than
         // entries.
@@ -185,12 +203,13 @@ impl Runs {
             return Err(ROW.refuse("topk_ids", found, "a result below 2^31"));
         };
         Ok(DeviceBlocks {
-            sorted_token_ids: device.room(most)?,
+            sorted_token_ids: None,
             expert_ids: device.room(most / block_size)?,
             num_tokens_post_padded: device.room(1)?,
             place_of: device.room(entries)?,
             block_size,
             entries,
+            places: most,
             experts: self.experts,
         })
     }
@@ -215,7 +234,7 @@ impl DeviceBlocks {
 
     /// Capacity in entries, padding included.
     pub fn places(&self) -> usize {
-        self.sorted_token_ids.len()
+        self.places
     }
 
     /// One more than the largest expert that a block can be for.
@@ -229,7 +248,7 @@ impl DeviceBlocks {
     }
 
     pub(crate) fn is_on(&self, device: &Device) -> bool {
-        self.sorted_token_ids.is_on(device)
+        self.expert_ids.is_on(device)
     }
 }
 
@@ -271,7 +290,7 @@ pub fn align_on_device(
         num_runs: runs.runs as u32,
         block_size: blocks.block_size as u32,
         room: blocks.places() as u32,
-        sorted_token_ids: (&mut blocks.sorted_token_ids).into(),
+        sorted_token_ids: blocks.sorted_token_ids.as_ref().into(),
         expert_ids: (&mut blocks.expert_ids).into(),
         num_tokens_post_padded: (&mut blocks.num_tokens_post_padded).into(),
         place_of: (&mut blocks.place_of).into(),
@@ -342,7 +361,8 @@ pub fn moe_align_block_size(
     let mut blocks = runs.room(device, topk_ids.len(), align.block_size)?;
     align_on_device(device, &runs, &device.upload(topk_ids)?, &mut blocks)?;
     let total = device.download(&blocks.num_tokens_post_padded)?.first().copied().unwrap_or(0);
-    let mut sorted_token_ids = device.download(&blocks.sorted_token_ids)?;
+    let sorted = blocks.sorted_token_ids.as_ref().map(|sorted| device.download(sorted));
+    let mut sorted_token_ids = sorted.transpose()?.unwrap_or_default();
     let mut expert_ids = device.download(&blocks.expert_ids)?;
     let entries = total.unsigned_abs() as usize;
     sorted_token_ids.truncate(entries);

@@ -14,7 +14,6 @@ use crate::{
     error::AccelError,
     launch::{Activation, Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
-    nvrtc::Parameter,
     operation::{Law, Mutant, Needs, Row, lattice},
 };
 
@@ -25,8 +24,10 @@ pub(crate) static ROW: Row = Row {
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
     variants: |_| {
-        let all = ["IS_BF16", "ACTIVATES", "QUANTIZES", "IS_UE8M0"];
-        Ok(lattice(&all.map(|name| (name, &[0, 1][..]))))
+        let both = &[0, 1][..];
+        let all =
+            [("IS_BF16", both), ("ACTIVATES", both), ("QUANTIZES", &[0, 1, 2]), ("IS_UE8M0", both)];
+        Ok(lattice(&all))
     },
     arguments: GatherArguments::SIZES,
     mutants: &[
@@ -40,10 +41,18 @@ pub(crate) static ROW: Row = Row {
             "for (unsigned step = LANES / 2; step > 0; step /= 2)",
             "for (unsigned step = LANES / 4; step > 0; step /= 2)",
         ),
+        Mutant::new(
+            "the largest number of one warp of a gathered row",
+            "value = fmaxf(value, of_warps[first + warp]);",
+            "value = of_warps[first];",
+        ),
     ],
 };
 
 static KERNEL: Kernel<GatherArguments> = Kernel::early(&ROW);
+
+/// Rows of x that leave multiprocessors free.
+const FEW_ROWS: u32 = 256;
 
 arguments! {
     /// Arguments of `moe_gather.cu`.
@@ -129,11 +138,24 @@ pub(crate) enum Gathered<'a> {
     /// [`per_token_group_quant_fp8_on_device`](super::quantize::per_token_group_quant_fp8_on_device) makes them of the
     /// 16-bit rows.
     Fp8Groups { codes: &'a mut Buffer<u8>, scales: &'a mut Buffer<f32>, ue8m0: bool },
+    /// e4m3fn codes `[places, size_k]` and scales `[places]`, as [`fp8_on_device`](super::quantize::fp8_on_device) makes
+    /// them of the 16-bit rows without a bound.
+    Fp8Rows { codes: &'a mut Buffer<u8>, scales: &'a mut Buffer<f32> },
+}
+
+/// How rows are quantized as they are gathered: the kernel's QUANTIZES.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum Quantizes {
+    Nothing,
+    Groups,
+    Rows,
 }
 
 /// The parameters and arguments of an output.
 struct Destination {
-    parameters: [Parameter; 2],
+    quantizes: Quantizes,
+    ue8m0: bool,
     rows: Pointer,
     scales: Pointer,
     scale_step: u32,
@@ -148,9 +170,6 @@ impl Gathered<'_> {
         size_k: usize,
     ) -> Result<Destination, AccelError> {
         let refuse = |found: String, expected: String| ROW.refuse("gathered", found, expected);
-        let parameters = |quantizes: bool, ue8m0: bool| {
-            [("QUANTIZES", quantizes.into()), ("IS_UE8M0", ue8m0.into())]
-        };
         match self {
             Self::Halves(rows) => {
                 check::same_device(&ROW, device, &[("gathered", rows.is_on(device))])?;
@@ -158,30 +177,62 @@ impl Gathered<'_> {
                     let found = format!("{} elements", rows.len());
                     return Err(refuse(found, format!("at least {places} rows of {size_k}")));
                 }
-                let (parameters, rows) = (parameters(false, false), rows.into());
-                Ok(Destination { parameters, rows, scales: Pointer::NULL, scale_step: 0 })
+                let (quantizes, rows) = (Quantizes::Nothing, rows.into());
+                Ok(Destination {
+                    quantizes,
+                    ue8m0: false,
+                    rows,
+                    scales: Pointer::NULL,
+                    scale_step: 0,
+                })
             }
             Self::Fp8Groups { codes, scales, ue8m0 } => {
-                let parts = [("gathered", codes.is_on(device) && scales.is_on(device))];
-                check::same_device(&ROW, device, &parts)?;
-                let (groups, step) = (size_k / FP8_GROUP, fp8_scale_step(places));
                 if !size_k.is_multiple_of(FP8_GROUP) {
                     return Err(ROW.refuse("size_k", size_k, "a multiple of 128"));
                 }
-                if codes.len() / size_k < places || scales.len() != groups * step {
-                    let found = format!("{} codes, {} scales", codes.len(), scales.len());
-                    let expected = format!("[{places}, {size_k}] and [{groups}, {step}]");
-                    return Err(refuse(found, expected));
-                }
-                let (parameters, scale_step) = (parameters(true, ue8m0), step as u32);
+                let shape = [size_k / FP8_GROUP, fp8_scale_step(places)];
+                Self::quantized(device, [places, size_k], (codes, scales), shape)?;
                 Ok(Destination {
-                    parameters,
+                    quantizes: Quantizes::Groups,
+                    ue8m0,
                     rows: codes.into(),
                     scales: scales.into(),
-                    scale_step,
+                    scale_step: shape[1] as u32,
+                })
+            }
+            Self::Fp8Rows { codes, scales } => {
+                // The activations of a row lie in shared memory, beside a number for each warp.
+                let most = device.arch().shared_memory() as usize / 2 - 512;
+                if size_k > most {
+                    return Err(ROW.refuse("size_k", size_k, format!("at most {most}")));
+                }
+                Self::quantized(device, [places, size_k], (codes, scales), [1, places])?;
+                Ok(Destination {
+                    quantizes: Quantizes::Rows,
+                    ue8m0: false,
+                    rows: codes.into(),
+                    scales: scales.into(),
+                    scale_step: 0,
                 })
             }
         }
+    }
+
+    /// Returns an error unless there is room for codes of all places, and scales have that shape.
+    fn quantized(
+        device: &Device,
+        [places, size_k]: [usize; 2],
+        (codes, scales): (&Buffer<u8>, &Buffer<f32>),
+        [groups, step]: [usize; 2],
+    ) -> Result<(), AccelError> {
+        let parts = [("gathered", codes.is_on(device) && scales.is_on(device))];
+        check::same_device(&ROW, device, &parts)?;
+        if codes.len() / size_k < places || scales.len() != groups * step {
+            let found = format!("{} codes, {} scales", codes.len(), scales.len());
+            let expected = format!("[{places}, {size_k}] and [{groups}, {step}]");
+            return Err(ROW.refuse("gathered", found, expected));
+        }
+        Ok(())
     }
 }
 
@@ -214,7 +265,7 @@ pub(crate) fn gather_on_device(
         return Err(ROW.refuse("size_k", size_k, "a multiple of 8"));
     }
     check::columns(&ROW, "size_k", size_k, 8)?;
-    let Destination { parameters, rows: to, scales, scale_step } =
+    let Destination { quantizes, ue8m0, rows: to, scales, scale_step } =
         gathered.check(device, places, size_k)?;
     if entries == 0 || blocks.experts() == 0 {
         return Ok(());
@@ -239,19 +290,31 @@ pub(crate) fn gather_on_device(
     let pieces = size_k_32 / 8;
     let (activates, grid, arguments) = match rows {
         RowSource::X { weights, .. } => {
-            // Four pieces to a thread, as evenly as whole warps allow.
-            let blocks = pieces.div_ceil(4 * 256);
-            let threads = pieces.div_ceil(4 * blocks).next_multiple_of(32);
-            let grid = Grid::new((copied.entries / top_k, blocks, 1), (threads, 1, 1));
+            let grid = grid_of_x(quantizes, copied.entries / top_k, pieces);
             let (topk_weights, row_weights) = (weights.of_entries.into(), weights.of_places.into());
             (0, grid, GatherArguments { topk_weights, row_weights, ..copied })
         }
         RowSource::GateUp { activation, .. } => {
-            let grid = Grid::one_thread_each_piece(copied.entries, pieces);
+            let grid = match quantizes {
+                Quantizes::Rows => Grid::whole_rows(copied.entries, pieces),
+                _ => Grid::one_thread_each_piece(copied.entries, pieces),
+            };
             (1, grid, GatherArguments { activation: activation.into(), ..copied })
         }
     };
-    let [quantizes, is_ue8m0] = parameters;
-    let parameters = [is_bf16, ("ACTIVATES", activates), quantizes, is_ue8m0];
+    let quantizes = ("QUANTIZES", quantizes as u32);
+    let parameters = [is_bf16, ("ACTIVATES", activates), quantizes, ("IS_UE8M0", ue8m0.into())];
     KERNEL.launch(device, &parameters, grid, arguments)
+}
+
+/// The thread blocks for `rows` rows of x.
+fn grid_of_x(quantizes: Quantizes, rows: u32, pieces: u32) -> Grid {
+    // Up to four pieces to a thread, as evenly as whole warps allow; one where few rows leave multiprocessors free, and
+    // more of a row that is quantized as a whole, which has one thread block.
+    let (blocks, each) = match quantizes {
+        Quantizes::Rows => (1, if rows <= FEW_ROWS { 1 } else { 4 }),
+        _ => (pieces.div_ceil(4 * 256), 4),
+    };
+    let threads = pieces.div_ceil(each * blocks).next_multiple_of(32).min(1024);
+    Grid::new((rows, blocks, 1), (threads, 1, 1))
 }

@@ -17,7 +17,7 @@ use crate::{
     memory::Buffer,
     ops::{
         MarlinLayer,
-        fp8_gemm::{Fp8Layer, Fp8Scales, Fp8Sums, Fp8Weight},
+        fp8_gemm::{Fp8Layer, Fp8Plan, Fp8Scales, Fp8Sums, Fp8Weight},
         gemm::{ManyRows, Tiling},
         gemm_w4a8::W4a8Layer,
     },
@@ -75,6 +75,8 @@ pub enum LayerPlans {
     Tiled([Tiling; 2]),
     /// For many rows.
     Many([ManyRows; 2]),
+    /// Of weights and activations in e4m3fn.
+    Fp8([Fp8Plan; 2]),
 }
 
 /// A layer with SiLU, each of whose experts has matrices of its own in memory.
@@ -170,8 +172,13 @@ impl ExpertLayer {
         let top_k = self.sizes.top_k;
         let layer = match (&self.layer, plans) {
             (AnyLayer::Marlin(layer), _) => layer,
-            (AnyLayer::Fp8(layer), None) => {
-                let mut work = layer.workspace(device, size_m, top_k)?;
+            (AnyLayer::Fp8(layer), plans @ (None | Some(LayerPlans::Fp8(_)))) => {
+                let mut work = match plans {
+                    Some(LayerPlans::Fp8(plans)) => {
+                        layer.workspace_planned(device, size_m, top_k, plans)?
+                    }
+                    _ => layer.workspace(device, size_m, top_k)?,
+                };
                 return Ok(Box::new(move |ids, y| {
                     layer.forward(device, x, ids, weights, &mut work, y)
                 }));
@@ -183,12 +190,7 @@ impl ExpertLayer {
                 }));
             }
             (AnyLayer::W4a8(_) | AnyLayer::Fp8(_), Some(plans)) => {
-                return Err(AccelError::Argument {
-                    operation: "workload",
-                    what: "plans",
-                    found: format!("{plans:?}"),
-                    expected: "none for e4m3fn activations".into(),
-                });
+                return Err(refused(plans, "none, or those of e4m3fn weights and activations"));
             }
         };
         let mut work = match plans {
@@ -199,13 +201,14 @@ impl ExpertLayer {
             Some(LayerPlans::Many(plans)) => {
                 layer.workspace_many_rows(device, size_m, top_k, plans)?
             }
+            Some(plans) => return Err(refused(plans, "those of 16-bit activations")),
         };
         Ok(Box::new(move |ids, y| layer.forward(device, x, ids, weights, &mut work, y)))
     }
 
     /// Time of one layer of `size_m` tokens (alignment, `gate_up`, SiLU, `down`, sum), and how many
     /// experts its routing hits: means over the routings of a recording. By the plans that
-    /// the crate takes, or with 16-bit activations others.
+    /// the crate takes, or others of the layer's kind.
     ///
     /// # Errors
     /// Those of the layer; [`AccelError::Driver`].
@@ -216,6 +219,29 @@ impl ExpertLayer {
         plans: Option<LayerPlans>,
         replays: usize,
     ) -> Result<(Times, f64), AccelError> {
+        let Inputs { x, weights, ids, hit } = self.inputs(device, size_m)?;
+        let times = self.time_on(device, (&x, &weights, &ids), plans, replays)?;
+        Ok((times, hit))
+    }
+
+    /// [`time`](Self::time) by each of these plans, of the same inputs. What the layer or the device does not take has an
+    /// error.
+    ///
+    /// # Errors
+    /// [`AccelError::Driver`] where there is no memory for the inputs.
+    pub fn time_plans(
+        &self,
+        device: &Device,
+        size_m: usize,
+        plans: &[LayerPlans],
+        replays: usize,
+    ) -> Result<Vec<Result<Times, AccelError>>, AccelError> {
+        let Inputs { x, weights, ids, .. } = self.inputs(device, size_m)?;
+        let time = |&plans| self.time_on(device, (&x, &weights, &ids), Some(plans), replays);
+        Ok(plans.iter().map(time).collect())
+    }
+
+    fn inputs(&self, device: &Device, size_m: usize) -> Result<Inputs, AccelError> {
         let Sizes { num_experts, top_k, hidden_size: h, .. } = self.sizes;
         let mut rng = Rng::new(size_m as u64);
         let x = device.upload(&activations(&mut rng, size_m * h))?;
@@ -228,13 +254,42 @@ impl ExpertLayer {
                 device.upload(&ids)
             })
             .collect::<Result<Vec<Buffer<i32>>, AccelError>>()?;
-        let mut forward = self.forward(device, (&x, &weights), size_m, plans)?;
-        let mut y = device.zeroed(size_m * h)?;
+        Ok(Inputs { x, weights, ids, hit: hit as f64 / ROUTINGS as f64 })
+    }
+
+    fn time_on(
+        &self,
+        device: &Device,
+        (x, weights, ids): (&Buffer<u16>, &Buffer<f32>, &[Buffer<i32>]),
+        plans: Option<LayerPlans>,
+        replays: usize,
+    ) -> Result<Times, AccelError> {
+        let size_m = weights.len() / self.sizes.top_k;
+        let mut forward = self.forward(device, (x, weights), size_m, plans)?;
+        let mut y = device.zeroed(x.len())?;
         // Modules are loaded before anything is recorded.
         forward(&ids[0], &mut y)?;
         let graph = device.record(|| ids.iter().try_for_each(|ids| forward(ids, &mut y)))?;
-        let times = device.time(&graph, replays)?.each(ROUTINGS);
-        Ok((times, hit as f64 / ROUTINGS as f64))
+        Ok(device.time(&graph, replays)?.each(ROUTINGS))
+    }
+}
+
+/// What a layer is timed on.
+struct Inputs {
+    x: Buffer<u16>,
+    weights: Buffer<f32>,
+    /// Of each routing.
+    ids: Vec<Buffer<i32>>,
+    /// Experts that a routing hits, on average.
+    hit: f64,
+}
+
+fn refused(plans: LayerPlans, expected: &str) -> AccelError {
+    AccelError::Argument {
+        operation: "workload",
+        what: "plans",
+        found: format!("{plans:?}"),
+        expected: expected.into(),
     }
 }
 

@@ -1,11 +1,16 @@
 #pragma once
 // The largest of all threads' values, in any order; for blocks of whole warps.
 
-__device__ __forceinline__ float block_max(float value) {
-    __shared__ float of_warp[32];
+__device__ __forceinline__ float warp_max(float value) {
     for (unsigned step = 16; step > 0; step /= 2) {
         value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, step));
     }
+    return value;
+}
+
+__device__ __forceinline__ float block_max(float value) {
+    __shared__ float of_warp[32];
+    value = warp_max(value);
     if (threadIdx.x % 32 == 0) {
         of_warp[threadIdx.x / 32] = value;
     }

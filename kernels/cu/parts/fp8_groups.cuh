@@ -37,13 +37,12 @@ __device__ __forceinline__ float quantize_group(const unsigned (&words)[WORDS], 
     if constexpr (IS_UE8M0) {
         scale = ceil_to_power(fmaxf(scale, 1e-10f));
     }
+    const Divisor by(scale);
 #pragma unroll
     for (unsigned i = 0; i < WORDS / 2; ++i) {
-        codes[i] = 0;
-    }
-#pragma unroll
-    for (unsigned i = 0; i < 2 * WORDS; ++i) {
-        codes[i / 4] |= static_cast<unsigned>(to_e4m3fn(__fdiv_rn(value[i], scale))) << i % 4 * 8;
+        const float *four = value + 4 * i;
+        codes[i] = to_e4m3fn_pair(by.quotient(four[0]), by.quotient(four[1])) |
+                   to_e4m3fn_pair(by.quotient(four[2]), by.quotient(four[3])) << 16;
     }
     return or_nan(scale, largest);
 }

@@ -16,3 +16,31 @@ __device__ __forceinline__ unsigned char to_e4m3fn(float value) {
     }
     return static_cast<unsigned char>(sign | code);
 }
+
+// Of two finite numbers, the first in the low byte.
+__device__ __forceinline__ unsigned to_e4m3fn_pair(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+#else
+    return to_e4m3fn(low) | static_cast<unsigned>(to_e4m3fn(high)) << 8;
+#endif
+}
+
+// Quotients by a scale between 2^-43 and 2^127.
+struct Divisor {
+    float divisor, reciprocal;
+
+    Divisor() = default;
+    __device__ __forceinline__ explicit Divisor(float divisor) : divisor(divisor), reciprocal(__frcp_rn(divisor)) {}
+
+    // x / divisor up to 2^10, correctly rounded: the second step corrects a quotient that is off by less than a unit of the
+    // last place, with the correctly rounded reciprocal (Markstein). Below 2^-11, where e4m3fn has 0, the quotient may have
+    // another number of that size. The sign is that of x, zero included.
+    __device__ __forceinline__ float quotient(float x) const {
+        const float q = __fmul_rn(x, reciprocal);
+        const float near = __fmaf_rn(__fmaf_rn(-divisor, q, x), reciprocal, q);
+        return copysignf(__fmaf_rn(__fmaf_rn(-divisor, near, x), reciprocal, near), x);
+    }
+};

@@ -54,7 +54,7 @@ impl DeviceBlocks {
                 format!("{expected:?}"),
             ));
         }
-        self.sorted_token_ids = sorted_token_ids;
+        self.sorted_token_ids = Some(sorted_token_ids);
         self.expert_ids = expert_ids;
         self.num_tokens_post_padded = num_tokens_post_padded;
         Ok(())

@@ -1,5 +1,4 @@
-//! An expert layer of e4m3fn weights and activations. The rows of both products are quantized as they are gathered;
-//! those with one scale, after.
+//! An expert layer of e4m3fn weights and activations. The rows of both products are quantized as they are gathered.
 
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::Layer;
@@ -15,7 +14,7 @@ use crate::{
         check,
         gather::{Gathered, RowSource, gather_on_device},
         layer::blocks::{BlockBuffers, LayerInBlocks, Products, RoutedTokens, Which},
-        quantize::{fp8_on_device, fp8_scale_step},
+        quantize::fp8_scale_step,
     },
 };
 
@@ -45,8 +44,6 @@ pub struct Fp8Workspace {
 /// The rows of a product.
 #[derive(Debug)]
 struct Rows {
-    /// Where rows have one scale: what they are quantized from.
-    halves: Option<Buffer<u16>>,
     codes: Buffer<u8>,
     scales: Buffer<f32>,
 }
@@ -54,12 +51,11 @@ struct Rows {
 impl Rows {
     fn new(device: &Device, weight: &Fp8Weight, places: usize) -> Result<Self, AccelError> {
         let size_k = weight.shape().size_k;
-        let (halves, scales) = match weight.scales_of() {
-            Fp8Scales::Channels => (Some(device.room(places * size_k)?), places),
-            Fp8Scales::Blocks => (None, size_k / Fp8Weight::BLOCK * fp8_scale_step(places)),
+        let scales = match weight.scales_of() {
+            Fp8Scales::Channels => places,
+            Fp8Scales::Blocks => size_k / Fp8Weight::BLOCK * fp8_scale_step(places),
         };
-        let (codes, scales) = (device.room(places * size_k)?, device.room(scales)?);
-        Ok(Self { halves, codes, scales })
+        Ok(Self { codes: device.room(places * size_k)?, scales: device.room(scales)? })
     }
 }
 
@@ -80,13 +76,12 @@ impl Products for Fp8Products<'_> {
     ) -> Result<(), AccelError> {
         let weight = self.layer.weight(which);
         let (dtype, size_k) = (weight.dtype(), weight.shape().size_k);
-        let Rows { halves, codes, scales } = &mut self.rows[which as usize];
-        let Some(x) = halves else {
-            let to = Gathered::Fp8Groups { codes, scales, ue8m0: self.layer.ue8m0 };
-            return gather_on_device(device, rows, dtype, size_k, blocks, to);
+        let Rows { codes, scales } = &mut self.rows[which as usize];
+        let to = match weight.scales_of() {
+            Fp8Scales::Channels => Gathered::Fp8Rows { codes, scales },
+            Fp8Scales::Blocks => Gathered::Fp8Groups { codes, scales, ue8m0: self.layer.ue8m0 },
         };
-        gather_on_device(device, rows, dtype, size_k, blocks, Gathered::Halves(x))?;
-        fp8_on_device(device, x, dtype, size_k, f32::INFINITY, codes, scales)
+        gather_on_device(device, rows, dtype, size_k, blocks, to)
     }
 
     fn multiply(
@@ -96,7 +91,7 @@ impl Products for Fp8Products<'_> {
         routed: RoutedRows<'_>,
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
-        let Rows { codes, scales, .. } = &self.rows[which as usize];
+        let Rows { codes, scales } = &self.rows[which as usize];
         let (weight, plan) = (self.layer.weight(which), self.plans[which as usize]);
         moe_fp8_gemm(device, RowsFp8 { codes, scales }, weight, y, plan, routed)
     }
@@ -187,7 +182,7 @@ impl Fp8Layer {
             let found = format!("{rows} and {rows_of_w2}");
             return Err(ROW.refuse("plan", found, "blocks of equal size"));
         }
-        let blocks = self.runs.room(device, entries, rows)?;
+        let blocks = self.runs.room_without_order(device, entries, rows)?;
         let places = blocks.places();
         let rows = [Rows::new(device, &self.w13, places)?, Rows::new(device, &self.w2, places)?];
         let columns = [self.w13.shape().size_n, self.w2.shape().size_n];

@@ -1,4 +1,4 @@
-//! An expert layer of 4-bit weights and e4m3fn activations, whose rows are quantized after they are gathered: one scale
+//! An expert layer of 4-bit weights and e4m3fn activations, whose rows are quantized as they are gathered: one scale
 //! for each row.
 
 use marlinspike::moe::activation::Definition;
@@ -16,7 +16,6 @@ use crate::{
         gather::{Gathered, RowSource, gather_on_device},
         gemm::MarlinWeight,
         layer::blocks::{BlockBuffers, LayerInBlocks, Products, RoutedTokens, Which},
-        quantize::fp8_on_device,
     },
 };
 
@@ -41,19 +40,17 @@ pub struct W4a8Workspace {
     stages: BlockBuffers,
 }
 
-/// The rows of a product, and what they are quantized from.
+/// The rows of a product.
 #[derive(Debug)]
 struct Rows {
-    halves: Buffer<u16>,
     codes: Buffer<u8>,
     scales: Buffer<f32>,
 }
 
 impl Rows {
     fn new(device: &Device, weight: &MarlinWeight, places: usize) -> Result<Self, AccelError> {
-        let count = places * weight.shape().size_k;
-        let (halves, codes) = (device.room(count)?, device.room(count)?);
-        Ok(Self { halves, codes, scales: device.room(places)? })
+        let codes = device.room(places * weight.shape().size_k)?;
+        Ok(Self { codes, scales: device.room(places)? })
     }
 }
 
@@ -74,9 +71,8 @@ impl Products for W4a8Products<'_> {
     ) -> Result<(), AccelError> {
         let weight = self.layer.weight(which);
         let (dtype, size_k) = (weight.dtype(), weight.shape().size_k);
-        let Rows { halves, codes, scales } = &mut self.rows[which as usize];
-        gather_on_device(device, rows, dtype, size_k, blocks, Gathered::Halves(halves))?;
-        fp8_on_device(device, halves, dtype, size_k, f32::INFINITY, codes, scales)
+        let Rows { codes, scales } = &mut self.rows[which as usize];
+        gather_on_device(device, rows, dtype, size_k, blocks, Gathered::Fp8Rows { codes, scales })
     }
 
     fn multiply(
@@ -86,7 +82,7 @@ impl Products for W4a8Products<'_> {
         routed: RoutedRows<'_>,
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
-        let Rows { codes, scales, .. } = &self.rows[which as usize];
+        let Rows { codes, scales } = &self.rows[which as usize];
         let (weight, plan) = (self.layer.weight(which), self.plans[which as usize]);
         moe_w4a8_gemm(device, RowsA8 { codes, scales }, weight, y, plan, routed)
     }
@@ -132,7 +128,7 @@ impl W4a8Layer {
     ) -> Result<W4a8Workspace, AccelError> {
         let entries = check::entries(&ROW, tokens, top_k)?;
         let plans = W4a8Plan::of_experts([&self.w13, &self.w2], entries, device.multiprocessors());
-        let blocks = self.runs.room(device, entries, plans[0].rows as usize)?;
+        let blocks = self.runs.room_without_order(device, entries, plans[0].rows as usize)?;
         let places = blocks.places();
         let rows = [Rows::new(device, &self.w13, places)?, Rows::new(device, &self.w2, places)?];
         let columns = [self.w13.shape().size_n, self.w2.shape().size_n];

@@ -82,7 +82,7 @@ impl MarlinLayer {
             return Err(ROW.refuse("g_idx", "act-order", expected));
         }
         let (shape13, shape2) = (self.w13.shape(), self.w2.shape());
-        let blocks = self.runs.room(device, entries, rows)?;
+        let blocks = self.runs.room_without_order(device, entries, rows)?;
         let gathered = device.room(blocks.places() * shape13.size_k.max(shape2.size_k))?;
         let stages = BlockBuffers::new(device, blocks, top_k, [shape13.size_n, shape2.size_n])?;
         Ok(Workspace(Stages::ManyRows(ManyRowsBuffers { plans, gathered, stages })))
