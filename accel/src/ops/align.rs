@@ -1,5 +1,6 @@
 //! Sorts tokens into blocks of one expert.
 
+mod call;
 mod tables;
 
 use marlinspike::moe::align::{Absent, Align};
@@ -7,7 +8,6 @@ use marlinspike::moe::layer::Layer;
 
 use super::check;
 use crate::{
-    call::{Call, Outputs},
     device::Device,
     error::AccelError,
     launch::{Arguments, Grid, Kernel, Pointer, arguments},
@@ -15,6 +15,7 @@ use crate::{
     nvrtc::Arch,
     operation::{Law, Mutant, Needs, Row, lattice},
 };
+pub use call::AlignTokens;
 
 /// Upstream: `moe_align_block_size`.
 pub(crate) static ROW: Row = Row {
@@ -368,44 +369,6 @@ pub fn moe_align_block_size(
     sorted_token_ids.truncate(entries);
     expert_ids.truncate(entries / align.block_size);
     Ok(Blocks { sorted_token_ids, expert_ids, num_tokens_post_padded: total })
-}
-
-impl Outputs for Blocks {
-    fn bits(&self) -> Vec<u32> {
-        let total = std::iter::once(&self.num_tokens_post_padded);
-        let all = total.chain(&self.sorted_token_ids).chain(&self.expert_ids);
-        all.map(|value| value.cast_unsigned()).collect()
-    }
-}
-
-/// [`moe_align_block_size`].
-#[derive(Debug, Clone, Copy)]
-pub struct AlignTokens<'a> {
-    /// How tokens are aligned.
-    pub align: &'a Align<'a>,
-    /// Flattened.
-    pub topk_ids: &'a [i32],
-}
-
-impl Call for AlignTokens<'_> {
-    type Output = Blocks;
-
-    fn row(&self) -> &'static Row {
-        &ROW
-    }
-
-    fn on_device(&self, device: &Device) -> Result<Blocks, AccelError> {
-        moe_align_block_size(device, self.align, self.topk_ids)
-    }
-
-    fn by_reference(&self) -> marlinspike::Result<Blocks> {
-        let aligned = self.align.run(self.topk_ids)?;
-        Ok(Blocks {
-            sorted_token_ids: aligned.sorted_token_ids,
-            expert_ids: aligned.expert_ids,
-            num_tokens_post_padded: aligned.num_tokens_post_padded,
-        })
-    }
 }
 
 #[cfg(test)]

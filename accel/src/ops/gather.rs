@@ -201,7 +201,7 @@ impl Gathered<'_> {
                 })
             }
             Self::Fp8Rows { codes, scales } => {
-                // The activations of a row lie in shared memory, beside a number for each warp.
+                // The activations of a row lie in shared memory, and a number for each warp.
                 let most = device.arch().shared_memory() as usize / 2 - 512;
                 if size_k > most {
                     return Err(ROW.refuse("size_k", size_k, format!("at most {most}")));

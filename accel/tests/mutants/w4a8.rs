@@ -138,9 +138,16 @@ fn every_plan(form: usize) {
     let mut law = Law::new("w4a8_gemm");
     let mut random = Random(0x4A8A_0001_89AB_CDEF + form as u64);
     let dtype = HALVES[(form + 1) % 2];
-    // One stage; N of parts of a tile; more stages than the ring has; several rounds of tiles.
-    let shapes =
-        [(128, 64, 1), (384, 320, 70), (2432, 64, 13), (256, 8512, 200), (1152, 1024, 333)];
+    // One stage; N of parts of a tile; more stages than the ring has; several rounds of tiles, also of 6 stages, which the
+    // four producers cannot share evenly.
+    let shapes = [
+        (128, 64, 1),
+        (384, 320, 70),
+        (2432, 64, 13),
+        (256, 8512, 200),
+        (1152, 1024, 333),
+        (768, 8512, 260),
+    ];
     for (i, (size_k, size_n, size_m)) in shapes.into_iter().enumerate() {
         let shape = Shape::new(size_k, size_n);
         let weight = any_weight(&mut random, form, dtype, shape, i % 2 == 1);

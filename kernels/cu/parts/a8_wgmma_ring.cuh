@@ -83,7 +83,9 @@ __device__ __forceinline__ void copy_weights(const Product &p, const Memory &mem
 }
 
 // Fills every fourth stage of the ring, from `first` on, for all tiles of this thread block. Four lanes of different warps
-// do so, since one alone would be slower than the consumers of small stages.
+// do so, since one alone would be slower than the consumers of small stages. The stages are counted over all tiles: were
+// they counted in each tile, two stages of a producer could be 7 apart, and in a shorter ring it could take an `empty` for
+// the one that follows it, since a barrier tells phases apart by their parity alone.
 __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map, const Memory &memory, unsigned first) {
     constexpr unsigned STRIDE = PRODUCERS / 32;
     const unsigned k_stages = p.k_stages(), padded = (k_stages + PAIR - 1) / PAIR * PAIR;
@@ -99,13 +101,15 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
     }
     wait_for_last_kernel();
     Place base;
+    unsigned count = 0;
     for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
         const Tile tile = tile_at(p, index, blocks);
         if (tile.expert < 0) {
             continue;
         }
-        Place place = base.after(first, p.stages);
-        for (unsigned stage = first; stage < padded; stage += STRIDE) {
+        const unsigned own = (first - count) % STRIDE;
+        Place place = base.after(own, p.stages);
+        for (unsigned stage = own; stage < padded; stage += STRIDE) {
             const unsigned full = memory.start + memory.full_at + place.slot * 8;
             if (stage >= early) {
                 barrier_wait(memory.start + memory.empty_at + place.slot * 8, place.phase ^ 1);
@@ -122,6 +126,7 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
             place = place.after(STRIDE, p.stages);
         }
         early = 0;
+        count += padded;
         const unsigned end = base.slot + padded;
         base = {end % p.stages, base.phase ^ (end / p.stages & 1)};
     }
