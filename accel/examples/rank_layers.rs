@@ -22,7 +22,7 @@ use marlinspike_accel::{
     memory::Buffer,
     ops::{MarlinLayer, Rank, Workspace},
     timing::{Graph, REPLAYS, time_together},
-    workload::WeightType,
+    workload::{WeightType, routing},
 };
 
 type AnyError = Box<dyn std::error::Error>;
@@ -79,26 +79,12 @@ fn layers(sizes: [usize; 4], ranks: usize) -> Result<Vec<Own>, AnyError> {
     (0..ranks).map(own).collect()
 }
 
-/// Different experts for each token.
-fn routing(rng: &mut Rng, tokens: usize, [experts, top_k, ..]: [usize; 4]) -> Vec<i32> {
-    let mut all: Vec<i32> = (0..experts as i32).collect();
-    let mut ids = Vec::with_capacity(tokens * top_k);
-    for _ in 0..tokens {
-        for slot in 0..top_k {
-            let other = slot + rng.below(experts - slot);
-            all.swap(slot, other);
-        }
-        ids.extend_from_slice(&all[..top_k]);
-    }
-    ids
-}
-
 /// Microseconds of a layer, and of the first rank's experts alone with the sum over their slots.
 fn time(all: &[Own], sizes: [usize; 4], tokens: usize) -> Result<[f64; 2], AnyError> {
-    let [_, top_k, h, _] = sizes;
+    let [experts, top_k, h, _] = sizes;
     let rng = &mut Rng::new(tokens as u64);
     let x: Vec<u16> = (0..tokens * h).map(|_| 0x3e80 + (rng.next_u32() % 0x200) as u16).collect();
-    let ids: Vec<Vec<i32>> = (0..ROUTINGS).map(|_| routing(rng, tokens, sizes)).collect();
+    let ids: Vec<Vec<i32>> = (0..ROUTINGS).map(|_| routing(rng, tokens, top_k, experts)).collect();
     let call = |Own { device, layer }: &Own| -> Result<Call, AccelError> {
         Ok(Call {
             x: device.upload(&x)?,

@@ -17,7 +17,7 @@ use crate::{
     memory::Buffer,
     ops::{
         MarlinLayer,
-        fp8_gemm::{Fp8Layer, Fp8Plan, Fp8Scales, Fp8Sums, Fp8Weight},
+        fp8_gemm::{Fp8Layer, Fp8Scales, Fp8Sums, Fp8Weight},
         gemm::{ManyRows, Tiling},
         gemm_w4a8::W4a8Layer,
     },
@@ -75,8 +75,6 @@ pub enum LayerPlans {
     Tiled([Tiling; 2]),
     /// For many rows.
     Many([ManyRows; 2]),
-    /// Of weights and activations in e4m3fn.
-    Fp8([Fp8Plan; 2]),
 }
 
 /// A layer with SiLU, each of whose experts has matrices of its own in memory.
@@ -172,13 +170,8 @@ impl ExpertLayer {
         let top_k = self.sizes.top_k;
         let layer = match (&self.layer, plans) {
             (AnyLayer::Marlin(layer), _) => layer,
-            (AnyLayer::Fp8(layer), plans @ (None | Some(LayerPlans::Fp8(_)))) => {
-                let mut work = match plans {
-                    Some(LayerPlans::Fp8(plans)) => {
-                        layer.workspace_planned(device, size_m, top_k, plans)?
-                    }
-                    _ => layer.workspace(device, size_m, top_k)?,
-                };
+            (AnyLayer::Fp8(layer), None) => {
+                let mut work = layer.workspace(device, size_m, top_k)?;
                 return Ok(Box::new(move |ids, y| {
                     layer.forward(device, x, ids, weights, &mut work, y)
                 }));
@@ -190,7 +183,12 @@ impl ExpertLayer {
                 }));
             }
             (AnyLayer::W4a8(_) | AnyLayer::Fp8(_), Some(plans)) => {
-                return Err(refused(plans, "none, or those of e4m3fn weights and activations"));
+                return Err(AccelError::Argument {
+                    operation: "workload",
+                    what: "plans",
+                    found: format!("{plans:?}"),
+                    expected: "none for e4m3fn activations".into(),
+                });
             }
         };
         let mut work = match plans {
@@ -201,14 +199,13 @@ impl ExpertLayer {
             Some(LayerPlans::Many(plans)) => {
                 layer.workspace_many_rows(device, size_m, top_k, plans)?
             }
-            Some(plans) => return Err(refused(plans, "those of 16-bit activations")),
         };
         Ok(Box::new(move |ids, y| layer.forward(device, x, ids, weights, &mut work, y)))
     }
 
     /// Time of one layer of `size_m` tokens (alignment, `gate_up`, SiLU, `down`, sum), and how many
     /// experts its routing hits: means over the routings of a recording. By the plans that
-    /// the crate takes, or others of the layer's kind.
+    /// the crate takes, or with 16-bit activations others.
     ///
     /// # Errors
     /// Those of the layer; [`AccelError::Driver`].
@@ -219,29 +216,6 @@ impl ExpertLayer {
         plans: Option<LayerPlans>,
         replays: usize,
     ) -> Result<(Times, f64), AccelError> {
-        let Inputs { x, weights, ids, hit } = self.inputs(device, size_m)?;
-        let times = self.time_on(device, (&x, &weights, &ids), plans, replays)?;
-        Ok((times, hit))
-    }
-
-    /// [`time`](Self::time) by each of these plans, of the same inputs. What the layer or the device does not take has an
-    /// error.
-    ///
-    /// # Errors
-    /// [`AccelError::Driver`] where there is no memory for the inputs.
-    pub fn time_plans(
-        &self,
-        device: &Device,
-        size_m: usize,
-        plans: &[LayerPlans],
-        replays: usize,
-    ) -> Result<Vec<Result<Times, AccelError>>, AccelError> {
-        let Inputs { x, weights, ids, .. } = self.inputs(device, size_m)?;
-        let time = |&plans| self.time_on(device, (&x, &weights, &ids), Some(plans), replays);
-        Ok(plans.iter().map(time).collect())
-    }
-
-    fn inputs(&self, device: &Device, size_m: usize) -> Result<Inputs, AccelError> {
         let Sizes { num_experts, top_k, hidden_size: h, .. } = self.sizes;
         let mut rng = Rng::new(size_m as u64);
         let x = device.upload(&activations(&mut rng, size_m * h))?;
@@ -254,47 +228,18 @@ impl ExpertLayer {
                 device.upload(&ids)
             })
             .collect::<Result<Vec<Buffer<i32>>, AccelError>>()?;
-        Ok(Inputs { x, weights, ids, hit: hit as f64 / ROUTINGS as f64 })
-    }
-
-    fn time_on(
-        &self,
-        device: &Device,
-        (x, weights, ids): (&Buffer<u16>, &Buffer<f32>, &[Buffer<i32>]),
-        plans: Option<LayerPlans>,
-        replays: usize,
-    ) -> Result<Times, AccelError> {
-        let size_m = weights.len() / self.sizes.top_k;
-        let mut forward = self.forward(device, (x, weights), size_m, plans)?;
-        let mut y = device.zeroed(x.len())?;
+        let mut forward = self.forward(device, (&x, &weights), size_m, plans)?;
+        let mut y = device.zeroed(size_m * h)?;
         // Modules are loaded before anything is recorded.
         forward(&ids[0], &mut y)?;
         let graph = device.record(|| ids.iter().try_for_each(|ids| forward(ids, &mut y)))?;
-        Ok(device.time(&graph, replays)?.each(ROUTINGS))
+        let times = device.time(&graph, replays)?.each(ROUTINGS);
+        Ok((times, hit as f64 / ROUTINGS as f64))
     }
 }
 
-/// What a layer is timed on.
-struct Inputs {
-    x: Buffer<u16>,
-    weights: Buffer<f32>,
-    /// Of each routing.
-    ids: Vec<Buffer<i32>>,
-    /// Experts that a routing hits, on average.
-    hit: f64,
-}
-
-fn refused(plans: LayerPlans, expected: &str) -> AccelError {
-    AccelError::Argument {
-        operation: "workload",
-        what: "plans",
-        found: format!("{plans:?}"),
-        expected: expected.into(),
-    }
-}
-
-/// `top_k` experts for each token, without repetition.
-fn routing(rng: &mut Rng, tokens: usize, top_k: usize, experts: usize) -> Vec<i32> {
+/// `top_k` experts for each token, without repetition: int32 `[tokens, top_k]`.
+pub fn routing(rng: &mut Rng, tokens: usize, top_k: usize, experts: usize) -> Vec<i32> {
     let mut all: Vec<i32> = (0..experts as i32).collect();
     let mut ids = Vec::with_capacity(tokens * top_k);
     for _ in 0..tokens {

@@ -16,7 +16,7 @@ use crate::error::AccelError;
 
 pub use dense::{Dense, ProductPlan};
 pub use fp8::Fp8Dense;
-pub use layer::{ExpertLayer, LayerPlans, Sizes};
+pub use layer::{ExpertLayer, LayerPlans, Sizes, routing};
 
 /// Bytes that the weights of successive calls take together: four times the L2 cache of an H200,
 /// the largest there is.

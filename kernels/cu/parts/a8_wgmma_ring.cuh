@@ -83,9 +83,9 @@ __device__ __forceinline__ void copy_weights(const Product &p, const Memory &mem
 }
 
 // Fills every fourth stage of the ring, from `first` on, for all tiles of this thread block. Four lanes of different warps
-// do so, since one alone would be slower than the consumers of small stages. The stages are counted over all tiles: were
-// they counted in each tile, two stages of a producer could be 7 apart, and in a shorter ring it could take an `empty` for
-// the one that follows it, since a barrier tells phases apart by their parity alone.
+// do so, since one alone would be slower than the consumers of small stages. The stages are counted over all tiles. Counted
+// in each tile, two stages of a producer could be 7 apart. In a ring of fewer slots it would then fill a slot a pass too
+// early: a barrier shows only whether its phase is even or odd.
 __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map, const Memory &memory, unsigned first) {
     constexpr unsigned STRIDE = PRODUCERS / 32;
     const unsigned k_stages = p.k_stages(), padded = (k_stages + PAIR - 1) / PAIR * PAIR;

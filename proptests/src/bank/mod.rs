@@ -2,7 +2,8 @@
 //!
 //! One row of [`bugs`] for each bug: where it was seen, the operation and the configurations that it
 //! concerns, and a function that computes its wrong outputs, mostly by the reference on changed
-//! inputs. Bugs of one format are listed by the file of its operations. `cargo run -p marlinspike-proptests --example bug_bank` writes the table of the
+//! inputs. Bugs of one format are in the file of its operations.
+//! `cargo run -p marlinspike-proptests --example bug_bank` writes the table of the
 //! documentation.
 
 mod layers;
