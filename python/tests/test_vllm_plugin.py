@@ -113,6 +113,9 @@ def plugin(monkeypatch):
     module(monkeypatch, signatures.PLATFORM, CudaPlatformBase=cuda)
     module(monkeypatch, signatures.ROWS, RowParallelLinear=rows)
     module(monkeypatch, signatures.RUNNER, MoERunner=runner)
+    settings = "VLLM_ALLREDUCE_USE_SYMM_MEM=0 NCCL_MAX_NCHANNELS=1 NCCL_PROTO=Simple".split()
+    override = lambda: os.environ.update(dict(setting.split("=") for setting in settings))  # noqa: E731
+    module(monkeypatch, signatures.INVARIANT, override_envs_for_invariance=override)
     module(monkeypatch, signatures.KERNELS, _POSSIBLE_KERNELS={"cuda": [first, machete, linear]})
     return types.SimpleNamespace(
         register=importlib.import_module("marlinspike_vllm").register,
@@ -125,6 +128,7 @@ def plugin(monkeypatch):
         cuda=cuda,
         rows=rows,
         runner=runner,
+        invariant=sys.modules[signatures.INVARIANT],
         kernels=sys.modules[signatures.KERNELS]._POSSIBLE_KERNELS["cuda"],
         compressed=sys.modules[signatures.COMPRESSED],
         called=called,

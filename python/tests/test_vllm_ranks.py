@@ -1,5 +1,7 @@
 """The vLLM plugin's sums over ranks, which are threads."""
 
+import importlib
+import os
 import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +29,7 @@ class Group:
     """The collectives of ranks that are threads."""
 
     def __init__(self):
-        self.here, self.ranks = threading.local(), 1
+        self.here, self.ranks, self.exchanges = threading.local(), 1, 0
 
     def all_gather(self, x, dim):
         return torch.cat(self._all(x), dim)
@@ -38,6 +40,13 @@ class Group:
         for part in reversed(rest):
             total = total + part
         return total
+
+    def all_to_all(self, received, rows, receives, sends, group):
+        assert group == "ranks" and sum(sends) == rows.shape[0]
+        parts = [sent.split(counts)[self.here.rank] for sent, counts in self._all((rows, sends))]
+        assert [len(part) for part in parts] == receives
+        received.copy_(torch.cat(parts))
+        self.exchanges += 1
 
     def _all(self, x):
         self.sent[self.here.rank] = x
@@ -74,9 +83,11 @@ def group(plugin, monkeypatch):  # noqa: F811
         monkeypatch, "vllm.distributed",
         tensor_model_parallel_all_gather=lambda x, dim: made.all_gather(x, dim),
         tensor_model_parallel_all_reduce=lambda x: made.all_reduce(x),
-        get_tensor_model_parallel_world_size=lambda: made.ranks,
+        get_tensor_model_parallel_world_size=lambda: made.ranks, get_tensor_model_parallel_rank=lambda: made.here.rank,
+        get_tp_group=lambda: types.SimpleNamespace(device_group="ranks"),
         get_dp_group=lambda: alone, get_pcp_group=lambda: alone,
     )  # fmt: skip
+    monkeypatch.setattr(torch.distributed, "all_to_all_single", made.all_to_all)
     made.alone = alone
     monkeypatch.setenv("MARLINSPIKE_PARALLEL_INVARIANT", "1")
     plugin.envs.VLLM_BATCH_INVARIANT = True
@@ -100,6 +111,28 @@ def test_without_the_switch_nothing_is_replaced(plugin, group, monkeypatch):  # 
     assert plugin.replacements.split_of(layer) is None
 
 
+@pytest.fixture(params=["few rows", "many rows"])
+def many(request, plugin, monkeypatch):  # noqa: F811
+    """Whether each rank completes a share of the rows."""
+    is_many = request.param == "many rows"
+    monkeypatch.setattr(importlib.import_module("marlinspike_vllm._parallel"), "MANY_ROWS", 2 if is_many else 1 << 20)
+    return is_many
+
+
+def test_the_switch_keeps_the_settings_of_nccl(plugin, group, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("NCCL_PROTO", "LL128")
+    monkeypatch.delenv("NCCL_MAX_NCHANNELS", raising=False)
+    monkeypatch.setenv("VLLM_ALLREDUCE_USE_SYMM_MEM", "1")
+    plugin.invariant.override_envs_for_invariance()
+    assert os.environ.pop("NCCL_MAX_NCHANNELS") == "1" and os.environ["NCCL_PROTO"] == "Simple"
+    monkeypatch.setenv("VLLM_ALLREDUCE_USE_SYMM_MEM", "1")
+    monkeypatch.setenv("NCCL_PROTO", "LL128")
+    plugin.register()
+    plugin.invariant.override_envs_for_invariance()
+    assert "NCCL_MAX_NCHANNELS" not in os.environ and os.environ["NCCL_PROTO"] == "LL128"
+    assert os.environ["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "0"
+
+
 def row_layer(plugin, packed, rank, ranks, size_k, **more):  # noqa: F811
     """vLLM's layer with this project's kernel, after loading."""
     own = part_of(packed, rank, ranks)
@@ -119,12 +152,12 @@ def row_layer(plugin, packed, rank, ranks, size_k, **more):  # noqa: F811
     return layer
 
 
-def test_row_parallel_layers_have_the_bits_of_one_rank(plugin, group, monkeypatch):  # noqa: F811
+def test_row_parallel_layers_have_the_bits_of_one_rank(plugin, group, many, monkeypatch):  # noqa: F811
     monkeypatch.setattr(plugin.replacements, "_is_on_gpu", lambda tensor: True)
     plugin.register()
     size_k = 2048
     packed = Packed("int4", size_k, 128, 64, torch.bfloat16, bias=True)
-    x = torch.randn(2, 3, size_k).bfloat16()
+    x = torch.randn(3, 3, size_k).bfloat16()
 
     def result(ranks, **more):
         def work(rank):
@@ -134,9 +167,11 @@ def test_row_parallel_layers_have_the_bits_of_one_rank(plugin, group, monkeypatc
         return group.over(ranks, work)
 
     [(one, none)] = result(1)
-    assert none is None and one.shape == (2, 3, 128)
+    assert none is None and one.shape == (3, 3, 128)
     for ranks in (2, 4, 8):
         assert all(same(y, one) for y, _ in result(ranks)), ranks
+        assert group.exchanges == (ranks if many else 0)
+        group.exchanges = 0
     assert all(same(y, one) for y, _ in result(2, input_is_parallel=False))
     assert all(same(y, one) for y in result(2, return_bias=False))
     plain = result(2, skip_bias_add=True)
@@ -154,11 +189,13 @@ def test_row_parallel_layers_have_the_bits_of_one_rank(plugin, group, monkeypatc
 
 
 @pytest.mark.parametrize("way", ["MarlinExperts", "compressed-tensors"])
-def test_experts_have_the_bits_of_one_rank(plugin, group, anywhere, way):  # noqa: F811
+def test_experts_have_the_bits_of_one_rank(plugin, group, anywhere, many, way):  # noqa: F811
     plugin.register()
     experts, top_k = 8, 3
     layer = Layer("int4", torch.bfloat16, experts=experts, hidden=128, inner=64)
-    x, weights, ids = layer.inputs(5, top_k)
+    # Experts 6 and 7 have no tokens: of 4 and 8 ranks, the last ones compute nothing. One slot has no expert.
+    x, weights, ids = layer.inputs(11, top_k, experts=6)
+    ids[4, 1] = -1
     if anywhere:
         layer, x, weights, ids = layer.to("cuda"), x.cuda(), weights.cuda(), ids.cuda()
     one = layer.forward(x, weights, ids)
@@ -187,6 +224,8 @@ def test_experts_have_the_bits_of_one_rank(plugin, group, anywhere, way):  # noq
 
     for ranks in (1, 2, 4, 8):
         assert all(same(y, one) for y in group.over(ranks, work)), ranks
+        assert group.exchanges == (ranks if many and ranks > 1 else 0)
+        group.exchanges = 0
     with pytest.raises(RuntimeError, match="--enable-expert-parallel"):
         group.over(2, lambda rank: work(rank, has_map=False))
     for wrong, found in [({"lost": 5}, "expert 5 on 0 ranks"), ({"twice": 1}, "expert 1 on 2 ranks")]:

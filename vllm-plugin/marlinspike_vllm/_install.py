@@ -11,6 +11,7 @@ from ._signatures import (
     COMPRESSED,
     EXPERTS,
     FP8,
+    INVARIANT,
     KERNELS,
     LINEAR,
     LINEAR_FP8,
@@ -81,6 +82,7 @@ _PARALLEL: List[_Hook] = [
         [
             (ROWS, "RowParallelLinear.forward", parallel.row_parallel_forward),
             (RUNNER, "MoERunner._fused_output_is_reduced", parallel.fused_output_is_reduced),
+            (INVARIANT, "override_envs_for_invariance", parallel.keep_nccl_settings),
         ],
     ),
 ]

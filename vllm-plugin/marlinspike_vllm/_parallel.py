@@ -1,21 +1,31 @@
 """Row-parallel layers and experts over ranks with the bits of one GPU, where ``MARLINSPIKE_PARALLEL_INVARIANT=1`` asks
 for them.
 
-Only exact collectives are used: a gather, which moves bits, and a sum of rows of which all but one are zeros. What
-rounds is added in an order that does not depend on the number of ranks.
+Only exact collectives are used: a gather and an exchange, which move bits, and a sum of rows of which all but one are
+zeros. What rounds is added in an order that does not depend on the number of ranks.
+
+With many rows (prompts) each rank completes a share of the rows and the results are gathered, so that a rank receives
+f32 sums and slots' rows for its share only. With few rows (decoding) one collective is quicker than two.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
 SWITCH = "MARLINSPIKE_PARALLEL_INVARIANT"
 #: The model's K, the rank, the number of ranks.
 Split = Tuple[int, int, int]
+#: From this number of rows on, each rank completes a share of them.
+MANY_ROWS = 256
+#: NCCL's settings with which vLLM's batch-invariant mode fixes the order of its sums.
+NCCL_SETTINGS = (
+    "NCCL_LAUNCH_MODE NCCL_COLLNET_ENABLE NCCL_NVLS_ENABLE NCCL_P2P_NET_DISABLE NCCL_MIN_NCHANNELS NCCL_MAX_NCHANNELS "
+    "NCCL_PROTO NCCL_ALGO NCCL_NTHREADS NCCL_SOCKET_NTHREADS"
+).split()
 
 
 def is_parallel_invariant() -> bool:
@@ -38,6 +48,86 @@ def mark(layer: Any) -> None:
         layer._marlinspike_split = (layer.input_size, layer.tp_rank, layer.tp_size)
 
 
+def keep_nccl_settings(original: Callable[[], None]) -> Callable[[], None]:
+    """``override_envs_for_invariance`` without NCCL's settings: no collective here rounds, and one channel is slow."""
+
+    @functools.wraps(original)
+    def override() -> None:
+        before = {name: os.environ.get(name) for name in NCCL_SETTINGS}
+        original()
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    return override
+
+
+def shares_rows(size_m: int, x: torch.Tensor) -> bool:
+    """Whether each rank completes a share of the rows. In a recorded graph, sizes must not follow the routing."""
+    return size_m >= MANY_ROWS and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def shares(size_m: int, ranks: int) -> List[int]:
+    """Rows of each rank; together ``size_m``. The first ranks may have one more than the others."""
+    return [size_m // ranks + (rank < size_m % ranks) for rank in range(ranks)]
+
+
+def exchange(rows: torch.Tensor, sends: List[int], receives: List[int]) -> torch.Tensor:
+    """Sends ``sends[r]`` rows to each rank r, in order. Returns the received rows, by the rank that sent them."""
+    from torch.distributed import all_to_all_single
+    from vllm.distributed import get_tp_group
+
+    received = rows.new_empty(sum(receives), *rows.shape[1:])
+    all_to_all_single(received, rows.contiguous(), receives, sends, group=get_tp_group().device_group)
+    return received
+
+
+def gather_shares(rows: torch.Tensor, sizes: List[int]) -> torch.Tensor:
+    """All ranks' rows, in the order of ranks; this rank has ``rows`` of them."""
+    from vllm.distributed import tensor_model_parallel_all_gather
+
+    most = sizes[0]
+    rows = torch.nn.functional.pad(rows, (0, 0, 0, most - rows.shape[0]))
+    gathered = tensor_model_parallel_all_gather(rows, 0)
+    if sizes[-1] == most:
+        return gathered
+    return torch.cat([gathered[rank * most :][:size] for rank, size in enumerate(sizes)])
+
+
+@torch.library.custom_op("marlinspike_vllm::add_over_ranks", mutates_args=())
+def add_over_ranks(
+    sums: torch.Tensor,
+    size_k: int,
+    rank: int,
+    ranks: int,
+    dtype: torch.dtype,
+    q: torch.Tensor,
+    s: torch.Tensor,
+    z: Optional[torch.Tensor],
+    bias: Optional[torch.Tensor],
+    quant_type: str,
+) -> torch.Tensor:
+    """``y [M, N]`` from each rank's f32 sums ``[M, N]``. One operator, since a compiled model must not choose by M."""
+    from vllm.distributed import tensor_model_parallel_all_gather
+
+    rest = (size_k, dtype, q, s, z, bias, None, quant_type)
+    size_m, size_n = sums.shape
+    if not shares_rows(size_m, sums):
+        gathered = tensor_model_parallel_all_gather(sums, 0)
+        return torch.ops.marlinspike.add_ranks(gathered.reshape(ranks, size_m, size_n), *rest)
+    sizes = shares(size_m, ranks)
+    own = exchange(sums, sizes, [sizes[rank]] * ranks)
+    y = torch.ops.marlinspike.add_ranks(own.reshape(ranks, sizes[rank], size_n), *rest)
+    return gather_shares(y, sizes)
+
+
+@add_over_ranks.register_fake
+def _(sums, size_k, rank, ranks, dtype, q, s, z, bias, quant_type):  # type: ignore[no-untyped-def]
+    return sums.new_empty(sums.shape, dtype=dtype)
+
+
 def sum_over_ranks(
     x: torch.Tensor,
     split: Split,
@@ -48,15 +138,13 @@ def sum_over_ranks(
     quant_type: str,
 ) -> torch.Tensor:
     """The product of all ranks' x ``[M, K / ranks]`` and weights, on every rank."""
-    from vllm.distributed import tensor_model_parallel_all_gather
-
     size_k, rank, ranks = split
     ops = torch.ops.marlinspike
     sums = ops.marlin_gemm_part(x, size_k, rank, ranks, q, s, z, bias, None, quant_type)
-    if ranks > 1:
-        sums = tensor_model_parallel_all_gather(sums, 0)
-    sums = sums.reshape(ranks, x.shape[0], -1)
-    return ops.add_ranks(sums, size_k, x.dtype, q, s, z, bias, None, quant_type)
+    sums = sums.reshape(x.shape[0], -1)
+    if ranks == 1:
+        return ops.add_ranks(sums[None], size_k, x.dtype, q, s, z, bias, None, quant_type)
+    return add_over_ranks(sums, size_k, rank, ranks, x.dtype, q, s, z, bias, quant_type)
 
 
 def row_parallel_forward(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,20 +181,25 @@ def expert_ranks(expert_map: Optional[torch.Tensor]) -> int:
     return ranks
 
 
-def check_owners(expert_map: torch.Tensor, local: int) -> None:
-    """An error unless each expert is on one rank. Looked at once: later steps may be captured in graphs."""
-    if getattr(expert_map, "_marlinspike_is_checked", False):
-        return
+def find_owners(expert_map: torch.Tensor, local: int) -> Optional[torch.Tensor]:
+    """The rank of each expert; an error unless each is on one rank. Found once: later steps may be captured in graphs. None
+    where the first step is."""
+    found: Optional[torch.Tensor] = getattr(expert_map, "_marlinspike_owners", None)
+    if found is not None:
+        return found
     if expert_map.is_cuda and torch.cuda.is_current_stream_capturing():
-        return
-    from vllm.distributed import tensor_model_parallel_all_reduce
+        return None
+    from vllm.distributed import get_tensor_model_parallel_rank, tensor_model_parallel_all_reduce
 
-    here = (expert_map >= 0) & (expert_map < local)
-    owners = tensor_model_parallel_all_reduce(here.to(torch.float32))
-    for expert, ranks in enumerate(owners.tolist()):
-        if ranks != 1:
-            refuse("experts", f"found expert {expert} on {int(ranks)} ranks, expected 1")
-    expert_map._marlinspike_is_checked = True  # type: ignore[attr-defined]
+    here = ((expert_map >= 0) & (expert_map < local)).to(torch.float32)
+    owners, ranks = tensor_model_parallel_all_reduce(
+        torch.stack((here * get_tensor_model_parallel_rank(), here))
+    )
+    for expert, count in enumerate(ranks.tolist()):
+        if count != 1:
+            refuse("experts", f"found expert {expert} on {int(count)} ranks, expected 1")
+    expert_map._marlinspike_owners = owners.to(torch.int64)  # type: ignore[attr-defined]
+    return expert_map._marlinspike_owners  # type: ignore[attr-defined, no-any-return]
 
 
 def compute_experts(
@@ -123,19 +216,62 @@ def compute_experts(
     """A layer of experts; with the switch, the sum over all ranks' experts."""
     ops = torch.ops.marlinspike
     rest = (quant_type, apply_router_weight_on_input, global_num_experts, activation, expert_map)
-    if not is_parallel_invariant() or expert_ranks(expert_map) == 1:
+    ranks = expert_ranks(expert_map) if is_parallel_invariant() else 1
+    if ranks == 1:
         return ops.fused_marlin_moe(x, *weights, topk_weights, topk_ids, *rest)
     assert expert_map is not None
-    check_owners(expert_map, weights[0].shape[0])
+    owners = find_owners(expert_map, weights[0].shape[0])
+
+    def rows_of(tokens: torch.Tensor, chosen: Any) -> torch.Tensor:
+        """A row for each slot, with its router weight: an expert and its token, without a sum."""
+        routing = (topk_weights.flatten()[chosen, None], topk_ids.flatten()[chosen, None])
+        return ops.fused_marlin_moe(tokens, *weights, *routing, *rest)
+
+    size_m, top_k = topk_ids.shape
+    if owners is not None and shares_rows(size_m, x):
+        return sum_shares(x, topk_ids, owners, ranks, rows_of)
     from vllm.distributed import tensor_model_parallel_all_reduce
 
-    # A row for each slot: zeros where another rank has the expert, so that the sum over ranks is exact. Rows have no
-    # -0, which +0 would change: each is a sum that starts at +0.
-    size_m, top_k = topk_ids.shape
-    slots = x.repeat_interleave(top_k, 0)
-    routing = (topk_weights.reshape(-1, 1), topk_ids.reshape(-1, 1))
-    rows = tensor_model_parallel_all_reduce(ops.fused_marlin_moe(slots, *weights, *routing, *rest))
-    return ops.moe_sum(rows.reshape(size_m, top_k, -1))
+    # Zeros where another rank has the expert, so that the sum over ranks is exact. Rows have no -0, which +0 would
+    # change: each is a sum that starts at +0.
+    rows = rows_of(x.repeat_interleave(top_k, 0), slice(None))
+    return ops.moe_sum(tensor_model_parallel_all_reduce(rows).reshape(size_m, top_k, -1))
+
+
+def sum_shares(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    owners: torch.Tensor,
+    ranks: int,
+    rows_of: Callable[[torch.Tensor, Any], torch.Tensor],
+) -> torch.Tensor:
+    """Each rank computes its experts' slots and sends a slot's row to the rank that has the token in its share, which adds
+    the rows of a token in the order of slots. All ranks know all tokens' experts, hence all counts."""
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    rank, (size_m, top_k) = get_tensor_model_parallel_rank(), topk_ids.shape
+    sizes = shares(size_m, ranks)
+    # An id outside the experts has no row anywhere: it counts as rank `ranks`.
+    known = (topk_ids >= 0) & (topk_ids < owners.shape[0])
+    computes = torch.where(known, owners[topk_ids.clamp(0, owners.shape[0] - 1).long()], ranks).flatten()
+    adds = torch.repeat_interleave(
+        torch.arange(ranks, device=x.device), torch.tensor(sizes, device=x.device) * top_k, output_size=size_m * top_k
+    )
+    counts = torch.bincount(computes * ranks + adds, minlength=(ranks + 1) * ranks).reshape(ranks + 1, ranks).tolist()
+    sends, receives = counts[rank], [counts[sender][rank] for sender in range(ranks)]
+    own = (computes == rank).nonzero().flatten()
+    if own.shape[0] > 0:
+        rows = rows_of(x[own // top_k], own)
+    else:
+        rows = x.new_empty(0, x.shape[1])
+    received = exchange(rows, sends, receives)
+
+    first = sum(sizes[:rank]) * top_k
+    mine = computes[first : first + sizes[rank] * top_k]
+    slots = x.new_zeros(mine.shape[0], x.shape[1])
+    slots[mine.argsort(stable=True)[: received.shape[0]]] = received
+    y = torch.ops.marlinspike.moe_sum(slots.reshape(sizes[rank], top_k, -1))
+    return gather_shares(y, sizes)
 
 
 def fused_output_is_reduced(original: Any) -> Any:

@@ -18,6 +18,7 @@ KERNELS = "vllm.model_executor.kernels.linear"
 LINEAR = f"{KERNELS}.mixed_precision.marlin"
 LINEAR_FP8 = f"{KERNELS}.scaled_mm.marlin"
 FP8 = f"{_LAYERS}.quantization.fp8"
+INVARIANT = f"{_LAYERS}.batch_invariant"
 PLATFORM = "vllm.platforms.cuda"
 ROWS = f"{_LAYERS}.linear"
 RUNNER = f"{_LAYERS}.fused_moe.runner.moe_runner"
@@ -44,6 +45,7 @@ SIGNATURES: Dict[Tuple[str, str], List[str]] = {
     (LINEAR_FP8, "MarlinFP8ScaledMMLinearKernel.apply_weights"): ["self", "layer", "x", "bias"],
     (FP8, "Fp8LinearMethod.apply"): ["self", "layer", "x", "bias"],
     (ROWS, "RowParallelLinear.forward"): ["self", "input_"],
+    (INVARIANT, "override_envs_for_invariance"): [],
     (RUNNER, "MoERunner._fused_output_is_reduced"): ["self"],
 }
 
