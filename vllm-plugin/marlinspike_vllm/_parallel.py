@@ -19,8 +19,9 @@ import torch
 SWITCH = "MARLINSPIKE_PARALLEL_INVARIANT"
 #: The model's K, the rank, the number of ranks.
 Split = Tuple[int, int, int]
-#: From this number of rows on, each rank completes a share of them.
-MANY_ROWS = 256
+#: From this number of rows on, each rank completes a share of them. vLLM records graphs of up to 512 rows. Before a graph is
+#: recorded, the same rows are computed once to load the kernels, so both must take the same way.
+MANY_ROWS = 1024
 #: NCCL's settings with which vLLM's batch-invariant mode fixes the order of its sums.
 NCCL_SETTINGS = (
     "NCCL_LAUNCH_MODE NCCL_COLLNET_ENABLE NCCL_NVLS_ENABLE NCCL_P2P_NET_DISABLE NCCL_MIN_NCHANNELS NCCL_MAX_NCHANNELS "
