@@ -192,12 +192,18 @@ def dequantized(packed, size_k):
 def test_a_product_is_that_of_the_dequantized_matrix():
     packed = Packed("int4", 256, 128, 64, torch.bfloat16)
     x = torch.randn(5, 256).bfloat16()
-    exact = x.double().numpy() @ dequantized(packed, 256)
     y = packed.times(x).double().numpy()
-    assert np.abs(y - exact).max() <= np.abs(exact).max() * 2**-8
-    # A wrong matrix is another.
+
+    def is_product():
+        # Dequantized weights are bfloat16, so is the result; the sums are float32.
+        matrix = torch.from_numpy(dequantized(packed, 256)).bfloat16().double().numpy()
+        exact, sizes = x.double().numpy() @ matrix, np.abs(x.double().numpy()) @ np.abs(matrix)
+        bound = 256 * 2.0**-24 * sizes
+        return (np.abs(y - exact) <= bound + 2.0**-8 * (np.abs(exact) + bound)).all()
+
+    assert is_product()
     packed.q[3, 5] ^= 0x40
-    assert not np.abs(y - x.double().numpy() @ dequantized(packed, 256)).max() <= np.abs(exact).max() * 2**-8
+    assert not is_product()
 
 
 GEMM_ERRORS = {
@@ -652,3 +658,27 @@ def test_a_kernel_that_is_not_loaded_is_refused_in_a_capture():
         packed.times(x)
     torch.cuda.synchronize()
     assert_same(packed.times(x), packed.to("cpu").times(x.cpu()))
+
+
+def test_the_tables_of_a_kept_expert_map_are_made_once_and_again_after_a_change():
+    from marlinspike.torch import _products, keep_expert_map
+
+    expert_map = torch.tensor([-1, 0, 5, 1], dtype=torch.int32)
+
+    def tables(local=2):
+        return _products.tables(4, local, expert_map, expert_map.device)
+
+    run_of, expert_of, local = tables()
+    assert run_of.tolist() == [-1, 0, -1, 65537] and expert_of.tolist() == [-1, 0, -1, 1] and local == 2
+    assert tables()[0] is not run_of
+    keep_expert_map(expert_map, 2)
+    kept = tables()
+    assert kept[0] is tables()[0] and same(kept[0], run_of) and same(kept[1], expert_of)
+    # Of another number of experts here, and after a change.
+    assert tables(1)[1].tolist() == [-1, 0, -1, -1]
+    expert_map[0] = 1
+    assert tables()[1].tolist() == [1, 0, -1, 1]
+    keep_expert_map(expert_map, 2)
+    assert tables()[0] is tables()[0] and tables()[1].tolist() == [1, 0, -1, 1]
+    with pytest.raises(marlinspike.Error, match="expert_map"):
+        keep_expert_map(expert_map.float(), 2)

@@ -217,6 +217,11 @@ def compute_experts(
     """A layer of experts; with the switch, the sum over all ranks' experts."""
     ops = torch.ops.marlinspike
     rest = (quant_type, apply_router_weight_on_input, global_num_experts, activation, expert_map)
+    if expert_map is not None:
+        from marlinspike.torch import keep_expert_map
+
+        # vLLM makes another map where experts move.
+        keep_expert_map(expert_map, weights[0].shape[0])
     ranks = expert_ranks(expert_map) if is_parallel_invariant() else 1
     if ranks == 1:
         return ops.fused_marlin_moe(x, *weights, topk_weights, topk_ids, *rest)

@@ -14,6 +14,7 @@ import torch
 from .._core import Error
 from . import _int4, _layouts, _products, _ranks, _routing
 from ._int4 import install_aten
+from ._products import keep_expert_map
 
 _WEIGHT = "Tensor b_q_weight, Tensor b_scales, Tensor? b_zeros=None, Tensor? b_bias=None"
 _REPACK = "int size_k, int size_n, int num_bits, bool is_a_8bit=False"
@@ -165,4 +166,4 @@ def permute_block_scales(scales: torch.Tensor) -> torch.Tensor:
     return runs.reshape(scales.shape).view(scales.dtype)
 
 
-__all__ = ["OPERATORS", "install_aten", "permute_block_scales", "scale_bound"]
+__all__ = ["OPERATORS", "install_aten", "keep_expert_map", "permute_block_scales", "scale_bound"]

@@ -210,12 +210,39 @@ def tables(
             table = (torch.arange(num_experts, dtype=torch.int32) * 65537).to(device)
             _IDENTITY[key] = table
         return table, None, num_experts
+    kept = getattr(expert_map, "_marlinspike_tables", None)
+    if kept is not None and kept[:2] == (local, _version(expert_map)):
+        return kept[2], kept[3], local
+    return (*_tables_of(expert_map, local), local)
+
+
+def _tables_of(expert_map: torch.Tensor, local: int) -> Tuple[torch.Tensor, torch.Tensor]:
     here = (expert_map >= 0) & (expert_map < local)
     return (
         torch.where(here, expert_map * 65537, -1).to(torch.int32),
         torch.where(here, expert_map, -1).to(torch.int32),
-        local,
     )
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Counts the changes by torch's operations. Tensors of inference mode have no count."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def keep_expert_map(expert_map: torch.Tensor, local: int) -> None:
+    """Keeps what the operators compute from this map of all experts to the ``local`` ones of a rank: eight small kernels
+    fewer in each call with this tensor.
+
+    The values must not change as long as graphs recorded with the map are replayed. A change by torch's operations is
+    noticed by the next call, except of a tensor made in inference mode. Without effect while a graph is recorded.
+    """
+    expect("expert_map", expert_map, _WORDS, [None], expert_map.device)
+    if expert_map.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    kept = getattr(expert_map, "_marlinspike_tables", None)
+    if kept is None or kept[:2] != (local, _version(expert_map)):
+        tables = _tables_of(expert_map, local)
+        expert_map._marlinspike_tables = (local, _version(expert_map), *tables)  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=4096)
