@@ -115,7 +115,7 @@ def plugin(monkeypatch):
     module(monkeypatch, signatures.RUNNER, MoERunner=runner)
     settings = "VLLM_ALLREDUCE_USE_SYMM_MEM=0 NCCL_MAX_NCHANNELS=1 NCCL_PROTO=Simple".split()
     override = lambda: os.environ.update(dict(setting.split("=") for setting in settings))  # noqa: E731
-    module(monkeypatch, signatures.INVARIANT, override_envs_for_invariance=override)
+    module(monkeypatch, signatures.INVARIANT[0], override_envs_for_invariance=override)
     module(monkeypatch, signatures.KERNELS, _POSSIBLE_KERNELS={"cuda": [first, machete, linear]})
     return types.SimpleNamespace(
         register=importlib.import_module("marlinspike_vllm").register,
@@ -128,7 +128,7 @@ def plugin(monkeypatch):
         cuda=cuda,
         rows=rows,
         runner=runner,
-        invariant=sys.modules[signatures.INVARIANT],
+        invariant=sys.modules[signatures.INVARIANT[0]],
         kernels=sys.modules[signatures.KERNELS]._POSSIBLE_KERNELS["cuda"],
         compressed=sys.modules[signatures.COMPRESSED],
         called=called,
@@ -342,10 +342,47 @@ def test_on_a_cpu_atens_operators_are_replaced(plugin, monkeypatch):
     assert calls == [1] and plugin.experts.apply is before
 
 
+def test_modules_as_in_0_33_are_replaced_too(plugin, anywhere, monkeypatch, caplog):
+    signatures = plugin.signatures
+    # The method of compressed-tensors calls MarlinExperts; settings of invariance have another place.
+    monkeypatch.delitem(sys.modules, signatures.COMPRESSED)
+    module(monkeypatch, signatures.COMPRESSED_BY_EXPERTS)
+    settings = sys.modules[signatures.INVARIANT[0]].override_envs_for_invariance
+    monkeypatch.delitem(sys.modules, signatures.INVARIANT[0])
+    module(monkeypatch, signatures.INVARIANT[1], override_envs_for_invariance=settings)
+    plugin.envs.VLLM_BATCH_INVARIANT = True
+    monkeypatch.setenv("MARLINSPIKE_PARALLEL_INVARIANT", "1")
+    plugin.register()
+    assert sys.modules[signatures.INVARIANT[1]].override_envs_for_invariance is not settings
+
+    monkeypatch.setenv("MARLINSPIKE_PARALLEL_INVARIANT", "0")
+    x, w1, w2, s1, s2, weights, ids = layer(anywhere)
+    out, one = torch.empty_like(x), torch.empty_like(x)
+    rest = (Activation("silu"), 4, None, None, None, None, None, None, False)
+    plugin.experts.apply(this_experts(plugin, s1, s2), one, x, w1, w2, weights, ids, *rest)
+
+    def experts(limit):
+        made = this_experts(plugin, s1, s2, activation_config=types.SimpleNamespace(clamp_limit=limit))
+        for name in ("gemm1_clamp_limit", "w13_g_idx", "w2_g_idx"):
+            delattr(made, name)
+        return made
+
+    plugin.experts.apply(experts(None), out, x, w1, w2, weights, ids, *rest)
+    assert torch.equal(out.view(torch.int16), one.view(torch.int16)) and not plugin.called
+    with pytest.raises(RuntimeError, match="gemm1_clamp_limit is set"):
+        plugin.experts.apply(experts(7.0), out, x, w1, w2, weights, ids, *rest)
+
+
 @pytest.mark.skipif(not SOURCE, reason="VLLM_SOURCE is not set")
 def test_signatures_are_upstreams(plugin):
     for (name, path), expected in plugin.signatures.SIGNATURES.items():
-        file = pathlib.Path(SOURCE, *name.split(".")).with_suffix(".py")
+        names = [name] if isinstance(name, str) else name
+        files = [pathlib.Path(SOURCE, *name.split(".")).with_suffix(".py") for name in names]
+        file = next((file for file in files if file.exists()), None)
+        if file is None and name == plugin.signatures.COMPRESSED:
+            names = [plugin.signatures.COMPRESSED_BY_EXPERTS]
+            assert pathlib.Path(SOURCE, *names[0].split(".")).with_suffix(".py").exists()
+            continue
         tree = ast.parse(file.read_text())
         *owner, function = path.split(".")
         bodies = [tree.body]
@@ -368,7 +405,8 @@ def test_signatures_are_upstreams(plugin):
     for name in "input_is_parallel reduce_results skip_bias_add return_bias tp_rank tp_size input_size".split():
         assert f"self.{name} = " in rows, name
     kernels = pathlib.Path(SOURCE, *plugin.signatures.KERNELS.split("."), "__init__.py").read_text()
-    assert "_POSSIBLE_KERNELS" in kernels and kernels.index("        MacheteLinearKernel,") < kernels.index("        MarlinLinearKernel,")
+    order = kernels[kernels.index("\n_POSSIBLE_KERNELS") :]
+    assert order.index("        MacheteLinearKernel,") < order.index("        MarlinLinearKernel,")
 
 
 def test_the_entry_point_is_the_packages():

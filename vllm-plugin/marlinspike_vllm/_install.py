@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from typing import Any, Callable, List, Tuple
 
@@ -9,24 +10,28 @@ from . import _parallel as parallel
 from . import _replacements as ours
 from ._signatures import (
     COMPRESSED,
+    COMPRESSED_BY_EXPERTS,
     EXPERTS,
     FP8,
     INVARIANT,
     KERNELS,
+    KNOWN,
     LINEAR,
     LINEAR_FP8,
     PLATFORM,
     ROWS,
     RUNNER,
-    TESTED,
+    Module,
     difference,
+    exists,
     found,
+    resolve,
 )
 
 _log = logging.getLogger("vllm.marlinspike")
 
 #: Name in the log; what must be as expected: module, name and its replacement.
-_Hook = Tuple[str, List[Tuple[str, str, Callable[[Any], Any]]]]
+_Hook = Tuple[str, List[Tuple[Module, str, Callable[[Any], Any]]]]
 _HOOKS: List[_Hook] = [
     (
         "MarlinExperts.apply",
@@ -90,13 +95,12 @@ _PARALLEL: List[_Hook] = [
 _is_done = False
 
 
-def _replace(module: str, name: str, make: Callable[[Any], Any]) -> None:
+def _replace(module: Module, name: str, make: Callable[[Any], Any]) -> None:
     *parents, last = name.split(".")
-    owner = found(module, ".".join(parents)) if parents else found(module, name.split(".")[0])
-    if not parents:
-        import sys
-
-        owner = sys.modules[module]
+    if parents:
+        owner = found(module, ".".join(parents))
+    else:
+        owner = importlib.import_module(resolve(module))
     setattr(owner, last, make(getattr(owner, last)))
 
 
@@ -126,6 +130,8 @@ def _on_cuda(version: str) -> None:
         hooks += _PARALLEL
     done, left = [], []
     for name, parts in hooks:
+        if parts[0][0] == COMPRESSED and not exists(COMPRESSED) and exists(COMPRESSED_BY_EXPERTS):
+            continue
         differences = [difference(module, part) for module, part, _ in parts]
         reasons = [reason for reason in differences if reason is not None]
         if reasons:
@@ -140,7 +146,7 @@ def _on_cuda(version: str) -> None:
         _log.warning("marlinspike: not replaced: %s", reason)
     if left and ours.is_batch_invariant():
         raise RuntimeError(
-            f"VLLM_BATCH_INVARIANT=1: marlinspike knows vLLM {', '.join(TESTED)}, found {version}: "
+            f"VLLM_BATCH_INVARIANT=1: marlinspike knows vLLM {', '.join(KNOWN)}, found {version}: "
             + "; ".join(left)
         )
     _log.info("marlinspike: replaced %s (vLLM %s)", ", ".join(done) or "nothing", version)

@@ -56,7 +56,19 @@ def _experts_type(config: Any) -> Optional[str]:
         return "uint4b8"
     if config.use_mxfp4_w4a16:
         return "float4_e2m1f"
+    # Experts of this kind are new in 0.33.
+    if getattr(config, "use_int8_w8a16", False):
+        return "uint8b128"
     return "float8_e4m3fn" if config.use_fp8_w8a16 else None
+
+
+def _clamp_limit(experts: Any, activation: Any) -> Any:
+    """The limit of the first product before SiLU; other activations have limits of their own."""
+    if activation.value != "silu":
+        return None
+    # In 0.33 in the configuration of the activation.
+    config = getattr(experts, "activation_config", None)
+    return experts.gemm1_clamp_limit if config is None else config.clamp_limit
 
 
 def _scales_reason(quant_type: str, s: torch.Tensor, dtype: torch.dtype, size_k: int) -> Optional[str]:
@@ -127,14 +139,13 @@ def experts_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         apply_router_weight_on_input: bool,
     ) -> None:
         quant_type = _experts_type(self.quant_config)
-        # Marlin clamps the first product before SiLU only; the other activations have their own limits.
-        is_clamped = activation.value == "silu"
         absent = {
             "LoRA": self._lora_context,
             "8-bit activations": self.input_dtype,
-            "gemm1_clamp_limit": self.gemm1_clamp_limit if is_clamped else None,
-            "w13_g_idx": self.w13_g_idx,
-            "w2_g_idx": self.w2_g_idx,
+            "gemm1_clamp_limit": _clamp_limit(self, activation),
+            # 0.33 keeps act-order from these experts.
+            "w13_g_idx": getattr(self, "w13_g_idx", None),
+            "w2_g_idx": getattr(self, "w2_g_idx", None),
             "g1_alphas": self.g1_alphas,
             "g2_alphas": self.g2_alphas,
             "w1_zp": self.w1_zp,

@@ -1,12 +1,15 @@
-"""The signatures of what is replaced, as vLLM 0.21.0 has them."""
+"""The signatures of what is replaced, as vLLM 0.21.0 and 0.33.0 have them."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, Union
 
-TESTED = ("0.21.0",)
+#: Releases with these signatures. The plugin has run inside 0.21.0.
+KNOWN = ("0.21.0", "0.33.0")
+#: A module's name, or its names in different releases.
+Module = Union[str, Tuple[str, ...]]
 
 _LAYERS = "vllm.model_executor.layers"
 EXPERTS = f"{_LAYERS}.fused_moe.experts.marlin_moe"
@@ -14,17 +17,19 @@ COMPRESSED = (
     f"{_LAYERS}.quantization.compressed_tensors.compressed_tensors_moe."
     "compressed_tensors_moe_wna16_marlin"
 )
+#: The same method in releases whose method calls MarlinExperts.
+COMPRESSED_BY_EXPERTS = COMPRESSED.replace("_wna16_marlin", "_wna16")
 KERNELS = "vllm.model_executor.kernels.linear"
 LINEAR = f"{KERNELS}.mixed_precision.marlin"
 LINEAR_FP8 = f"{KERNELS}.scaled_mm.marlin"
 FP8 = f"{_LAYERS}.quantization.fp8"
-INVARIANT = f"{_LAYERS}.batch_invariant"
+INVARIANT = (f"{_LAYERS}.batch_invariant", "vllm.model_executor.determinism.batch_invariant")
 PLATFORM = "vllm.platforms.cuda"
 ROWS = f"{_LAYERS}.linear"
 RUNNER = f"{_LAYERS}.fused_moe.runner.moe_runner"
 
 #: Module and name: parameters.
-SIGNATURES: Dict[Tuple[str, str], List[str]] = {
+SIGNATURES: Dict[Tuple[Module, str], List[str]] = {
     (EXPERTS, "MarlinExperts.apply"): (
         "self output hidden_states w1 w2 topk_weights topk_ids activation global_num_experts expert_map "
         "a1q_scale a2_scale workspace13 workspace2 expert_tokens_meta apply_router_weight_on_input"
@@ -50,23 +55,38 @@ SIGNATURES: Dict[Tuple[str, str], List[str]] = {
 }
 
 
-def found(module: str, name: str) -> Any:
-    value = importlib.import_module(module)
+def resolve(module: Module) -> str:
+    """The name that this release has; the first one if it has none."""
+    names = (module,) if isinstance(module, str) else module
+    return next((name for name in names if exists(name)), names[0])
+
+
+def exists(module: str) -> bool:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
+
+
+def found(module: Module, name: str) -> Any:
+    value = importlib.import_module(resolve(module))
     for part in name.split("."):
         value = getattr(value, part)
     return value
 
 
-def difference(module: str, name: str) -> Optional[str]:
+def difference(module: Module, name: str) -> Optional[str]:
     """Why a name cannot be replaced; None if it can."""
+    here = resolve(module)
     try:
         value = found(module, name)
     except (ImportError, AttributeError) as error:
-        return f"{module}.{name} is missing: {error}"
+        return f"{here}.{name} is missing: {error}"
     if isinstance(value, property):
         value = value.fget
     parameters = list(inspect.signature(value).parameters)
     expected = SIGNATURES[module, name]
     if parameters != expected:
-        return f"{module}.{name} takes ({', '.join(parameters)}), expected ({', '.join(expected)})"
+        return f"{here}.{name} takes ({', '.join(parameters)}), expected ({', '.join(expected)})"
     return None
