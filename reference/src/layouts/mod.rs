@@ -7,10 +7,10 @@
 pub mod block_scale;
 pub mod cpu;
 pub mod deepgemm;
+pub mod e2m1;
 pub mod flashinfer;
 pub mod kleidi;
 pub mod marlin;
-pub mod mxfp4;
 pub mod packed_rows;
 pub mod positions;
 pub mod rows;
@@ -29,7 +29,7 @@ pub const ALL: &[&[Named]] = &[
     flashinfer::positions::ALL,
     deepgemm::ALL,
     kleidi::positions::ALL,
-    mxfp4::positions::ALL,
+    e2m1::positions::ALL,
 ];
 
 /// Stacks of 4-bit experts for FlashInfer's and CUTLASS's kernels.
@@ -43,7 +43,7 @@ pub use kleidi as cpu_int4;
 pub static CPU_INT4: CpuFormat = kleidi::FORMAT;
 
 /// e2m1 codes with a power of two for each 32 k, for CPU kernels.
-pub static CPU_E2M1: CpuFormat = mxfp4::FORMAT;
+pub static CPU_E2M1: CpuFormat = e2m1::FORMAT;
 
 /// Every format of the CPU kernels.
 pub static CPU_FORMATS: [&CpuFormat; 2] = [&CPU_INT4, &CPU_E2M1];

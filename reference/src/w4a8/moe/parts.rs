@@ -1,9 +1,9 @@
 //! A layer as the engine sees it, whatever the format of its weights.
 
 use super::activation::GatedActivation;
-use super::layer::MoeLayer;
-use crate::w4a8::matrices::{Int4, Matrices};
-use crate::w4a8::packed::PackedStack;
+use super::experts::Experts;
+use super::layer::LayerOf;
+use crate::w4a8::matrices::Matrices;
 
 /// The experts' products and what joins them.
 #[derive(Clone, Copy)]
@@ -34,10 +34,13 @@ impl Parts<'_> {
     }
 }
 
-impl MoeLayer<'_> {
+#[allow(private_bounds, reason = "the formats are this crate's")]
+impl<'a, S: Experts<'a, Kernel = K>, K: ?Sized> LayerOf<'a, S, K> {
     /// Calls `work` with the layer as the engine sees it.
     pub(super) fn with_parts<R>(&self, work: impl FnOnce(&Parts<'_>) -> R) -> R {
-        let (w13, w2) = (self.int4(&self.w13), self.int4(&self.w2));
+        let (kernel, rounding) = (self.kernel(), self.config.rounding);
+        let w13 = self.w13.matrices(kernel, rounding);
+        let w2 = self.w2.matrices(kernel, rounding);
         work(&Parts {
             w13: &w13,
             w2: &w2,
@@ -46,10 +49,5 @@ impl MoeLayer<'_> {
             kind: self.kind(),
             router_weight_on_input: self.config.router_weight_on_input,
         })
-    }
-
-    fn int4<'l>(&'l self, stack: &'l PackedStack<'_>) -> Int4<'l> {
-        let (layout, bytes) = (stack.layout(), stack.bytes());
-        Int4 { layout, bytes, kernel: self.kernel(), rounding: self.config.rounding }
     }
 }
