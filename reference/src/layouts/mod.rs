@@ -32,6 +32,8 @@ pub const ALL: &[&[Named]] = &[
     e2m1::positions::ALL,
 ];
 
+/// Layouts of the experts of kernel libraries.
+pub use flashinfer as experts;
 /// Stacks of 4-bit experts for FlashInfer's and CUTLASS's kernels.
 pub use flashinfer::{
     Alphas, ExpertBackend, ExpertLayout, Forgotten, Projection, activation_scales,
