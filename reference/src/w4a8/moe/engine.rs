@@ -20,8 +20,7 @@
 use ndarray::ArrayView2;
 
 use super::buckets::Buckets;
-use super::experts::Experts;
-use super::layer::LayerOf;
+use super::layer::{Experts, LayerOf};
 use super::parts::Parts;
 use super::steps;
 use super::workspace::{Buffers, Workspace};

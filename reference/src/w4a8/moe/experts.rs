@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use ndarray::ArrayView2;
 
-use super::layer::{LayerOf, admit};
+use super::layer::{Experts, LayerOf, admit};
 use super::{GatedActivation, Layer, Mode, MoeConfig, MoeLayer, Workspace};
 use crate::layouts::cpu::CpuFormat;
 use crate::moe::layer::Routed;
@@ -137,40 +137,6 @@ fn named_kernel<P: Packed>(name: Option<&str>) -> Result<Box<P::Kernel>> {
             Err(Error::size("kernel", name, format!("one of {}", known.join(", "))))
         }
     }
-}
-
-/// Packed experts of one format, as a layer runs them.
-pub(in crate::w4a8) trait Experts<'a>: Packed + Sized + 'a {
-    /// Number of matrices.
-    fn count(&self) -> usize;
-
-    /// w13 and w2 of a description.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] for bytes that do not fit.
-    fn read(described: &MoeDescription, bytes: [Cow<'a, [u8]>; 2]) -> Result<[Self; 2]>;
-
-    /// The layer, checked as the format's own constructor does.
-    ///
-    /// # Errors
-    /// As that one.
-    fn layer(experts: [Self; 2], config: MoeConfig<'a>) -> Result<LayerOf<'a, Self, Self::Kernel>>;
-
-    /// Checks the type of activations where the format's own refusals do; types that differ from the
-    /// output's, and f16, are refused elsewhere.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`].
-    fn admit(_config: &MoeConfig<'_>, _dtype: ScalarType) -> Result<()> {
-        Ok(())
-    }
-
-    /// [`ExpertLayer::definition`].
-    fn definition(
-        layer: &LayerOf<'a, Self, Self::Kernel>,
-        x: &Values,
-        routed: Routed<'_>,
-    ) -> Result<Values>;
 }
 
 impl<'a> Experts<'a> for PackedStack<'a> {

@@ -1,17 +1,22 @@
 //! A layer of packed experts and its configuration, for any format; the int4 layer's own checks.
 
+use std::borrow::Cow;
+
 use ndarray::Array2;
 
 use super::activation::GatedActivation;
 use super::check_expert_map;
-use super::experts::Experts;
+use super::parts::Parts;
 use super::refusal::{Mode, Refusal, Settings};
 use super::workspace::Workspace;
 use crate::moe::activation::Activation;
+use crate::moe::layer::Routed;
 use crate::num::scalar::ScalarType;
+use crate::w4a8::matrices::Packed;
 use crate::w4a8::packed::PackedStack;
 use crate::w4a8::quantize::ActivationRounding;
-use crate::w4a8::{Kernel, LayerRouter};
+use crate::w4a8::stored::MoeDescription;
+use crate::w4a8::{Kernel, LayerRouter, Values};
 use crate::{Error, Result};
 
 /// The configuration of a layer, without its weights.
@@ -31,6 +36,40 @@ pub struct MoeConfig<'a> {
     pub router_weight_on_input: bool,
     /// Whether upstream's refusals apply.
     pub mode: Mode,
+}
+
+/// Packed experts of one format, as a layer runs them.
+pub(in crate::w4a8) trait Experts<'a>: Packed + Sized + 'a {
+    /// Number of matrices.
+    fn count(&self) -> usize;
+
+    /// w13 and w2 of a description.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for bytes that do not fit.
+    fn read(described: &MoeDescription, bytes: [Cow<'a, [u8]>; 2]) -> Result<[Self; 2]>;
+
+    /// The layer, checked as the format's own constructor does.
+    ///
+    /// # Errors
+    /// As that one.
+    fn layer(experts: [Self; 2], config: MoeConfig<'a>) -> Result<LayerOf<'a, Self, Self::Kernel>>;
+
+    /// Checks the type of activations where the format's own refusals do; types that differ from the
+    /// output's, and f16, are refused elsewhere.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    fn admit(_config: &MoeConfig<'_>, _dtype: ScalarType) -> Result<()> {
+        Ok(())
+    }
+
+    /// `[M, H]` of `x` `[M, H]` by the scalar definition, value by value.
+    fn definition(
+        layer: &LayerOf<'a, Self, Self::Kernel>,
+        x: &Values,
+        routed: Routed<'_>,
+    ) -> Result<Values>;
 }
 
 /// One rank's layer of experts in any packed format, ready to run.
@@ -128,6 +167,21 @@ impl<'a, S: Experts<'a, Kernel = K>, K: ?Sized> LayerOf<'a, S, K> {
     /// The activation between the products.
     pub fn kind(&self) -> GatedActivation {
         self.kind
+    }
+
+    /// Calls `work` with the layer as the engine sees it.
+    pub(super) fn with_parts<R>(&self, work: impl FnOnce(&Parts<'_>) -> R) -> R {
+        let (kernel, rounding) = (self.kernel(), self.config.rounding);
+        let w13 = self.w13.matrices(kernel, rounding);
+        let w2 = self.w2.matrices(kernel, rounding);
+        work(&Parts {
+            w13: &w13,
+            w2: &w2,
+            num_experts: self.config.num_experts,
+            expert_map: self.config.expert_map.as_deref(),
+            kind: self.kind(),
+            router_weight_on_input: self.config.router_weight_on_input,
+        })
     }
 
     /// Buffers for calls of up to `max_tokens` tokens of either type.

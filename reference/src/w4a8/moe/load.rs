@@ -1,7 +1,7 @@
 //! A layer from a packed file.
 
-use super::experts::{Experts, kernel_names, load};
-use super::layer::LayerOf;
+use super::experts::{kernel_names, load};
+use super::layer::{Experts, LayerOf};
 use super::{Engine, Mode, MoeConfig, MoeLayer};
 use crate::Result;
 use crate::container::Container;

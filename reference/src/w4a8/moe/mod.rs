@@ -30,8 +30,8 @@ pub use layer::{LayerOf, MoeConfig, MoeLayer};
 pub use refusal::{Mode, Refusal, Settings};
 pub use workspace::Workspace;
 
-pub(super) use experts::{Engine, Experts, kernel_names, load};
-pub(super) use layer::gated;
+pub(super) use experts::{Engine, kernel_names, load};
+pub(super) use layer::{Experts, gated};
 pub(super) use load::ENGINE;
 
 use std::borrow::Cow;

@@ -1,8 +1,6 @@
 //! A layer as the engine sees it, whatever the format of its weights.
 
 use super::activation::GatedActivation;
-use super::experts::Experts;
-use super::layer::LayerOf;
 use crate::w4a8::matrices::Matrices;
 
 /// The experts' products and what joins them.
@@ -31,23 +29,5 @@ impl Parts<'_> {
     /// I.
     pub(in crate::w4a8) fn intermediate_size(&self) -> usize {
         self.w2.shape().size_k
-    }
-}
-
-#[allow(private_bounds, reason = "the formats are this crate's")]
-impl<'a, S: Experts<'a, Kernel = K>, K: ?Sized> LayerOf<'a, S, K> {
-    /// Calls `work` with the layer as the engine sees it.
-    pub(super) fn with_parts<R>(&self, work: impl FnOnce(&Parts<'_>) -> R) -> R {
-        let (kernel, rounding) = (self.kernel(), self.config.rounding);
-        let w13 = self.w13.matrices(kernel, rounding);
-        let w2 = self.w2.matrices(kernel, rounding);
-        work(&Parts {
-            w13: &w13,
-            w2: &w2,
-            num_experts: self.config.num_experts,
-            expert_map: self.config.expert_map.as_deref(),
-            kind: self.kind(),
-            router_weight_on_input: self.config.router_weight_on_input,
-        })
     }
 }
