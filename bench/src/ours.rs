@@ -145,7 +145,7 @@ impl<'w> Ours<'w> {
             Weights::Dense(copies) => (Call::Dense { copies, workspace: Box::default() }, size_n),
             Weights::Moe(layer) => {
                 let (experts, top_k) = (layer.config().num_experts, layer.config().router.top_k());
-                let workspace = Box::new(Workspace::for_tokens(layer, tokens));
+                let workspace = Box::new(layer.workspace(tokens));
                 let routings = routings(experts, top_k, tokens, SEED);
                 (Call::Moe { layer, routings, workspace }, layer.hidden_size())
             }

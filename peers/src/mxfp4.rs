@@ -4,13 +4,14 @@ use std::time::Instant;
 
 use anyhow::Result;
 use marlinspike::case::{Activation, ScoringFunc};
-use marlinspike::layouts::mxfp4::{GROUP, Mxfp4Layout, Mxfp4Stack, NR};
+use marlinspike::layouts::e2m1::{GROUP, E2m1Layout, E2m1Stack, NR};
 use marlinspike::moe::layer::Routed;
 use marlinspike::moe::router::Router;
 use marlinspike::num::array::{rows_mut, rows_of};
 use marlinspike::num::dims::Shape;
-use marlinspike::w4a8::moe::Workspace;
-use marlinspike::w4a8::mxfp4::{Mxfp4Config, Mxfp4Layer};
+use marlinspike::w4a8::moe::{Mode, MoeConfig, Workspace};
+use marlinspike::w4a8::quantize::ActivationRounding;
+use marlinspike::w4a8::e2m1::{E2m1Layer};
 use marlinspike_bench::routing::Routing;
 use marlinspike_bench::tile::Tile;
 use marlinspike_bench::{Contender, Workload};
@@ -37,9 +38,9 @@ pub fn ggml_blocks(tile: &Tile, column: usize) -> Vec<u8> {
 }
 
 /// Matrices of the tile in this project's packing.
-fn stack(tile: &Tile, count: usize) -> Result<Mxfp4Stack<'static>> {
+fn stack(tile: &Tile, count: usize) -> Result<E2m1Stack<'static>> {
     let Shape { size_k, size_n } = tile.shape();
-    let narrow = Mxfp4Layout::new(Shape::new(size_k, tile.columns()))?;
+    let narrow = E2m1Layout::new(Shape::new(size_k, tile.columns()))?;
     let mut blocks = vec![0u8; narrow.packed_len()];
     for n in 0..tile.columns() {
         for (k, code) in tile.codes(n).iter().enumerate() {
@@ -48,7 +49,7 @@ fn stack(tile: &Tile, count: usize) -> Result<Mxfp4Stack<'static>> {
         }
         (0..narrow.groups()).for_each(|group| blocks[narrow.scale_offset(group, n)] = SCALE);
     }
-    let layout = Mxfp4Layout::new(Shape::new(size_k, size_n))?;
+    let layout = E2m1Layout::new(Shape::new(size_k, size_n))?;
     let mut bytes = Vec::with_capacity(count * layout.packed_len());
     for matrix in 0..count {
         for block in 0..layout.blocks() {
@@ -56,32 +57,35 @@ fn stack(tile: &Tile, count: usize) -> Result<Mxfp4Stack<'static>> {
             bytes.extend_from_slice(&blocks[from * narrow.block_bytes()..][..narrow.block_bytes()]);
         }
     }
-    Ok(Mxfp4Stack::new("weights of a benchmark", layout, bytes)?)
+    Ok(E2m1Stack::new("weights of a benchmark", layout, bytes)?)
 }
 
 /// gpt-oss's layer of this workload.
 ///
 /// # Errors
 /// For a product, and for sizes that MXFP4 does not have.
-pub fn layer(workload: Workload, tiles: &[Tile]) -> Result<Mxfp4Layer<'static>> {
+pub fn layer(workload: Workload, tiles: &[Tile]) -> Result<E2m1Layer<'static>> {
     let Workload::Moe { num_experts, top_k, .. } = workload else {
         anyhow::bail!("{workload}: MXFP4 is compared in layers only");
     };
-    let config = Mxfp4Config {
+    let config = MoeConfig {
         num_experts,
         expert_map: None,
         router: Router::new(ScoringFunc::Softmax, top_k, true).into(),
         activation: Activation::SwigluOai,
+        rounding: ActivationRounding::HalfEven,
+        router_weight_on_input: false,
+        mode: Mode::Extended,
     };
     let (w13, w2) = (stack(&tiles[0], num_experts)?, stack(&tiles[1], num_experts)?);
-    Ok(Mxfp4Layer::new(w13, w2, config)?)
+    Ok(E2m1Layer::new(w13, w2, config)?)
 }
 
 /// The layer as a contender.
 #[derive(Debug)]
 pub struct Ours<'w> {
     pool: &'w ThreadPool,
-    layer: &'w Mxfp4Layer<'static>,
+    layer: &'w E2m1Layer<'static>,
     routings: Vec<Routing>,
     x: &'w [f32],
     out: Vec<f32>,
@@ -92,7 +96,7 @@ impl<'w> Ours<'w> {
     /// Calls with rows `x` `[T, H]` on the pool's threads.
     pub fn new(
         pool: &'w ThreadPool,
-        layer: &'w Mxfp4Layer<'static>,
+        layer: &'w E2m1Layer<'static>,
         routings: Vec<Routing>,
         x: &'w [f32],
     ) -> Self {

@@ -13,7 +13,7 @@ use marlinspike::check::check_case;
 use marlinspike::config::{ConfigError, QuantConfig};
 use marlinspike::container::{Container, ContainerError, IndexError, ShardIndex};
 use marlinspike::num::array::rows_of;
-use marlinspike::w4a8::moe::{Mode, MoeLayer, Workspace};
+use marlinspike::w4a8::moe::{Mode, MoeLayer};
 use marlinspike::w4a8::stored::{self, Description};
 use marlinspike::w4a8::{self, Linear, LinearWorkspace, Values};
 
@@ -202,7 +202,7 @@ fn run_experts(layer: &MoeLayer<'_>, data: &[u8]) -> Result<Vec<f32>> {
     let logits: Vec<f32> = (0..2 * experts).map(|i| (i * 29 % 64) as f32 / 8.0).collect();
     let logits = rows_of("router_logits", &logits, experts)?;
     let mut y = Values::F32(vec![0.0; 2 * layer.hidden_size()]);
-    let mut workspace = Workspace::for_tokens(layer, 2);
+    let mut workspace = layer.workspace(2);
     let (x, out) = (x.view(layer.hidden_size())?, y.view_mut(layer.hidden_size())?);
     layer.forward(x, logits, &mut workspace, out)?;
     Ok(y.to_f32())

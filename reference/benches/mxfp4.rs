@@ -8,13 +8,15 @@ use std::fmt;
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
 use marlinspike::case::{Activation, ScoringFunc};
-use marlinspike::layouts::mxfp4::{Mxfp4Layout, Mxfp4Stack, PackedMxfp4};
+use marlinspike::layouts::e2m1::{E2m1Layout, E2m1Stack, PackedE2m1};
 use marlinspike::moe::layer::Routed;
 use marlinspike::moe::router::Router;
 use marlinspike::num::dims::Shape;
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::LinearWorkspace;
-use marlinspike::w4a8::mxfp4::{Linear, Mxfp4Config, Mxfp4Layer, kernels};
+use marlinspike::w4a8::e2m1::{E2m1Layer, Linear, kernels};
+use marlinspike::w4a8::moe::{Mode, MoeConfig};
+use marlinspike::w4a8::quantize::ActivationRounding;
 use ndarray::Array2;
 use rayon::ThreadPool;
 
@@ -50,8 +52,8 @@ fn pool(threads: usize) -> ThreadPool {
 }
 
 /// `count` matrices of random codes, with scales of about 2^-7.
-fn stack(shape: Shape, count: usize, rng: &mut Rng) -> Mxfp4Stack<'static> {
-    let layout = Mxfp4Layout::new(shape).expect("a layout");
+fn stack(shape: Shape, count: usize, rng: &mut Rng) -> E2m1Stack<'static> {
+    let layout = E2m1Layout::new(shape).expect("a layout");
     let mut bytes = vec![0; count * layout.packed_len()];
     bytes.fill_with(|| rng.below(256) as u8);
     for matrix in bytes.chunks_exact_mut(layout.packed_len()) {
@@ -60,7 +62,7 @@ fn stack(shape: Shape, count: usize, rng: &mut Rng) -> Mxfp4Stack<'static> {
             matrix[layout.bias_offset(n)..][..4].fill(0);
         }
     }
-    Mxfp4Stack::new("weights", layout, bytes).expect("whole matrices")
+    E2m1Stack::new("weights", layout, bytes).expect("whole matrices")
 }
 
 fn activations(rows: usize, rng: &mut Rng) -> Array2<f32> {
@@ -70,12 +72,12 @@ fn activations(rows: usize, rng: &mut Rng) -> Array2<f32> {
 #[divan::bench(args = args())]
 fn product(bencher: Bencher<'_, '_>, arg: Arg) {
     let (shape, rng) = (Shape::new(SIZE, 2 * SIZE), &mut Rng::new(1));
-    let len = Mxfp4Layout::new(shape).expect("a layout").packed_len();
+    let len = E2m1Layout::new(shape).expect("a layout").packed_len();
     let weights = stack(shape, COLD / len + 1, rng);
     let linears: Vec<_> = (0..weights.count())
         .map(|i| {
             let bytes = weights.get(i).into_bytes();
-            Linear::new(PackedMxfp4::new(weights.layout(), bytes).expect("a matrix"))
+            Linear::new(PackedE2m1::new(weights.layout(), bytes).expect("a matrix"))
         })
         .collect();
     let (x, mut y) = (activations(arg.m, rng), Array2::<f32>::zeros((arg.m, 2 * SIZE)));
@@ -96,13 +98,16 @@ fn gpt_oss_20b(bencher: Bencher<'_, '_>, arg: Arg) {
     let w13 = stack(Shape::new(SIZE, 2 * SIZE), experts, rng);
     let w2 = stack(Shape::new(SIZE, SIZE), experts, rng);
     let per_expert = w13.layout().packed_len() + w2.layout().packed_len();
-    let config = Mxfp4Config {
+    let config = MoeConfig {
         num_experts: experts,
         expert_map: None,
         router: Router::new(ScoringFunc::Softmax, top_k, true).into(),
         activation: Activation::SwigluOai,
+        rounding: ActivationRounding::HalfEven,
+        router_weight_on_input: false,
+        mode: Mode::Extended,
     };
-    let layer = Mxfp4Layer::new(w13, w2, config).expect("a layer");
+    let layer = E2m1Layer::new(w13, w2, config).expect("a layer");
     let (x, mut y) = (activations(arg.m, rng), Array2::<f32>::zeros((arg.m, SIZE)));
     let mut workspace = layer.workspace(arg.m);
     let (pool, mut next) = (pool(arg.threads), 0);
@@ -127,7 +132,7 @@ fn gpt_oss_20b(bencher: Bencher<'_, '_>, arg: Arg) {
 fn kernel(bencher: Bencher<'_, '_>, name: &str) {
     let (shape, rng) = (Shape::new(SIZE, 256), &mut Rng::new(3));
     let weights = stack(shape, 1, rng);
-    let weight = PackedMxfp4::new(weights.layout(), weights.get(0).into_bytes()).expect("a matrix");
+    let weight = PackedE2m1::new(weights.layout(), weights.get(0).into_bytes()).expect("a matrix");
     let kernel = kernels().into_iter().find(|k| k.name() == name).expect("a kernel");
     let linear = Linear::new(weight).with_kernel(kernel);
     let (x, mut y) = (activations(64, rng), Array2::<f32>::zeros((64, 256)));

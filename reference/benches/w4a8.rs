@@ -14,7 +14,7 @@ use marlinspike::moe::layer::Routed;
 use marlinspike::moe::router::Router;
 use marlinspike::num::dims::{GroupSize, LogicalK, Shape};
 use marlinspike::vectors::Rng;
-use marlinspike::w4a8::moe::{Mode, MoeConfig, MoeLayer, Workspace};
+use marlinspike::w4a8::moe::{Mode, MoeConfig, MoeLayer};
 use marlinspike::w4a8::{Linear, LinearWorkspace, kernels};
 use ndarray::Array2;
 use rayon::ThreadPool;
@@ -131,7 +131,7 @@ fn moe(bencher: Bencher<'_, '_>, [experts, top_k, h, i]: [usize; 4], arg: Arg) {
         .map(|c| (0..arg.m * top_k).map(|s| ((c * used + s) % experts) as i32).collect())
         .collect();
     let (x, mut y) = (activations(arg.m, h), Array2::<f32>::zeros((arg.m, h)));
-    let (mut workspace, pool) = (Workspace::for_tokens(&layer, arg.m), pool(arg.threads));
+    let (mut workspace, pool) = (layer.workspace(arg.m), pool(arg.threads));
     bencher
         .counter(ItemsCount::new(calls * arg.m * top_k * 3 * h * i))
         .counter(BytesCount::new(calls * used * each))

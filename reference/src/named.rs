@@ -2,7 +2,7 @@
 
 /// An enum whose variants have names in files.
 macro_rules! named {
-    ($(#[$doc:meta])* $ty:ident { $($(#[$vdoc:meta])* $variant:ident $name:literal),+ $(,)? }) => {
+    ($(#[$doc:meta])* $ty:ident { $($(#[$vdoc:meta])* $variant:ident $name:tt),+ $(,)? }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]

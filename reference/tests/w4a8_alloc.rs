@@ -12,7 +12,6 @@ use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
-use marlinspike::w4a8::moe::Workspace;
 use marlinspike::w4a8::{Linear, LinearWorkspace, Values};
 
 /// The system's allocator with a count of its calls.
@@ -56,7 +55,7 @@ fn forward_calls_do_not_allocate() {
         let batches = [ScalarType::FLOAT32, ScalarType::BFLOAT16]
             .map(|ty| Batch::new(sizes, ty, tokens, 2, &mut rng, any));
         let logits: Vec<f32> = (0..tokens * 6).map(|_| rng.below(1000) as f32 / 99.0).collect();
-        let mut workspace = Workspace::for_tokens(&layer, tokens);
+        let mut workspace = layer.workspace(tokens);
         let mut wide = Values::F32(vec![0.0; tokens * 512]);
         let mut outputs = batches.each_ref().map(Batch::output);
         let counted = pool.install(|| {

@@ -61,8 +61,8 @@ fn details() -> String {
     let tensors: Vec<_> = formats().map(|d| format!("  {}", (d.tensors)())).collect();
     let examples = formats().flat_map(|d| d.example_lines());
     let examples: Vec<_> = examples.map(|e| format!("marlinspike convert {e}")).collect();
-    let takes = formats().filter(|d| !d.takes.is_empty());
-    let takes: Vec<_> = takes.map(|d| format!("--to {} takes {}", d.name, d.takes)).collect();
+    let takes = formats().map(|d| (d.name, (d.takes)())).filter(|(_, takes)| !takes.is_empty());
+    let takes: Vec<_> = takes.map(|(name, takes)| format!("--to {name} takes {takes}")).collect();
     format!(
         "Example: {}\n\n\
          Names of the converted tensors (experts have a leading dimension E):\n{}\n{LAYERS}\n\n\
@@ -101,7 +101,7 @@ pub enum InputArg {
 
 /// A parser of format names.
 fn formats() -> impl TypedValueParser<Value = Format> {
-    let value = |f: &Format| PossibleValue::new(f.name()).help(f.descriptor().about);
+    let value = |f: &Format| PossibleValue::new(f.name()).help((f.descriptor().about)());
     let found = |name: String| Format::from_name(&name).ok_or("no format has this name");
     PossibleValuesParser::new(Format::ALL.iter().map(value)).try_map(found)
 }

@@ -18,7 +18,7 @@ fn choices() -> impl Iterator<Item = (Format, Choice)> {
 fn arg(format: Format, choice: Choice) -> Arg {
     Arg::new(choice.name)
         .long(choice.name)
-        .help(format!("{}: {}", format.name(), choice.about))
+        .help(format!("{}: {}", format.name(), (choice.about)()))
         .value_name("NAME")
         .value_parser(PossibleValuesParser::new(choice.values))
 }

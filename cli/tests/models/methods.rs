@@ -21,7 +21,7 @@ use marlinspike::prepare::requantize::Requantize;
 use marlinspike::w4a8::experts::kernel_names;
 use marlinspike::weight::Table;
 use marlinspike_model::convert::plan::Settings;
-use marlinspike_model::convert::target::{flashinfer, int4};
+use marlinspike_model::convert::target::{experts, int4};
 use marlinspike_model::load::preparation::Preparation;
 use serde_json::{Value, json};
 
@@ -399,13 +399,13 @@ fn gpt_oss_is_padded_as_upstream_pads_it() {
 
 /// Converts to FlashInfer's format. Returns the tensors and the file's description of the layer.
 fn flashinfer(model: &Path, out: &Path, backend: &str) -> (Converted, Value) {
-    let format = flashinfer::FORMAT.with("nvfp4-backend", backend).expect("a backend");
+    let format = experts::FORMAT.with("nvfp4-backend", backend).expect("a backend");
     let preparation = Preparation::UPSTREAM;
     let own = Settings { format, preparation, skip_unsupported: true, ..settings() };
     convert(model, out, &own).unwrap();
     let bytes = fs::read(out.join("model.safetensors")).unwrap();
     let file = Container::parse(&bytes).unwrap();
-    let found = &file.metadata()[&flashinfer::key(EXPERT_LAYER)];
+    let found = &file.metadata()[&experts::key(EXPERT_LAYER)];
     (Converted::read(out), serde_json::from_str(found).unwrap())
 }
 
@@ -537,7 +537,7 @@ fn converted_layers_run_with_the_checkpoints_bits() {
     let nvfp4 = checkpoint("ct-nvfp4-moe");
     for name in ExpertBackend::NAMES {
         let out = temp.path().join(name);
-        let format = flashinfer::FORMAT.with("nvfp4-backend", name).expect("a backend");
+        let format = experts::FORMAT.with("nvfp4-backend", name).expect("a backend");
         let own = Settings { format, skip_unsupported: true, ..upstream.clone() };
         convert(&nvfp4, &out, &own).unwrap();
         let packed = report(&out, &["--check"]);

@@ -13,13 +13,13 @@ pub struct Descriptor {
     /// The name in messages.
     pub title: &'static str,
     /// One line of help.
-    pub about: &'static str,
+    pub about: fn() -> String,
     /// Heading of its column in tables: what runs a layer in this format.
     pub column: &'static str,
     /// Help: the names of the converted tensors, in lines of at most 100 columns.
     pub tensors: fn() -> String,
     /// Help: which checkpoints it takes, after `--to NAME takes`; empty where the common help covers it.
-    pub takes: &'static str,
+    pub takes: fn() -> String,
     /// Help: arguments of `convert` before and after `--to NAME` in examples.
     pub examples: &'static [[&'static str; 2]],
     /// Whether scales and biases have the model's 16-bit type and activations may be quantized, as
@@ -48,15 +48,23 @@ impl PartialEq for Descriptor {
 impl Eq for Descriptor {}
 
 /// An option of one format: a choice among names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Choice {
     /// The option's name on the command line.
     pub name: &'static str,
     /// One line of help.
-    pub about: &'static str,
+    pub about: fn() -> String,
     /// The names to choose from. The first is the default.
     pub values: &'static [&'static str],
 }
+
+impl PartialEq for Choice {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Choice {}
 
 /// The kernel format that a conversion writes, with its option.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use marlinspike::num::scalar::ScalarType;
 use marlinspike::select::Capability;
 use marlinspike_model::convert::parallel::Ranks;
 use marlinspike_model::convert::settings::{Format as Target, Settings};
-use marlinspike_model::convert::target::{deepgemm, flashinfer, int4, marlin};
+use marlinspike_model::convert::target::{deepgemm, experts, int4, marlin};
 use marlinspike_model::run::options::{Options, Source};
 use marlinspike_model::run::origin::PartialOutput;
 use marlinspike_model::run::output::{LayerKind, Run};
@@ -53,7 +53,7 @@ fn targets(format: Format) -> Vec<Target> {
     all.extend(matches!(format, Format::CtPack | Format::Gptq4).then_some(int4::FORMAT));
     let blocks = format == Format::Fp8Block;
     all.extend(
-        (blocks || matches!(format, Format::Nvfp4 | Format::Mxint4)).then_some(flashinfer::FORMAT),
+        (blocks || matches!(format, Format::Nvfp4 | Format::Mxint4)).then_some(experts::FORMAT),
     );
     all.extend(blocks.then_some(deepgemm::FORMAT));
     all
@@ -105,7 +105,7 @@ fn every_rank_runs_as_its_part_of_the_layer() {
                     assert_eq!(partial.experts, experts, "{context}");
                 }
             }
-            if target == flashinfer::FORMAT {
+            if target == experts::FORMAT {
                 continue;
             }
             // Linear layers: columns side by side to the bit, or a sum.

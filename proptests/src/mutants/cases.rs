@@ -50,7 +50,7 @@ fn split_by_batch<O: Operation<Input = CaseInput, Element = u8>>() -> Mutant {
 
 macro_rules! all {
     (staged { $($_staged:tt)* } computed {
-        $($(#[$_doc:meta])* $name:ident $_file:literal $_module:ident::$_config:ident,)+
+        $($(#[$_doc:meta])* $name:ident $_file:tt $_module:ident::$_config:ident,)+
     }) => { [$(known::<ops::$name>()),+] };
 }
 

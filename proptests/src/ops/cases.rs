@@ -101,7 +101,7 @@ fn row_alone<O: Operation<Input = CaseInput, Element = u8>>(
 
 macro_rules! subjects {
     (staged { $($_staged:tt)* } computed {
-        $($(#[$doc:meta])* $name:ident $_file:literal $_module:ident::$_config:ident,)+
+        $($(#[$doc:meta])* $name:ident $_file:tt $_module:ident::$_config:ident,)+
     }) => { $(
         $(#[$doc])*
         #[derive(Debug)]

@@ -6,8 +6,8 @@ mod cases;
 mod distribution;
 mod dyn_quant;
 mod elementwise;
+mod global_scale;
 pub mod layer;
-mod nvfp4;
 mod product;
 mod quantize;
 mod repack;
@@ -24,8 +24,8 @@ pub use dyn_quant::{
     DynQuantActivationsInput, DynQuantPackActivations, DynQuantPackWeight, DynQuantWeightInput,
 };
 pub use elementwise::{Activate, ActivateInput, SumInput, SumSlots};
+pub use global_scale::{E4m3Input, E4m3Scales, GlobalInput, GlobalScale};
 pub use layer::{LayerInput, Local, MoeLayer, moe_lattice};
-pub use nvfp4::{GlobalInput, Nvfp4GlobalScale, Nvfp4Input, Nvfp4Scales};
 pub use product::{DenseInput, DenseProduct, ExpertInput, ExpertProduct, ProductWeight};
 pub use quantize::{PerTokenFp8, PerTokenInput, PerTokenInt8, QuantizeRule};
 pub use repack::{Fp4Input, Fp4Repack, MergeInput, MergeW13, Repack, RepackInput};
@@ -48,7 +48,7 @@ pub(crate) fn mutants() -> Vec<Mutant> {
     let of = [
         repack::mutants,
         scales::mutants,
-        nvfp4::mutants,
+        global_scale::mutants,
         routing::mutants,
         zeros::mutants,
         awq::mutants,
@@ -58,7 +58,7 @@ pub(crate) fn mutants() -> Vec<Mutant> {
 
 /// Bugs of the bank that concern one format.
 pub(crate) fn bugs() -> Vec<Bug> {
-    [awq::bugs(), nvfp4::bugs()].concat()
+    [awq::bugs(), global_scale::bugs()].concat()
 }
 
 /// Contents of a tensor: shrinks from noise to a ramp in which neighbours differ.

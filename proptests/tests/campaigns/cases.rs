@@ -55,6 +55,6 @@ operations! {
     w4a8_mm wrong_w4a8_mm W4a8Mm 20 20 20,
     fp8_moe wrong_fp8_moe Fp8Moe 4 8 19,
     int8_moe wrong_int8_moe Int8Moe 4 16 16,
-    mxfp4_int8 wrong_mxfp4_int8 Mxfp4Int8Linear 20 20 18,
-    mxfp4_int8_moe wrong_mxfp4_int8_moe Mxfp4Int8Moe 8 16 15,
+    mxfp4_int8 wrong_mxfp4_int8 E2m1Int8Linear 20 20 18,
+    mxfp4_int8_moe wrong_mxfp4_int8_moe E2m1Int8Moe 8 16 15,
 }

@@ -23,9 +23,9 @@ macro_rules! references {
 
 references! {
     repack Repack, fp4_repack Fp4Repack, merge_w13 MergeW13, permute_scales PermuteScales,
-    permute_bias PermuteBias, int8_scales Int8Scales, nvfp4_scales Nvfp4Scales,
+    permute_bias PermuteBias, int8_scales Int8Scales, nvfp4_scales E4m3Scales,
     mx_scales MxScales, shard_scales ShardScales, gptq_zeros GptqZeroPoints,
-    awq_zeros AwqZeroPoints, preprocess Preprocess, sort Sort, global_scale Nvfp4GlobalScale,
+    awq_zeros AwqZeroPoints, preprocess Preprocess, sort Sort, global_scale GlobalScale,
 }
 
 /// Every mutant is rejected within 100 inputs, for two seeds, and the report states the place.

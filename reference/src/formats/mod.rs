@@ -81,6 +81,12 @@ pub fn titles(include: impl Fn(Format) -> bool) -> String {
     titles.collect::<Vec<_>>().join(", ")
 }
 
+/// Names of the formats that `include` selects, for messages: `mxfp8, mxfp4`.
+pub fn names(include: impl Fn(Format) -> bool) -> String {
+    let names = ALL.into_iter().filter(|&format| include(format)).map(Format::name);
+    names.collect::<Vec<_>>().join(", ")
+}
+
 /// The integer formats that cases hold.
 pub fn int_formats() -> impl Iterator<Item = &'static IntFormat> {
     ALL.into_iter().filter_map(|format| match format {

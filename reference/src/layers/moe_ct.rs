@@ -6,13 +6,22 @@ use crate::num::dims::GroupSize;
 use crate::num::tensor::DType;
 use crate::select::Capability;
 
-/// Kernel of WNA16 experts; determines the orientation of every tensor.
+/// What a kernel of WNA16 experts reads, and the orientation of every tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Wna16Kernel {
-    /// `[E, K/pack, N]`, the file's matrices transposed.
-    Marlin,
-    /// `[E, N, K/pack]`, as in the file; only 4 bits in groups of 32.
-    FlashInfer,
+pub struct Wna16Kernel {
+    /// Whether the file's matrices are transposed, `[E, K/pack, N]`; otherwise `[E, N, K/pack]`.
+    pub transposed: bool,
+    /// Bits of its codes.
+    pub bits: &'static [u32],
+    /// Its only group size; absent: it reads every one, and channel-wise scales.
+    pub group_size: Option<usize>,
+}
+
+impl Wna16Kernel {
+    /// Marlin.
+    pub const MARLIN: Self = Self { transposed: true, bits: &[4, 8], group_size: None };
+    /// `trtllm_mxint4_block_scale_moe`.
+    pub const TRTLLM_MXINT4: Self = Self { transposed: false, bits: &[4], group_size: Some(32) };
 }
 
 /// Tensors whose shape [`wna16_weight_shape`] computes.
@@ -52,9 +61,9 @@ pub fn wna16_weight_shape(
         Wna16Weight::W2Weight => (div(i_name, i, "packed_factor", packed_factor)?, h),
         Wna16Weight::W2Scale => (groups("w2_scale")?, h),
     };
-    Ok(match kernel {
-        Wna16Kernel::Marlin => [shard.num_experts, k, n],
-        Wna16Kernel::FlashInfer => [shard.num_experts, n, k],
+    Ok(match kernel.transposed {
+        true => [shard.num_experts, k, n],
+        false => [shard.num_experts, n, k],
     })
 }
 
@@ -87,10 +96,9 @@ fn ct_wna16_group(weights: &CtArgs, kernel: Wna16Kernel) -> Result<GroupSize, La
     if !weights.symmetric {
         return Err(LayerError::Asymmetric { method });
     }
-    let flashinfer = kernel == Wna16Kernel::FlashInfer;
     let bits = weights.num_bits;
-    if !(bits == 4 || bits == 8 && !flashinfer) {
-        let expected = if flashinfer { "4" } else { "4 or 8" };
+    if !kernel.bits.contains(&bits) {
+        let expected = if kernel.bits.contains(&8) { "4 or 8" } else { "4" };
         return Err(LayerError::Bits { method, bits, expected });
     }
     let scales = || LayerError::StrategyPair {
@@ -102,7 +110,7 @@ fn ct_wna16_group(weights: &CtArgs, kernel: Wna16Kernel) -> Result<GroupSize, La
         (CtStrategy::Group, Some(g)) if g > 0 => GroupSize::Of(g as usize),
         _ => return Err(scales()),
     };
-    if flashinfer && group != GroupSize::Of(32) {
+    if kernel.group_size.is_some_and(|only| group != GroupSize::Of(only)) {
         return Err(scales());
     }
     Ok(group)
@@ -114,17 +122,16 @@ fn ct_wna16_group(weights: &CtArgs, kernel: Wna16Kernel) -> Result<GroupSize, La
 /// hold every size exactly; nothing reads them.
 ///
 /// # Errors
-/// [`LayerError::Asymmetric`]; [`LayerError::Bits`] unless 4 or 8 (FlashInfer: 4);
+/// [`LayerError::Asymmetric`]; [`LayerError::Bits`] unless the kernel reads them;
 /// [`LayerError::NotDivisible`] if a size does not fill whole groups or words;
-/// [`LayerError::StrategyPair`] for scales that are neither per channel nor per group, or, with
-/// FlashInfer, not in groups of 32.
+/// [`LayerError::StrategyPair`] for scales that are neither per channel nor per group, or not
+/// in the kernel's groups.
 pub fn ct_wna16_moe(
     settings: &CtWna16Moe<'_>,
     shard: &MoeShard,
 ) -> Result<LayerParams, LayerError> {
     let CtWna16Moe { weights, kernel, act_order_rule } = settings;
     let group = ct_wna16_group(weights, *kernel)?;
-    let flashinfer = *kernel == Wna16Kernel::FlashInfer;
     let bits = weights.num_bits;
     let act_order = match act_order_rule {
         ActOrderRule::GroupOnly => weights.actorder == Some(ActOrder::Group),
@@ -147,7 +154,7 @@ pub fn ct_wna16_moe(
             (groups13, div(what, size, "group_size", g)?, ScaleKind::Group)
         }
     };
-    let transposed = !flashinfer;
+    let transposed = kernel.transposed;
     let spec = |name, shape: &[usize], dtype, role| {
         let mut spec = ParamSpec::new(name, shape.to_vec(), dtype, role);
         spec.is_transposed = transposed;
@@ -155,7 +162,7 @@ pub fn ct_wna16_moe(
         spec
     };
     let shape = |weight, groups| wna16_weight_shape(*kernel, weight, shard, pack, groups);
-    let packed_dim = if flashinfer { 2 } else { 1 };
+    let packed_dim = if transposed { 1 } else { 2 };
     let (e, dtype, scale) = (shard.num_experts, shard.params_dtype, Role::Scale(kind));
     let w13 = shape(Wna16Weight::W13Weight, None)?;
     let w2 = shape(Wna16Weight::W2Weight, None)?;

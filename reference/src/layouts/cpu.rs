@@ -40,6 +40,8 @@ impl CpuTables {
 pub struct CpuFormat {
     /// Name in descriptions of packed layers.
     pub name: &'static str,
+    /// Name in messages.
+    pub title: &'static str,
     /// Type of the codes.
     pub element: ScalarType,
     /// How the activations' scales are chosen, for reports.

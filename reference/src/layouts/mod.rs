@@ -7,10 +7,10 @@
 pub mod block_scale;
 pub mod cpu;
 pub mod deepgemm;
+pub mod e2m1;
 pub mod flashinfer;
 pub mod kleidi;
 pub mod marlin;
-pub mod mxfp4;
 pub mod packed_rows;
 pub mod positions;
 pub mod rows;
@@ -29,9 +29,11 @@ pub const ALL: &[&[Named]] = &[
     flashinfer::positions::ALL,
     deepgemm::ALL,
     kleidi::positions::ALL,
-    mxfp4::positions::ALL,
+    e2m1::positions::ALL,
 ];
 
+/// Layouts of the experts of kernel libraries.
+pub use flashinfer as experts;
 /// Stacks of 4-bit experts for FlashInfer's and CUTLASS's kernels.
 pub use flashinfer::{
     Alphas, ExpertBackend, ExpertLayout, Forgotten, Projection, activation_scales,
@@ -43,7 +45,7 @@ pub use kleidi as cpu_int4;
 pub static CPU_INT4: CpuFormat = kleidi::FORMAT;
 
 /// e2m1 codes with a power of two for each 32 k, for CPU kernels.
-pub static CPU_E2M1: CpuFormat = mxfp4::FORMAT;
+pub static CPU_E2M1: CpuFormat = e2m1::FORMAT;
 
 /// Every format of the CPU kernels.
 pub static CPU_FORMATS: [&CpuFormat; 2] = [&CPU_INT4, &CPU_E2M1];

@@ -10,6 +10,7 @@ pub(crate) mod case;
 mod computation;
 pub(crate) mod draw;
 mod dyn_quant;
+mod e2m1;
 mod fp4_experts;
 mod fp8_blocks;
 mod fp8_moe;
@@ -22,7 +23,6 @@ mod layer;
 mod linear;
 mod load_weights_mxfp4;
 mod moe;
-mod mxfp4;
 mod normalize_fnuz;
 mod operation;
 mod per_token_group_quant;
@@ -48,6 +48,7 @@ pub(crate) mod configs {
     pub use super::align::AlignConfig;
     pub use super::case::Case;
     pub use super::dyn_quant::{DynQuantArithmetic, DynQuantConfig, Packing};
+    pub use super::e2m1::{E2m1LinearConfig, E2m1MoeConfig};
     pub use super::fp4_experts::Fp4ExpertsConfig;
     pub use super::fp8_blocks::{BlockSize, Fp8Operands};
     pub use super::fp8_moe::Fp8LayerConfig;
@@ -57,7 +58,6 @@ pub(crate) mod configs {
     pub use super::linear::LinearConfig;
     pub use super::load_weights_mxfp4::LoadWeightsConfig;
     pub use super::moe::MoeConfig;
-    pub use super::mxfp4::{Mxfp4LinearConfig, Mxfp4MoeConfig};
     pub use super::normalize_fnuz::FnuzConfig;
     pub use super::per_token_group_quant::{GroupQuantConfig, GroupScaleLayout};
     pub use super::preprocess::PreprocessConfig;
@@ -85,6 +85,7 @@ use crate::Result;
 use crate::named::named;
 use crate::products::schedule::Schedule;
 use configs::*;
+use e2m1::{LINEAR as E2M1_LINEAR, MOE as E2M1_MOE};
 use operation::Operation;
 use schema::{CaseError, KeyKind, KeyLog, Reader, TensorRule};
 
@@ -192,9 +193,9 @@ macro_rules! operations {
                 /// A layer of int8 activations and weights.
                 Int8Moe "fused_experts_int8_w8a8" int8_moe::Int8LayerConfig,
                 /// A product of MXFP4 weights and activations quantized to int8 in groups of 32.
-                Mxfp4Int8Linear "mxfp4_int8_linear" mxfp4::Mxfp4LinearConfig,
+                E2m1Int8Linear E2M1_LINEAR e2m1::E2m1LinearConfig,
                 /// A layer of MXFP4 weights and activations quantized to int8 in groups of 32.
-                Mxfp4Int8Moe "mxfp4_int8_moe" mxfp4::Mxfp4MoeConfig,
+                E2m1Int8Moe E2M1_MOE e2m1::E2m1MoeConfig,
             }
         }
     };
@@ -202,7 +203,7 @@ macro_rules! operations {
 
 macro_rules! table {
     ($($group:ident {
-        $($(#[doc = $doc:literal])* $variant:ident $name:literal $module:ident::$config:ident,)+
+        $($(#[doc = $doc:literal])* $variant:ident $name:tt $module:ident::$config:ident,)+
     })+) => {
         named! {
             /// The operation of a case.

@@ -6,26 +6,29 @@
 
 use super::buffer::{PanelBuffer, Quantize, Span, grow};
 use super::gather::Gathered;
-use super::matrices::{Int4, Matrices};
+use super::matrices::{Matrices, Packed};
 use super::panel::{panel_start, panels};
 use super::parallel::for_parts;
 use super::rows::{Element, Rows, RowsMut, slices};
 use super::runs::{BLOCK, GRAIN, Runs};
 use super::wide::wide;
-use super::{Kernel, MAX_PANELS, MAX_ROWS, fastest};
+use super::{Kernel, MAX_PANELS, MAX_ROWS};
 use crate::Result;
 use crate::num::array::FloatView2;
 use crate::num::array_mut::FloatViewMut2;
 use crate::w4a8::packed::PackedRhs;
 use crate::w4a8::quantize::ActivationRounding;
 
-/// A packed weight with its kernel.
+/// A packed weight of any format with its kernel.
 #[derive(Debug)]
-pub struct Linear<'a> {
-    weight: PackedRhs<'a>,
+pub struct LinearOf<W, K: ?Sized> {
+    weight: W,
     rounding: ActivationRounding,
-    kernel: Box<dyn Kernel>,
+    kernel: Box<K>,
 }
+
+/// A packed int4 weight with its kernel.
+pub type Linear<'a> = LinearOf<PackedRhs<'a>, dyn Kernel>;
 
 /// The buffers of [`Linear::forward`]. They grow as needed and are reused.
 #[derive(Debug, Clone, Default)]
@@ -38,22 +41,30 @@ pub struct LinearWorkspace {
 impl<'a> Linear<'a> {
     /// `weight` `[K, N]`, run by the fastest kernel of this CPU.
     pub fn new(weight: PackedRhs<'a>, rounding: ActivationRounding) -> Self {
-        Self { weight, rounding, kernel: fastest() }
+        Self::of(weight, rounding)
+    }
+}
+
+#[allow(private_bounds, reason = "the formats are this crate's")]
+impl<W: Packed<Kernel = K>, K: ?Sized> LinearOf<W, K> {
+    /// `weight`, run by the fastest kernel of this CPU.
+    pub(super) fn of(weight: W, rounding: ActivationRounding) -> Self {
+        Self { weight, rounding, kernel: W::fastest() }
     }
 
     /// The same run by another kernel.
-    pub fn with_kernel(self, kernel: Box<dyn Kernel>) -> Self {
+    pub fn with_kernel(self, kernel: Box<K>) -> Self {
         Self { kernel, ..self }
     }
 
     /// The weight.
-    pub fn weight(&self) -> &PackedRhs<'a> {
+    pub fn weight(&self) -> &W {
         &self.weight
     }
 
     /// The kernel's name.
     pub fn kernel_name(&self) -> &'static str {
-        self.kernel.name()
+        W::kernel_name(&self.kernel)
     }
 
     /// `out` `[M, N]` of `x` `[M, K]`, on rayon's current pool.
@@ -70,30 +81,15 @@ impl<'a> Linear<'a> {
         out: impl Into<FloatViewMut2<'o>>,
     ) -> Result<()> {
         let (x, out) = (x.into(), out.into());
-        let (size_m, shape) = (x.shape()[0], self.weight.layout().shape());
+        let (size_m, shape) = (x.shape()[0], self.weight.shape());
         let (x, out) = slices(x, out, size_m, [shape.size_k, shape.size_n])?;
-        let weight = Int4 {
-            layout: self.weight.layout(),
-            bytes: self.weight.bytes(),
-            kernel: self.kernel.as_ref(),
-            rounding: self.rounding,
-        };
-        forward(&weight, x, workspace, out);
+        let weight = self.weight.matrices(&self.kernel, self.rounding);
+        match (x, out) {
+            (Rows::F32(x), RowsMut::F32(out)) => typed(&weight, x, workspace, out),
+            (Rows::Bf16(x), RowsMut::Bf16(out)) => typed(&weight, x, workspace, out),
+            _ => unreachable!("types that differ have been refused"),
+        }
         Ok(())
-    }
-}
-
-/// [`Linear::forward`] of checked rows for any format.
-pub(super) fn forward(
-    weight: &dyn Matrices,
-    x: Rows<'_>,
-    workspace: &mut LinearWorkspace,
-    out: RowsMut<'_>,
-) {
-    match (x, out) {
-        (Rows::F32(x), RowsMut::F32(out)) => typed(weight, x, workspace, out),
-        (Rows::Bf16(x), RowsMut::Bf16(out)) => typed(weight, x, workspace, out),
-        _ => unreachable!("types that differ have been refused"),
     }
 }
 

@@ -30,13 +30,13 @@
 //! KleidiAI's packing routine.
 
 mod buffer;
+pub mod e2m1;
 pub mod experts;
 mod gather;
 pub mod limits;
 mod linear;
 mod matrices;
 pub mod moe;
-pub mod mxfp4;
 pub mod neon;
 mod panel;
 mod parallel;
@@ -53,7 +53,7 @@ pub mod wide;
 pub mod x86;
 mod zero_points;
 
-pub use linear::{Linear, LinearWorkspace};
+pub use linear::{Linear, LinearOf, LinearWorkspace};
 pub use panel::{Line, MAX_ROWS, Panel, PanelRows};
 pub use quantize::quantize;
 pub use router::{FamilyRouting, LayerRouter};
@@ -225,7 +225,7 @@ pub(crate) const PANELS: usize = if cfg!(target_arch = "aarch64") { 2 } else { 1
 pub(crate) const MAX_PANELS: usize = if cfg!(target_arch = "x86_64") { 16 } else { PANELS };
 
 /// What runs the experts of each format.
-static ENGINES: [moe::Engine; 2] = [moe::ENGINE, mxfp4::ENGINE];
+static ENGINES: [moe::Engine; 2] = [moe::ENGINE, e2m1::ENGINE];
 
 /// Every kernel that this CPU supports, slowest first.
 pub fn kernels() -> Vec<Box<dyn Kernel>> {

@@ -94,8 +94,8 @@ operations! {
     fp8_products wrong_fp8_products ScaledMm 60 50 13,
     fp8_layers wrong_fp8_layers Fp8Moe 24 16 14,
     fp8_groups wrong_fp8_groups PerTokenGroupQuant 96 48 11,
-    mxfp4_int8 wrong_mxfp4_int8 Mxfp4Int8Linear 192 96 13,
-    mxfp4_int8_layers wrong_mxfp4_int8_layers Mxfp4Int8Moe 64 48 10,
+    mxfp4_int8 wrong_mxfp4_int8 E2m1Int8Linear 192 96 13,
+    mxfp4_int8_layers wrong_mxfp4_int8_layers E2m1Int8Moe 64 48 10,
 }
 
 /// A config key with another value.
@@ -125,11 +125,11 @@ fn configs_are_refused_by_key() {
         (Op::ScaledMm, "size_k", json!(33)),
         (Op::PerTokenGroupQuant, "size_k", json!(100)),
         (Op::PerTokenGroupQuant, "scale_layout", json!("column")),
-        (Op::Mxfp4Int8Linear, "size_k", json!(48)),
-        (Op::Mxfp4Int8Linear, "dtype", json!("float16")),
-        (Op::Mxfp4Int8Moe, "top_k", json!(99)),
-        (Op::Mxfp4Int8Moe, "intermediate_size", json!(40)),
-        (Op::Mxfp4Int8Moe, "activation", json!("gelu")),
+        (Op::E2m1Int8Linear, "size_k", json!(48)),
+        (Op::E2m1Int8Linear, "dtype", json!("float16")),
+        (Op::E2m1Int8Moe, "top_k", json!(99)),
+        (Op::E2m1Int8Moe, "intermediate_size", json!(40)),
+        (Op::E2m1Int8Moe, "activation", json!("gelu")),
         (Op::Fp8Moe, "top_k", json!(99)),
         (Op::Fp8Moe, "activation", json!("tanh")),
     ] {

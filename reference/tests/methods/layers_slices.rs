@@ -131,7 +131,7 @@ proptest! {
             "group_size": 32, "actorder": act_order.then_some("group")}}}});
         let config = CompressedTensorsConfig::from_value(&config).unwrap();
         let group = config.group_for(&Module::in_checkpoint("m")).unwrap().unwrap();
-        let kernel = if flashinfer { Wna16Kernel::FlashInfer } else { Wna16Kernel::Marlin };
+        let kernel = if flashinfer { Wna16Kernel::TRTLLM_MXINT4 } else { Wna16Kernel::MARLIN };
         let settings = CtWna16Moe {
             weights: &group.weights, kernel, act_order_rule: ActOrderRule::GroupOnly,
         };

@@ -128,8 +128,8 @@ fn build_moe(b: &Block<'_>) -> Result<LayerParams, LayerError> {
                 "group_size": group, "actorder": actorder,
             }));
             let kernel = match b.settings["kernel"] {
-                "Marlin" => Wna16Kernel::Marlin,
-                _ => Wna16Kernel::FlashInfer,
+                "Marlin" => Wna16Kernel::MARLIN,
+                _ => Wna16Kernel::TRTLLM_MXINT4,
             };
             let act_order_rule = ActOrderRule::Upstream;
             ct_wna16_moe(&CtWna16Moe { weights: &weights, kernel, act_order_rule }, &shard)
@@ -243,7 +243,7 @@ fn calibration_order_is_not_act_order() {
         let weights = ct_args(json!({
             "num_bits": 4, "strategy": "group", "group_size": 128, "actorder": actorder,
         }));
-        let kernel = Wna16Kernel::Marlin;
+        let kernel = Wna16Kernel::MARLIN;
         ct_wna16_moe(&CtWna16Moe { weights: &weights, kernel, act_order_rule: rule }, &shard)
             .unwrap()
     };
@@ -311,7 +311,7 @@ fn refusals_are_named() {
         Err(LayerError::NotDivisible { found: 48, of: 32, .. })
     ));
     assert_eq!(
-        wna16_weight_shape(Wna16Kernel::Marlin, Wna16Weight::W2Scale, &shard, 8, None),
+        wna16_weight_shape(Wna16Kernel::MARLIN, Wna16Weight::W2Scale, &shard, 8, None),
         Err(LayerError::GroupsMissing { weight: "w2_scale" })
     );
     let asymmetric = ct_args(json!({
@@ -319,12 +319,12 @@ fn refusals_are_named() {
     }));
     let settings = CtWna16Moe {
         weights: &asymmetric,
-        kernel: Wna16Kernel::Marlin,
+        kernel: Wna16Kernel::MARLIN,
         act_order_rule: ActOrderRule::GroupOnly,
     };
     assert!(matches!(ct_wna16_moe(&settings, &shard), Err(LayerError::Asymmetric { .. })));
     let eight = ct_args(json!({"num_bits": 8, "strategy": "group", "group_size": 32}));
-    let settings = CtWna16Moe { weights: &eight, kernel: Wna16Kernel::FlashInfer, ..settings };
+    let settings = CtWna16Moe { weights: &eight, kernel: Wna16Kernel::TRTLLM_MXINT4, ..settings };
     assert!(matches!(ct_wna16_moe(&settings, &shard), Err(LayerError::Bits { bits: 8, .. })));
     let wide = ct_args(json!({"num_bits": 4, "strategy": "group", "group_size": 128}));
     let settings = CtWna16Moe { weights: &wide, ..settings };

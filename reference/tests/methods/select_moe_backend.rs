@@ -74,8 +74,8 @@ fn deployment(point: &Point<'_>) -> MoeDeployment {
     this.routing = RoutingMethod::from_name(text(point, "routing")).unwrap();
     this.runner = Runner::from_name(text(point, "runner")).unwrap();
     this.allow_vllm_cutlass = point["allow_vllm_cutlass"] == 1;
-    this.packages.flashinfer = text(point, "packages").contains("flashinfer");
-    this.packages.deep_gemm = text(point, "packages").contains("deep_gemm");
+    this.packages.has_flashinfer = text(point, "packages").contains("flashinfer");
+    this.packages.has_deep_gemm = text(point, "packages").contains("deep_gemm");
     for switch in text(point, "switches").split_whitespace() {
         let (name, value) = switch.split_once('=').unwrap();
         let on = Some(value == "1");

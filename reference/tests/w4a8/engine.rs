@@ -94,7 +94,7 @@ fn neither_threads_nor_cuts_nor_names_change_a_bit() {
         let expected =
             given.oracle().forward(fastest().as_ref(), &batch.x, batch.routed()).unwrap().bits();
         for threads in 1..=4 {
-            let mut workspace = Workspace::for_tokens(&layer, threads);
+            let mut workspace = layer.workspace(threads);
             let y = pool(threads).install(|| forward(&layer, &batch, &mut workspace));
             assert_eq!(y.bits(), expected, "{threads} threads");
         }

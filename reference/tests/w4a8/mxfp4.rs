@@ -6,7 +6,7 @@ use marlinspike::container::{Container, write_container};
 use marlinspike::formats::mxfp4::Mxfp4Tensors;
 use marlinspike::layouts::CPU_E2M1;
 use marlinspike::layouts::cpu::CpuTables;
-use marlinspike::layouts::mxfp4::{Mxfp4Layout, Mxfp4Part, Mxfp4Rows, Mxfp4Stack, PackedMxfp4};
+use marlinspike::layouts::e2m1::{E2m1Layout, E2m1Part, E2m1Rows, E2m1Stack, PackedE2m1};
 use marlinspike::moe::ScoringFunc;
 use marlinspike::moe::activation::Activation;
 use marlinspike::moe::families::{Renormalize, RoutingRule};
@@ -17,9 +17,9 @@ use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::vectors::Rng;
+use marlinspike::w4a8::e2m1::{E2m1Layer, Linear, kernels, quantize_groups, scalar};
 use marlinspike::w4a8::experts::{kernel_names, load};
-use marlinspike::w4a8::moe::{ExpertOptions, GatedActivation, Mode, Workspace};
-use marlinspike::w4a8::mxfp4::{Linear, Mxfp4Config, Mxfp4Layer, kernels, quantize_groups, scalar};
+use marlinspike::w4a8::moe::{ExpertOptions, GatedActivation, Mode, MoeConfig, Workspace};
 use marlinspike::w4a8::stored::{self, MoeDescription, OperatorRouting, StoredRouting};
 use marlinspike::w4a8::{FamilyRouting, LinearWorkspace, Values};
 use marlinspike::weight::Weight;
@@ -51,12 +51,12 @@ impl Given {
         Self { shape: Shape::new(size_k, size_n), blocks, scales, bias }
     }
 
-    fn rows(&self) -> Mxfp4Rows<'_> {
-        Mxfp4Rows { blocks: &self.blocks, scales: &self.scales, bias: Some(&self.bias) }
+    fn rows(&self) -> E2m1Rows<'_> {
+        E2m1Rows { blocks: &self.blocks, scales: &self.scales, bias: Some(&self.bias) }
     }
 
-    fn packed(&self) -> PackedMxfp4<'static> {
-        Mxfp4Layout::new(self.shape).unwrap().pack(self.rows(), |n| n).unwrap()
+    fn packed(&self) -> PackedE2m1<'static> {
+        E2m1Layout::new(self.shape).unwrap().pack(self.rows(), |n| n).unwrap()
     }
 
     fn code(&self, k: usize, n: usize) -> usize {
@@ -197,7 +197,7 @@ fn threads_and_cuts_change_no_bit() {
 fn positions_agree_with_packed_bytes() {
     let rng = &mut Rng::new(7);
     let given = Given::new(96, 37, rng);
-    let (packed, layout) = (given.packed(), Mxfp4Layout::new(given.shape).unwrap());
+    let (packed, layout) = (given.packed(), E2m1Layout::new(given.shape).unwrap());
     let unpacked = packed.unpack();
     assert_eq!((&unpacked.blocks, &unpacked.scales), (&given.blocks, &given.scales));
     assert_eq!(unpacked.bias, given.bias);
@@ -210,12 +210,12 @@ fn positions_agree_with_packed_bytes() {
                 continue;
             }
             match place.part {
-                Mxfp4Part::Code { k } => {
+                E2m1Part::Code { k } => {
                     assert_eq!(layout.code_offset(k, n), (byte, bit));
                     assert_eq!(usize::from(packed.bytes()[byte] >> bit & 15), given.code(k, n));
                 }
-                Mxfp4Part::Scale { group } => assert_eq!(layout.scale_offset(group, n), byte),
-                Mxfp4Part::Bias => assert_eq!(layout.bias_offset(n), byte / 4 * 4),
+                E2m1Part::Scale { group } => assert_eq!(layout.scale_offset(group, n), byte),
+                E2m1Part::Bias => assert_eq!(layout.bias_offset(n), byte / 4 * 4),
             }
         }
     }
@@ -225,21 +225,21 @@ fn positions_agree_with_packed_bytes() {
 fn wrong_parts_are_named() {
     let rng = &mut Rng::new(8);
     let mut given = Given::new(64, 5, rng);
-    let layout = Mxfp4Layout::new(given.shape).unwrap();
+    let layout = E2m1Layout::new(given.shape).unwrap();
     let message = |e: marlinspike::Error| e.to_string();
     for (size_k, size_n, word) in [(48, 5, "size_k"), (0, 5, "size_k"), (32, 0, "size_n")] {
-        let error = message(Mxfp4Layout::new(Shape::new(size_k, size_n)).unwrap_err());
+        let error = message(E2m1Layout::new(Shape::new(size_k, size_n)).unwrap_err());
         assert!(error.contains(word), "{error}");
     }
-    let short = Mxfp4Rows { bias: Some(&given.bias[1..]), ..given.rows() };
+    let short = E2m1Rows { bias: Some(&given.bias[1..]), ..given.rows() };
     assert!(message(layout.pack(short, |n| n).unwrap_err()).contains("bias"));
-    let short = Mxfp4Rows { blocks: &given.blocks[1..], ..given.rows() };
+    let short = E2m1Rows { blocks: &given.blocks[1..], ..given.rows() };
     assert!(message(layout.pack(short, |n| n).unwrap_err()).contains("blocks"));
     given.scales[3] = 0xff;
     let error = message(layout.pack(given.rows(), |n| n).unwrap_err());
     assert!(error.contains("NaN") && error.contains("[1, 1]"), "{error}");
-    assert!(PackedMxfp4::new(layout, vec![0; layout.packed_len() - 1]).is_err());
-    assert!(Mxfp4Stack::new("w13", layout, vec![0u8; 0]).is_err());
+    assert!(PackedE2m1::new(layout, vec![0; layout.packed_len() - 1]).is_err());
+    assert!(E2m1Stack::new("w13", layout, vec![0u8; 0]).is_err());
 }
 
 /// The layer against products, activation and sum row by row.
@@ -253,13 +253,16 @@ fn the_layer_is_its_products() {
         all.iter().flat_map(|g| g.packed().bytes().to_vec()).collect()
     };
     let stack = |all: &[Given]| {
-        Mxfp4Stack::new("w", Mxfp4Layout::new(all[0].shape).unwrap(), bytes(all)).unwrap()
+        E2m1Stack::new("w", E2m1Layout::new(all[0].shape).unwrap(), bytes(all)).unwrap()
     };
-    let config = Mxfp4Config {
+    let config = MoeConfig {
         num_experts: experts,
         expert_map: None,
         router: Router::new(ScoringFunc::Softmax, top_k, true).into(),
         activation: Activation::SwigluOai,
+        rounding: ActivationRounding::HalfEven,
+        router_weight_on_input: false,
+        mode: Mode::Extended,
     };
     let x = activations(tokens, h, rng);
     let logits: Vec<f32> = (0..tokens * experts).map(|_| rng.below(977) as f32 / 99.0).collect();
@@ -288,7 +291,7 @@ fn the_layer_is_its_products() {
             for threads in [1, 3] {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
                 let kernel = kernels().into_iter().find(|k| k.name() == name).unwrap();
-                let layer = Mxfp4Layer::new(stack(&w13), stack(&w2), config.clone()).unwrap();
+                let layer = E2m1Layer::new(stack(&w13), stack(&w2), config.clone()).unwrap();
                 let layer = layer.with_kernel(kernel);
                 let mut out = Values::from_f32(vec![0.0; tokens * h], ty).unwrap();
                 let mut workspace = layer.workspace(tokens);
@@ -323,7 +326,7 @@ fn the_layer_is_its_products() {
 fn interleaved_rows_are_separated() {
     let rng = &mut Rng::new(10);
     let given = Given::new(64, 12, rng);
-    let layout = Mxfp4Layout::new(given.shape).unwrap();
+    let layout = E2m1Layout::new(given.shape).unwrap();
     let source = |n: usize| if n < 6 { 2 * n } else { 2 * (n - 6) + 1 };
     let unpacked = layout.pack(given.rows(), source).unwrap().unpack();
     for n in 0..12 {
@@ -342,7 +345,7 @@ fn a_gpt_oss_checkpoint_runs() {
     let bytes = std::fs::read(dir.join("model.safetensors")).expect("a golden checkpoint");
     let file = Container::parse(&bytes).expect("a container");
     let tensor = |name: &str| file.tensor(&format!("model.layers.0.mlp.experts.{name}"));
-    let layer = Mxfp4Layer::from_checkpoint(tensor, 1).expect("a layer");
+    let layer = E2m1Layer::from_checkpoint(tensor, 1).expect("a layer");
     assert_eq!((layer.hidden_size(), layer.intermediate_size()), (128, 128));
     let given = |name: &str, expert: usize, size_n: usize| {
         let part = |end: &str| tensor(&format!("{name}_{end}")).unwrap();
@@ -385,13 +388,13 @@ fn a_gpt_oss_checkpoint_runs() {
         "down_proj_bias" => Err(marlinspike::Error::missing(name, "a layer")),
         _ => tensor(name),
     };
-    let error = Mxfp4Layer::from_checkpoint(missing, 1).unwrap_err().to_string();
+    let error = E2m1Layer::from_checkpoint(missing, 1).unwrap_err().to_string();
     assert!(error.contains("down_proj_bias"), "{error}");
     let other =
         |name: &str| tensor(if name == "down_proj_scales" { "down_proj_blocks" } else { name });
-    let error = Mxfp4Layer::from_checkpoint(other, 1).unwrap_err().to_string();
+    let error = E2m1Layer::from_checkpoint(other, 1).unwrap_err().to_string();
     assert!(error.contains("down_proj_blocks") && error.contains("[2, 128, 4]"), "{error}");
-    assert!(Mxfp4Layer::from_checkpoint(tensor, 3).is_err(), "three of two experts");
+    assert!(E2m1Layer::from_checkpoint(tensor, 3).is_err(), "three of two experts");
 }
 
 /// The hub's weight of the same columns.
@@ -414,20 +417,20 @@ fn packing_the_hubs_weight_gives_the_bytes_of_the_rows() {
     let rng = &mut Rng::new(21);
     for (size_k, size_n) in [(32, 1), (96, 16), (64, 37), (160, 48)] {
         let given = Given::new(size_k, size_n, rng);
-        let layout = Mxfp4Layout::new(given.shape).unwrap();
+        let layout = E2m1Layout::new(given.shape).unwrap();
         let weight = hub(&given);
         let packed = layout.pack_weight(&weight).unwrap();
         assert_eq!(packed, given.packed(), "{size_k} x {size_n}");
         let plain = Weight { bias: None, ..weight.clone() };
         let zeros = vec![0.0; size_n];
-        let rows = Mxfp4Rows { bias: Some(&zeros), ..given.rows() };
+        let rows = E2m1Rows { bias: Some(&zeros), ..given.rows() };
         assert_eq!(layout.pack_weight(&plain).unwrap(), layout.pack(rows, |n| n).unwrap());
         assert_eq!((CPU_E2M1.pack)(&weight, 16).unwrap(), packed.bytes());
         let sizes = (CPU_E2M1.sizes)(given.shape, GroupSize::Of(32), 16, CpuTables::NONE).unwrap();
         assert_eq!((sizes.packed_len, sizes.groups), (packed.bytes().len(), size_k / 32));
     }
     let given = Given::new(64, 5, rng);
-    let (weight, layout) = (hub(&given), Mxfp4Layout::new(given.shape).unwrap());
+    let (weight, layout) = (hub(&given), E2m1Layout::new(given.shape).unwrap());
     let refused = |weight: &Weight<'_>| layout.pack_weight(weight).unwrap_err().to_string();
     let nan = weight.scales.map(weight.scales.ty(), |_| 0xff);
     assert!(refused(&Weight { scales: nan, ..weight.clone() }).contains("NaN"));
@@ -435,7 +438,7 @@ fn packing_the_hubs_weight_gives_the_bytes_of_the_rows() {
     assert!(refused(&other).contains("uint4b8 codes"));
     let global = Weight { global_scale: Some(2.0), ..weight.clone() };
     assert!(refused(&global).contains("global scale"));
-    let narrow = Mxfp4Layout::new(Shape::new(64, 4)).unwrap();
+    let narrow = E2m1Layout::new(Shape::new(64, 4)).unwrap();
     assert!(narrow.pack_weight(&weight).unwrap_err().to_string().contains("[64, 5]"));
     for (group, nr, word) in [(GroupSize::Of(64), 16, "group_size"), (GroupSize::Of(32), 8, "nr")] {
         let error =

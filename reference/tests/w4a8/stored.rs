@@ -15,7 +15,7 @@ use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::vectors::Rng;
-use marlinspike::w4a8::moe::{Layer, Mode, MoeLayer, Workspace};
+use marlinspike::w4a8::moe::{Layer, Mode, MoeLayer};
 use marlinspike::w4a8::scalar::Scalar;
 use marlinspike::w4a8::stored::{
     Description, LinearDescription, MoeDescription, OperatorRouting, StoredRouting, experts, key,
@@ -138,7 +138,7 @@ fn experts_are_the_files_bytes_and_run() {
     let (tokens, (h, _, e)) = (6, SIZES);
     let (x, logits) = (activations(&mut rng, tokens * h), activations(&mut rng, tokens * e));
     let mut y = Values::F32(vec![0.0; tokens * h]);
-    let mut workspace = Workspace::for_tokens(&layer, tokens);
+    let mut workspace = layer.workspace(tokens);
     let [rows, of_experts] = [("x", &x, h), ("logits", &logits, e)]
         .map(|(name, v, cols)| rows_of(name, v, cols).unwrap());
     layer.forward(rows, of_experts, &mut workspace, y.view_mut(h).unwrap()).unwrap();

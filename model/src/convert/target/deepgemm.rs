@@ -81,23 +81,29 @@ fn rows(shape: Shape) -> Result<PackedRows> {
 pub const FORMAT: Format = Format::new(&Descriptor {
     name: "deepgemm",
     title: "DeepGEMM",
-    about: "DeepGEMM's form of FP8 blocks, for Hopper and Blackwell",
+    about: || "DeepGEMM's form of FP8 blocks, for Hopper and Blackwell".to_owned(),
     column: "DeepGEMM",
     tensors: || {
         "\
   --to deepgemm        weight, weight_scale_inv (compressed-tensors: weight_scale), bias"
             .to_owned()
     },
-    takes: "\
+    takes: || {
+        "\
 FP8 checkpoints with blocks of 128 x 128 and quantized activations. K must be a
 multiple of 128, and N a multiple of 64 for linear layers and of 128 for experts. The UE8M0 forms
-requantize weights that have f32 scales.",
+requantize weights that have f32 scales."
+            .to_owned()
+    },
     examples: &[["./DeepSeek-V3 ./out", "--scale-format ue8m0"]],
     model_dtype: false,
     choice: Some(Choice {
         name: "scale-format",
-        about: "scales: float32 for Hopper, float32_ceil_ue8m0 for Hopper with E8M0 scales, ue8m0 for \
-                Blackwell [default: float32]",
+        about: || {
+            "scales: float32 for Hopper, float32_ceil_ue8m0 for Hopper with E8M0 scales, ue8m0 for \
+                Blackwell [default: float32]"
+                .to_owned()
+        },
         values: &[FORMS[0].0, FORMS[1].0, FORMS[2].0],
     }),
 });

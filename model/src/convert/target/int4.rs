@@ -55,7 +55,7 @@ const COLUMNS: usize = 64;
 pub const FORMAT: Format = Format::new(&Descriptor {
     name: NAME,
     title: TITLE,
-    about: ABOUT,
+    about: || ABOUT.to_owned(),
     column: "CPU 4-bit",
     tensors: || {
         format!(
@@ -63,16 +63,19 @@ pub const FORMAT: Format = Format::new(&Descriptor {
                        biases inside)"
         )
     },
-    takes: "\
+    takes: || {
+        "\
 4-bit weights: compressed-tensors W4A8 (int-quantized or pack-quantized) and
 W4A16, GPTQ and others. Zero points and act-order become tables after a matrix's blocks. Experts may
 also be e2m1 with a power of two for each 32 values. Each file describes its layers in its metadata,
-so `marlinspike run` needs only the file.",
+so `marlinspike run` needs only the file."
+            .to_owned()
+    },
     examples: &[["model out", ""]],
     model_dtype: false,
     choice: Some(Choice {
         name: "nr",
-        about: "columns of a block [default: 8, as PyTorch packs]",
+        about: || "columns of a block [default: 8, as PyTorch packs]".to_owned(),
         values: &["8", "4"],
     }),
 });

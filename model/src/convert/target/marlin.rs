@@ -41,10 +41,10 @@ use crate::model::{Model, ModelError};
 pub const FORMAT: Format = Format::new(&Descriptor {
     name: "marlin",
     title: "Marlin",
-    about: "Marlin's weight tiles, with permuted scales and biases",
+    about: || "Marlin's weight tiles, with permuted scales and biases".to_owned(),
     column: "Marlin",
     tensors,
-    takes: "",
+    takes: String::new,
     examples: &[
         ["./Qwen3-30B-A3B-GPTQ ./out", ""],
         ["model out", "--tp-size 2 --tp-rank 1"],

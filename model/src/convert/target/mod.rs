@@ -3,7 +3,7 @@
 //! A new format takes a row in `TARGETS` and a file with its [`Descriptor`] and its `Target`.
 
 pub mod deepgemm;
-pub mod flashinfer;
+pub mod experts;
 pub(crate) mod fp8_blocks;
 pub mod int4;
 pub mod marlin;
@@ -28,7 +28,7 @@ use super::stack::StackPlan;
 use super::stack::info::StackInfo;
 use crate::model::layers::{Layers, Stack};
 use crate::model::{Model, ModelError};
-pub use flashinfer::EXPERT_BACKEND;
+pub use experts::EXPERT_BACKEND;
 pub use marlinspike::layouts::ExpertBackend;
 
 /// A layer's description in a file's metadata.
@@ -141,13 +141,13 @@ type Row = (Format, fn(usize) -> Box<dyn Target>);
 static TARGETS: [Row; 4] = [
     (marlin::FORMAT, |_| Box::new(marlin::Marlin)),
     (int4::FORMAT, |chosen| Box::new(int4::Int4::new(chosen))),
-    (flashinfer::FORMAT, |chosen| Box::new(flashinfer::Flashinfer::new(chosen))),
+    (experts::FORMAT, |chosen| Box::new(experts::Experts::new(chosen))),
     (deepgemm::FORMAT, |chosen| Box::new(deepgemm::DeepGemm::new(chosen))),
 ];
 
 impl Format {
     /// Every format, with the defaults of its option.
-    pub const ALL: [Self; 4] = [marlin::FORMAT, int4::FORMAT, flashinfer::FORMAT, deepgemm::FORMAT];
+    pub const ALL: [Self; 4] = [marlin::FORMAT, int4::FORMAT, experts::FORMAT, deepgemm::FORMAT];
 
     /// The format of this name, with the default of its option.
     pub fn from_name(name: &str) -> Option<Self> {

@@ -24,6 +24,7 @@ mod fp8;
 pub(super) mod positions;
 mod projection;
 mod routing;
+pub mod target;
 
 pub use super::block_scale::{BlockScaleLayout, ScaleTile};
 pub use super::packed_rows::{BLOCK_K_BYTES, PackedRows};

@@ -46,6 +46,7 @@ use crate::{Error, Result};
 /// The descriptor for files, conversion and kernels.
 pub(super) const FORMAT: CpuFormat = CpuFormat {
     name: "int4",
+    title: "int4",
     element: ScalarType::UINT4B8,
     activations: "quantized per token",
     nr: &[NR[1], NR[0]],

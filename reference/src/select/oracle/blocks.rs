@@ -22,14 +22,16 @@ use All2All::{
 };
 use Compute::{Exactly, Family, From};
 
-const FLASHINFER: Needs = Needs { text: " with FlashInfer", met: |d| d.packages.flashinfer };
+/// The package of these classes.
+const PACKAGE: &str = "FlashInfer";
+const WITH_PACKAGE: Needs = Needs { package: PACKAGE, met: |d| d.packages.has_flashinfer };
 
-/// The switch of FlashInfer's kernels, for a method's table.
+/// The switch of the package's kernels, for a method's table.
 pub(super) const fn switched(
     value: fn(&Switches) -> Option<bool>,
     backends: &'static [B],
 ) -> LibrarySwitch {
-    LibrarySwitch { library: "FlashInfer", value, requested, backends }
+    LibrarySwitch { library: PACKAGE, value, requested, backends }
 }
 
 /// The backend of `VLLM_FLASHINFER_MOE_BACKEND`, and the variable's value.
@@ -48,7 +50,7 @@ const MXFP8_BOTH: (W, Option<A>) = (W::Block(&mxfp8::FORMAT), Some(A::Block(&mxf
 const NVFP4_BOTH: (W, Option<A>) = (W::Block(&nvfp4::FORMAT), Some(A::Block(&nvfp4::FORMAT)));
 
 const TRTLLM_FP8: Experts = Experts {
-    devices: cuda(&[Family(10)], FLASHINFER),
+    devices: cuda(&[Family(10)], WITH_PACKAGE),
     ungated: true,
     activations: &[Act::Silu, Act::Relu2NoMul],
     // Only collectives that need no separate kernel.
@@ -110,7 +112,7 @@ pub static TRTLLM_FP8_MODULAR: Experts = Experts {
 /// `FlashInferExperts`: CUTLASS kernels. 11.x is left out.
 pub static FLASHINFER_CUTLASS: Experts = Experts {
     name: "FlashInferExperts",
-    devices: cuda(&[Exactly(9, 0), Family(10), Family(12)], FLASHINFER),
+    devices: cuda(&[Exactly(9, 0), Family(10), Family(12)], WITH_PACKAGE),
     ungated: true,
     activations: &[Act::Silu, Act::Relu2NoMul, Act::SwigluOai],
     schemes: &[
@@ -151,7 +153,7 @@ pub static BATCHED_MARLIN: Experts =
     Experts { name: "BatchedMarlinExperts", format: BatchedExperts, ..MARLIN_EITHER };
 
 const TRTLLM_NVFP4: Experts = Experts {
-    devices: cuda(&[Family(10)], FLASHINFER),
+    devices: cuda(&[Family(10)], WITH_PACKAGE),
     ungated: true,
     activations: &[Act::Silu, Act::Relu2NoMul, Act::Gelu],
     schemes: &[pairs(&[NVFP4_BOTH])],
@@ -181,8 +183,11 @@ pub static TRTLLM_NVFP4_MONOLITHIC: Experts = Experts {
 pub static TRTLLM_NVFP4_MODULAR: Experts =
     Experts { name: "TrtLlmNvFp4ExpertsModular", ..TRTLLM_NVFP4 };
 
-const CUTEDSL: Experts =
-    Experts { devices: cuda(&[Family(10)], FLASHINFER), schemes: &[pairs(&[NVFP4_BOTH])], ..PLAIN };
+const CUTEDSL: Experts = Experts {
+    devices: cuda(&[Family(10)], WITH_PACKAGE),
+    schemes: &[pairs(&[NVFP4_BOTH])],
+    ..PLAIN
+};
 
 /// `FlashInferCuteDSLExperts`.
 pub static FLASHINFER_CUTEDSL: Experts = Experts { name: "FlashInferCuteDSLExperts", ..CUTEDSL };

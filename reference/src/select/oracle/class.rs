@@ -33,8 +33,8 @@ impl Compute {
 /// What a kernel needs besides the device.
 #[derive(Debug, Clone, Copy)]
 pub struct Needs {
-    /// What a refusal adds to the devices: ` with` and the package; empty where nothing is needed.
-    pub text: &'static str,
+    /// The package, for refusals; empty where nothing is needed.
+    pub package: &'static str,
     /// Whether a deployment has it.
     pub met: fn(&MoeDeployment) -> bool,
 }

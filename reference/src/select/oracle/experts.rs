@@ -14,10 +14,10 @@ use All2All::{
 };
 use Compute::{Between, Exactly, Family, From};
 
-pub(super) const NOTHING: Needs = Needs { text: "", met: |_| true };
+pub(super) const NOTHING: Needs = Needs { package: "", met: |_| true };
 const DEEP_GEMM_PACKAGE: Needs = Needs {
-    text: " with DeepGEMM, not switched off",
-    met: |d| d.packages.deep_gemm && d.switches.use_deep_gemm != Some(false),
+    package: "DeepGEMM, not switched off",
+    met: |d| d.packages.has_deep_gemm && d.switches.use_deep_gemm != Some(false),
 };
 
 pub(super) const fn cuda(cuda: &'static [Compute], needs: Needs) -> Devices {

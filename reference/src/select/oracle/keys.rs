@@ -165,10 +165,10 @@ pub struct Switches {
 /// Packages that can be imported on the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packages {
-    /// FlashInfer with its fused MoE kernels.
-    pub flashinfer: bool,
-    /// DeepGEMM.
-    pub deep_gemm: bool,
+    /// FlashInfer with its fused MoE kernels (`has_flashinfer`).
+    pub has_flashinfer: bool,
+    /// DeepGEMM (`has_deep_gemm`).
+    pub has_deep_gemm: bool,
 }
 
 /// A MoE layer and the properties of its deployment that kernel selection reads.
@@ -204,7 +204,7 @@ impl MoeDeployment {
             runner: Runner::Auto,
             allow_vllm_cutlass: false,
             switches: Switches::default(),
-            packages: Packages { flashinfer: true, deep_gemm: true },
+            packages: Packages { has_flashinfer: true, has_deep_gemm: true },
         }
     }
 }

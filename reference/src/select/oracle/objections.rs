@@ -103,7 +103,10 @@ impl Devices {
         if parts.is_empty() {
             parts.push("ROCm".to_owned());
         }
-        parts.join(" or ") + self.needs.text
+        match self.needs.package {
+            "" => parts.join(" or "),
+            package => format!("{} with {package}", parts.join(" or ")),
+        }
     }
 }
 

@@ -20,7 +20,7 @@
 use ndarray::ArrayView2;
 
 use super::buckets::Buckets;
-use super::layer::MoeLayer;
+use super::layer::{Experts, LayerOf};
 use super::parts::Parts;
 use super::steps;
 use super::workspace::{Buffers, Workspace};
@@ -32,11 +32,12 @@ use crate::w4a8::buffer::grow;
 use crate::w4a8::rows::{Element, Rows, RowsMut, slices};
 use crate::w4a8::runs::{BLOCK, Runs};
 
-impl MoeLayer<'_> {
+#[allow(private_bounds, reason = "the formats are this crate's")]
+impl<'a, S: Experts<'a, Kernel = K>, K: ?Sized> LayerOf<'a, S, K> {
     /// `out` `[M, H]` of `x` `[M, H]` and `router_logits` `[M, num_experts]`.
     ///
     /// # Errors
-    /// As [`MoeLayer::forward_routed`]; [`Shape`](crate::Error::Shape) and [`Value`](crate::Error::Value) for
+    /// As [`LayerOf::forward_routed`]; [`Shape`](crate::Error::Shape) and [`Value`](crate::Error::Value) for
     /// the logits. On an error `out` is unchanged.
     pub fn forward<'x, 'o>(
         &self,
@@ -57,7 +58,7 @@ impl MoeLayer<'_> {
     /// `out` `[M, H]` of `x` `[M, H]` for given experts and weights.
     ///
     /// # Errors
-    /// The [`Refusal`](super::Refusal) as [`Unsupported`](crate::Error::Unsupported) (of the activations' type);
+    /// Int4: the [`Refusal`](super::Refusal) as [`Unsupported`](crate::Error::Unsupported) (of the activations' type);
     /// [`Shape`](crate::Error::Shape) and [`Value`](crate::Error::Value) for inputs, ids and weights that do not
     /// agree; `Unsupported` if `x` and `out` differ in type; [`NotContiguous`](crate::Error::NotContiguous) for
     /// other strides than row-major ones. On an error `out` is unchanged.
@@ -83,7 +84,7 @@ impl MoeLayer<'_> {
         out: FloatViewMut2<'o>,
         tokens: usize,
     ) -> Result<(Rows<'x>, RowsMut<'o>)> {
-        self.admit(x.scalar_type())?;
+        S::admit(&self.config, x.scalar_type())?;
         slices(x, out, tokens, [self.hidden_size(); 2])
     }
 }

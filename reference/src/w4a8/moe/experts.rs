@@ -5,11 +5,15 @@ use std::fmt::Debug;
 
 use ndarray::ArrayView2;
 
-use super::{GatedActivation, Layer, Mode, MoeLayer, Workspace};
+use super::layer::{Experts, LayerOf, admit};
+use super::{GatedActivation, Layer, Mode, MoeConfig, MoeLayer, Workspace};
 use crate::layouts::cpu::CpuFormat;
 use crate::moe::layer::Routed;
 use crate::num::array::FloatView2;
 use crate::num::array_mut::FloatViewMut2;
+use crate::num::scalar::ScalarType;
+use crate::w4a8::matrices::Packed;
+use crate::w4a8::packed::PackedStack;
 use crate::w4a8::quantize::ActivationRounding;
 use crate::w4a8::scalar::Scalar;
 use crate::w4a8::stored::MoeDescription;
@@ -102,89 +106,61 @@ pub(in crate::w4a8) struct Engine {
     pub(in crate::w4a8) load: Load,
 }
 
-/// The kernel of this name; the fastest without one. `all` are slowest first.
+/// Names of the kernels that this CPU supports, slowest first.
+pub(in crate::w4a8) fn kernel_names<P: Packed>() -> Vec<&'static str> {
+    P::kernels().iter().map(|kernel| P::kernel_name(kernel)).collect()
+}
+
+/// [`Engine::load`] of a format.
+pub(in crate::w4a8) fn load<'a, S: Experts<'a>>(
+    described: MoeDescription,
+    bytes: [Cow<'a, [u8]>; 2],
+    options: ExpertOptions<'_>,
+) -> Result<Box<dyn ExpertLayer + 'a>> {
+    let kernel = named_kernel::<S>(options.kernel)?;
+    let experts = S::read(&described, bytes)?;
+    let layer = LayerOf::described_experts(described, experts, options.rounding, options.mode)?;
+    Ok(Box::new(layer.with_kernel(kernel)))
+}
+
+/// The kernel of this name; the fastest without one.
 ///
 /// # Errors
 /// [`Error::Size`] naming the known kernels.
-pub(in crate::w4a8) fn named_kernel<K: ?Sized>(
-    mut all: Vec<Box<K>>,
-    name: Option<&str>,
-    name_of: impl Fn(&K) -> &'static str,
-) -> Result<Option<Box<K>>> {
-    let Some(name) = name else { return Ok(all.pop()) };
-    match all.iter().position(|kernel| name_of(kernel) == name) {
-        Some(i) => Ok(Some(all.swap_remove(i))),
+fn named_kernel<P: Packed>(name: Option<&str>) -> Result<Box<P::Kernel>> {
+    let Some(name) = name else { return Ok(P::fastest()) };
+    let mut all = P::kernels();
+    match all.iter().position(|kernel| P::kernel_name(kernel) == name) {
+        Some(i) => Ok(all.swap_remove(i)),
         None => {
-            let known: Vec<_> = all.iter().map(|kernel| name_of(kernel)).collect();
+            let known = kernel_names::<P>();
             Err(Error::size("kernel", name, format!("one of {}", known.join(", "))))
         }
     }
 }
 
-/// The methods of [`ExpertLayer`] that a layer has under the same name, and its config's values.
-macro_rules! methods_of_the_layer {
-    () => {
-        fn hidden_size(&self) -> usize {
-            self.hidden_size()
-        }
-
-        fn intermediate_size(&self) -> usize {
-            self.intermediate_size()
-        }
-
-        fn num_experts(&self) -> usize {
-            self.config().num_experts
-        }
-
-        fn expert_map(&self) -> Option<&[i32]> {
-            self.config().expert_map.as_deref()
-        }
-
-        fn router(&self) -> &LayerRouter<'_> {
-            &self.config().router
-        }
-
-        fn activation(&self) -> GatedActivation {
-            self.kind()
-        }
-
-        fn kernel_name(&self) -> &'static str {
-            self.kernel().name()
-        }
-
-        fn forward(
-            &self,
-            x: FloatView2<'_>,
-            router_logits: ArrayView2<'_, f32>,
-            workspace: &mut Workspace,
-            out: FloatViewMut2<'_>,
-        ) -> Result<()> {
-            self.forward(x, router_logits, workspace, out)
-        }
-
-        fn forward_routed(
-            &self,
-            x: FloatView2<'_>,
-            routed: Routed<'_>,
-            workspace: &mut Workspace,
-            out: FloatViewMut2<'_>,
-        ) -> Result<()> {
-            self.forward_routed(x, routed, workspace, out)
-        }
-    };
-}
-pub(in crate::w4a8) use methods_of_the_layer;
-
-impl ExpertLayer for MoeLayer<'_> {
-    methods_of_the_layer!();
-
-    fn workspace(&self, max_tokens: usize) -> Workspace {
-        Workspace::for_tokens(self, max_tokens)
+impl<'a> Experts<'a> for PackedStack<'a> {
+    fn count(&self) -> usize {
+        self.count()
     }
 
-    fn definition(&self, x: &Values, routed: Routed<'_>) -> Result<Values> {
-        let config = self.config();
-        let (w13, w2): (Vec<_>, Vec<_>) = (self.w13().iter().collect(), self.w2().iter().collect());
+    fn read(described: &MoeDescription, [w13, w2]: [Cow<'a, [u8]>; 2]) -> Result<[Self; 2]> {
+        let w13 = Self::new("w13_packed", described.w13_layout()?, w13)?;
+        Ok([w13, Self::new("w2_packed", described.w2_layout()?, w2)?])
+    }
+
+    fn layer([w13, w2]: [Self; 2], config: MoeConfig<'a>) -> Result<MoeLayer<'a>> {
+        MoeLayer::new(w13, w2, config)
+    }
+
+    fn admit(config: &MoeConfig<'_>, dtype: ScalarType) -> Result<()> {
+        admit(config, dtype)
+    }
+
+    fn definition(layer: &MoeLayer<'a>, x: &Values, routed: Routed<'_>) -> Result<Values> {
+        let config = layer.config();
+        let (w13, w2): (Vec<_>, Vec<_>) =
+            (layer.w13().iter().collect(), layer.w2().iter().collect());
         let definition = Layer {
             w13: &w13,
             w2: &w2,
@@ -197,7 +173,70 @@ impl ExpertLayer for MoeLayer<'_> {
         };
         match &config.router {
             LayerRouter::Operator(_) => definition.forward(&Scalar, x, routed),
-            LayerRouter::Family(_) => definition.forward_activated(&Scalar, self.kind(), x, routed),
+            LayerRouter::Family(_) => {
+                definition.forward_activated(&Scalar, layer.kind(), x, routed)
+            }
         }
+    }
+}
+
+#[allow(private_bounds, reason = "the formats are this crate's")]
+impl<'a, S: Experts<'a, Kernel = K>, K: ?Sized + Debug + Send + Sync> ExpertLayer
+    for LayerOf<'a, S, K>
+{
+    fn hidden_size(&self) -> usize {
+        self.hidden_size()
+    }
+
+    fn intermediate_size(&self) -> usize {
+        self.intermediate_size()
+    }
+
+    fn num_experts(&self) -> usize {
+        self.config().num_experts
+    }
+
+    fn expert_map(&self) -> Option<&[i32]> {
+        self.config().expert_map.as_deref()
+    }
+
+    fn router(&self) -> &LayerRouter<'_> {
+        &self.config().router
+    }
+
+    fn activation(&self) -> GatedActivation {
+        self.kind()
+    }
+
+    fn kernel_name(&self) -> &'static str {
+        S::kernel_name(self.kernel())
+    }
+
+    fn workspace(&self, max_tokens: usize) -> Workspace {
+        self.workspace(max_tokens)
+    }
+
+    fn forward(
+        &self,
+        x: FloatView2<'_>,
+        router_logits: ArrayView2<'_, f32>,
+        workspace: &mut Workspace,
+        out: FloatViewMut2<'_>,
+    ) -> Result<()> {
+        self.forward(x, router_logits, workspace, out)
+    }
+
+    fn forward_routed(
+        &self,
+        x: FloatView2<'_>,
+        routed: Routed<'_>,
+        workspace: &mut Workspace,
+        out: FloatViewMut2<'_>,
+    ) -> Result<()> {
+        self.forward_routed(x, routed, workspace, out)
+    }
+
+    fn definition(&self, x: &Values, routed: Routed<'_>) -> Result<Values> {
+        S::definition(self, x, routed)
     }
 }

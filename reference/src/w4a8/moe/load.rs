@@ -1,12 +1,13 @@
 //! A layer from a packed file.
 
-use super::{Engine, ExpertLayer, Mode, MoeConfig, MoeLayer, named_kernel};
+use super::experts::{kernel_names, load};
+use super::layer::{Experts, LayerOf};
+use super::{Engine, Mode, MoeConfig, MoeLayer};
 use crate::Result;
 use crate::container::Container;
 use crate::layouts::CPU_INT4;
 use crate::moe::router::Router;
 use crate::w4a8::LayerRouter;
-use crate::w4a8::kernels;
 use crate::w4a8::packed::PackedStack;
 use crate::w4a8::quantize::ActivationRounding;
 use crate::w4a8::stored::{self, MoeDescription, StoredRouting};
@@ -14,18 +15,8 @@ use crate::w4a8::stored::{self, MoeDescription, StoredRouting};
 /// Int4 experts.
 pub(in crate::w4a8) const ENGINE: Engine = Engine {
     format: &CPU_INT4,
-    kernels: || kernels().iter().map(|kernel| kernel.name()).collect(),
-    load: |described, [w13, w2], options| {
-        let kernel = named_kernel(kernels(), options.kernel, |kernel| kernel.name())?;
-        let w13 = PackedStack::new("w13_packed", described.w13_layout()?, w13)?;
-        let w2 = PackedStack::new("w2_packed", described.w2_layout()?, w2)?;
-        let layer = MoeLayer::described(described, w13, w2, options.rounding, options.mode)?;
-        let layer: Box<dyn ExpertLayer + '_> = match kernel {
-            Some(kernel) => Box::new(layer.with_kernel(kernel)),
-            None => Box::new(layer),
-        };
-        Ok(layer)
-    },
+    kernels: kernel_names::<PackedStack<'_>>,
+    load: |described, bytes, options| load::<PackedStack<'_>>(described, bytes, options),
 };
 
 impl<'a> MoeLayer<'a> {
@@ -56,6 +47,19 @@ impl<'a> MoeLayer<'a> {
         rounding: ActivationRounding,
         mode: Mode,
     ) -> Result<Self> {
+        Self::described_experts(described, [w13, w2], rounding, mode)
+    }
+}
+
+#[allow(private_bounds, reason = "the formats are this crate's")]
+impl<'a, S: Experts<'a, Kernel = K>, K: ?Sized> LayerOf<'a, S, K> {
+    /// The layer of a description, for any format.
+    pub(super) fn described_experts(
+        described: MoeDescription,
+        experts: [S; 2],
+        rounding: ActivationRounding,
+        mode: Mode,
+    ) -> Result<Self> {
         let (router, activation, router_weight_on_input) = match described.routing {
             StoredRouting::Operator(o) => {
                 let router = Router::new(o.scoring_func, o.top_k, o.renormalize);
@@ -76,6 +80,6 @@ impl<'a> MoeLayer<'a> {
             router_weight_on_input,
             mode,
         };
-        Self::new(w13, w2, config)
+        S::layer(experts, config)
     }
 }

@@ -26,14 +26,13 @@ mod workspace;
 
 pub use activation::GatedActivation;
 pub use experts::{ExpertLayer, ExpertOptions};
-pub use layer::{MoeConfig, MoeLayer};
+pub use layer::{LayerOf, MoeConfig, MoeLayer};
 pub use refusal::{Mode, Refusal, Settings};
 pub use workspace::Workspace;
 
-pub(super) use experts::{Engine, methods_of_the_layer, named_kernel};
-pub(super) use layer::gated;
+pub(super) use experts::{Engine, kernel_names, load};
+pub(super) use layer::{Experts, gated};
 pub(super) use load::ENGINE;
-pub(super) use parts::Parts;
 
 use std::borrow::Cow;
 

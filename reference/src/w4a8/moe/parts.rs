@@ -1,9 +1,7 @@
 //! A layer as the engine sees it, whatever the format of its weights.
 
 use super::activation::GatedActivation;
-use super::layer::MoeLayer;
-use crate::w4a8::matrices::{Int4, Matrices};
-use crate::w4a8::packed::PackedStack;
+use crate::w4a8::matrices::Matrices;
 
 /// The experts' products and what joins them.
 #[derive(Clone, Copy)]
@@ -31,25 +29,5 @@ impl Parts<'_> {
     /// I.
     pub(in crate::w4a8) fn intermediate_size(&self) -> usize {
         self.w2.shape().size_k
-    }
-}
-
-impl MoeLayer<'_> {
-    /// Calls `work` with the layer as the engine sees it.
-    pub(super) fn with_parts<R>(&self, work: impl FnOnce(&Parts<'_>) -> R) -> R {
-        let (w13, w2) = (self.int4(&self.w13), self.int4(&self.w2));
-        work(&Parts {
-            w13: &w13,
-            w2: &w2,
-            num_experts: self.config.num_experts,
-            expert_map: self.config.expert_map.as_deref(),
-            kind: self.kind(),
-            router_weight_on_input: self.config.router_weight_on_input,
-        })
-    }
-
-    fn int4<'l>(&'l self, stack: &'l PackedStack<'_>) -> Int4<'l> {
-        let (layout, bytes) = (stack.layout(), stack.bytes());
-        Int4 { layout, bytes, kernel: self.kernel(), rounding: self.config.rounding }
     }
 }

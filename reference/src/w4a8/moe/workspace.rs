@@ -1,7 +1,6 @@
 //! The memory of forward calls.
 
 use super::buckets::Buckets;
-use super::layer::MoeLayer;
 use super::parts::Parts;
 use super::route::{Choice, route};
 use crate::moe::layer::Routed;
@@ -11,7 +10,7 @@ use crate::w4a8::gather::Gathered;
 use crate::w4a8::parallel::{Wide, for_parts};
 use crate::w4a8::runs::BLOCK;
 
-/// The buffers of [`MoeLayer::forward`]. They grow as needed and are reused, so calls with no more
+/// The buffers of [`MoeLayer::forward`](super::MoeLayer::forward). They grow as needed and are reused, so calls with no more
 /// tokens than before allocate nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Workspace {
@@ -44,13 +43,7 @@ pub(in crate::w4a8) struct Buffers {
 
 impl Workspace {
     /// A workspace for calls of up to `max_tokens` tokens of either type on `layer`.
-    pub fn for_tokens(layer: &MoeLayer<'_>, max_tokens: usize) -> Self {
-        let top_k = layer.config().router.top_k();
-        layer.with_parts(|parts| Self::for_parts(parts, top_k, max_tokens))
-    }
-
-    /// As [`Workspace::for_tokens`], for any format.
-    pub(in crate::w4a8) fn for_parts(layer: &Parts<'_>, top_k: usize, max_tokens: usize) -> Self {
+    pub(super) fn for_parts(layer: &Parts<'_>, top_k: usize, max_tokens: usize) -> Self {
         let mut workspace = Self::default();
         workspace.reserve_routing(max_tokens, layer.num_experts, top_k);
         let buffers = &mut workspace.buffers;

@@ -1,13 +1,14 @@
-//! Kernels of MXFP4 weights: the trait, and how the engine calls them.
+//! Kernels of e2m1 weights: the trait, and how the engine calls them.
 
 use std::fmt::Debug;
 use std::ops::Range;
 
-use super::OFFSET;
-use crate::layouts::mxfp4::{GROUP, Mxfp4Layout, NR};
+use super::{OFFSET, fastest, kernels};
+use crate::layouts::e2m1::{E2m1Layout, E2m1Stack, GROUP, NR, PackedE2m1};
 use crate::num::dims::Shape;
 use crate::w4a8::buffer::RowShape;
-use crate::w4a8::matrices::Matrices;
+use crate::w4a8::matrices::{Matrices, packed};
+use crate::w4a8::quantize::ActivationRounding;
 use crate::w4a8::{PANELS, Panel};
 
 /// A kernel that multiplies panels by blocks. All kernels produce the same bits.
@@ -19,10 +20,10 @@ pub trait Kernel: Debug + Send + Sync {
     /// `y[m * stride + n]`, for columns below `columns`. The rest of `y` is unchanged.
     ///
     /// Panics if a slice is too short.
-    fn run(&self, panel: Panel<'_>, rhs: Mxfp4Run<'_>, y: &mut [f32], stride: usize);
+    fn run(&self, panel: Panel<'_>, rhs: E2m1Run<'_>, y: &mut [f32], stride: usize);
 
     /// [`Kernel::run`] of two panels: the second one's rows follow the first one's in `y`.
-    fn run_pair(&self, panels: [Panel<'_>; 2], rhs: Mxfp4Run<'_>, y: &mut [f32], stride: usize) {
+    fn run_pair(&self, panels: [Panel<'_>; 2], rhs: E2m1Run<'_>, y: &mut [f32], stride: usize) {
         let (first, second) = y.split_at_mut(panels[0].rows() * stride);
         self.run(panels[0], rhs, first, stride);
         self.run(panels[1], rhs, second, stride);
@@ -31,19 +32,19 @@ pub trait Kernel: Debug + Send + Sync {
 
 /// Whole blocks of a packed weight, one after the other.
 #[derive(Debug, Clone, Copy)]
-pub struct Mxfp4Run<'a> {
+pub struct E2m1Run<'a> {
     /// How they are packed.
-    pub layout: Mxfp4Layout,
-    /// A whole number of [`Mxfp4Layout::block_bytes`].
+    pub layout: E2m1Layout,
+    /// A whole number of [`E2m1Layout::block_bytes`].
     pub bytes: &'a [u8],
     /// Columns to compute: all but those past N in the matrix's last block.
     pub columns: usize,
 }
 
-impl<'a> Mxfp4Run<'a> {
+impl<'a> E2m1Run<'a> {
     /// The blocks that cover these columns of a whole packed matrix, and the number of columns before
     /// them in the first block. Panics if they are outside the matrix.
-    pub fn covering(layout: Mxfp4Layout, matrix: &'a [u8], columns: Range<usize>) -> (Self, usize) {
+    pub fn covering(layout: E2m1Layout, matrix: &'a [u8], columns: Range<usize>) -> (Self, usize) {
         let (len, first) = (layout.block_bytes(), columns.start / NR);
         let bytes = &matrix[first * len..columns.end.div_ceil(NR) * len];
         (Self { layout, bytes, columns: columns.end - first * NR }, columns.start - first * NR)
@@ -64,16 +65,30 @@ impl<'a> Mxfp4Run<'a> {
     }
 }
 
+packed!(PackedE2m1, E2m1Stack: Kernel, kernels, fastest, E2m1::new);
+
 /// Packed matrices with their kernel, for the engine.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Mxfp4<'l> {
-    pub(super) layout: Mxfp4Layout,
+struct E2m1<'l> {
+    layout: E2m1Layout,
     /// Whole matrices.
-    pub(super) bytes: &'l [u8],
-    pub(super) kernel: &'l dyn Kernel,
+    bytes: &'l [u8],
+    kernel: &'l dyn Kernel,
 }
 
-impl Matrices for Mxfp4<'_> {
+impl<'l> E2m1<'l> {
+    /// The format defines how activations are rounded.
+    fn new(
+        layout: E2m1Layout,
+        bytes: &'l [u8],
+        kernel: &'l dyn Kernel,
+        _: ActivationRounding,
+    ) -> Self {
+        Self { layout, bytes, kernel }
+    }
+}
+
+impl Matrices for E2m1<'_> {
     fn shape(&self) -> Shape {
         self.layout.shape()
     }
@@ -92,7 +107,7 @@ impl Matrices for Mxfp4<'_> {
     ) -> usize {
         let len = self.layout.packed_len();
         let bytes = &self.bytes[matrix * len..][..len];
-        let (run, before) = Mxfp4Run::covering(self.layout, bytes, columns);
+        let (run, before) = E2m1Run::covering(self.layout, bytes, columns);
         debug_assert!(panels.len() <= PANELS);
         match *panels {
             [first, second] => self.kernel.run_pair([first, second], run, y, stride),

@@ -1,6 +1,6 @@
 //! MXFP4 weights times activations quantized to int8: the CPU path of gpt-oss.
 //!
-//! Weights are e2m1 with a UE8M0 scale for each 32 k ([`layouts::mxfp4`](crate::layouts::mxfp4)).
+//! Weights are e2m1 with a UE8M0 scale for each 32 k ([`layouts::e2m1`](crate::layouts::e2m1)).
 //! Every bit of the result is defined, by f32 operations that round to nearest even, without flushing:
 //!
 //! 1. Each group of 32 activations is quantized alone: d = max |x| / 127, q = x · (127 / max |x|) rounded
@@ -21,7 +21,6 @@
 mod definition;
 mod kernel;
 mod linear;
-mod load;
 mod moe;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -30,10 +29,10 @@ pub mod scalar;
 pub mod x86;
 
 pub use super::quantize::{QuantizedGroups, quantize_groups};
-pub use kernel::{Kernel, Mxfp4Run};
+pub use kernel::{E2m1Run, Kernel};
 pub use linear::Linear;
-pub(super) use load::ENGINE;
-pub use moe::{Mxfp4Config, Mxfp4Layer};
+pub use moe::E2m1Layer;
+pub(super) use moe::ENGINE;
 
 /// What kernels add to a doubled weight so that it is not negative.
 const OFFSET: i32 = 12;

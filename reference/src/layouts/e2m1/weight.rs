@@ -1,6 +1,6 @@
 //! Packing from the hub's weight.
 
-use super::{CODE_BYTES, GROUP, GROUP_BYTES, Mxfp4Layout, NR, PIECE, PackedMxfp4};
+use super::{CODE_BYTES, E2m1Layout, GROUP, GROUP_BYTES, NR, PIECE, PackedE2m1};
 use crate::num::dims::GroupSize;
 use crate::num::scalar::ScalarType;
 use crate::weight::{Groups, Weight};
@@ -9,15 +9,15 @@ use crate::{Error, Result};
 /// Words of eight k in a group.
 const WORDS: usize = GROUP / 8;
 
-impl Mxfp4Layout {
+impl E2m1Layout {
     /// Packs `weight`: e2m1 codes, e8m0 scales for each 32 k, a bias of any float type. The same bytes
-    /// as [`Mxfp4Layout::pack`] of the checkpoint's rows.
+    /// as [`E2m1Layout::pack`] of the checkpoint's rows.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for another type of codes or scales, act-order, zero points and a global
     /// scale; [`Error::Size`] for other groups; [`Error::Shape`] for another shape; [`Error::Value`] for
     /// a NaN scale (0xff); the errors of [`Weight::validate`].
-    pub fn pack_weight(&self, weight: &Weight<'_>) -> Result<PackedMxfp4<'static>> {
+    pub fn pack_weight(&self, weight: &Weight<'_>) -> Result<PackedE2m1<'static>> {
         check(weight)?;
         let shape = weight.shape();
         if shape != self.shape() {
@@ -44,7 +44,7 @@ impl Mxfp4Layout {
                 block[start + 4 * i..][..4].copy_from_slice(&value.to_le_bytes());
             }
         }
-        PackedMxfp4::new(*self, bytes)
+        PackedE2m1::new(*self, bytes)
     }
 }
 

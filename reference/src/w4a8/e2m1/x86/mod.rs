@@ -7,7 +7,7 @@
 mod avx2;
 mod avx512;
 
-use super::kernel::{Kernel, Mxfp4Run};
+use super::kernel::{E2m1Run, Kernel};
 use super::{DOUBLED, OFFSET};
 use crate::w4a8::Panel;
 use crate::w4a8::panel::for_rows;
@@ -47,7 +47,7 @@ impl Kernel for Avx2 {
         "avx2"
     }
 
-    fn run(&self, panel: Panel<'_>, rhs: Mxfp4Run<'_>, y: &mut [f32], stride: usize) {
+    fn run(&self, panel: Panel<'_>, rhs: E2m1Run<'_>, y: &mut [f32], stride: usize) {
         // SAFETY: the function needs AVX2 and FMA; `new`, the only constructor of this type, detected
         // both.
         unsafe { for_rows!(panel.rows(), avx2::run[](panel, rhs, y, stride)) }
@@ -74,7 +74,7 @@ impl Kernel for Avx512Vnni {
         "avx512-vnni"
     }
 
-    fn run(&self, panel: Panel<'_>, rhs: Mxfp4Run<'_>, y: &mut [f32], stride: usize) {
+    fn run(&self, panel: Panel<'_>, rhs: E2m1Run<'_>, y: &mut [f32], stride: usize) {
         // SAFETY: the function needs AVX-512 F, BW and VNNI, AVX2 and FMA; `new`, the only constructor
         // of this type, detected all of them.
         unsafe { for_rows!(panel.rows(), avx512::run[](panel, rhs, y, stride)) }

@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::config::{ACTIVATIONS, Mxfp4MoeConfig, TYPES};
+use super::config::{ACTIVATIONS, E2m1MoeConfig, TYPES};
 use super::plain_nan;
 use super::stages::Layer;
 use crate::judge::{Declared, OutputReport};
-use crate::layouts::mxfp4::GROUP;
+use crate::layouts::e2m1::GROUP;
 use crate::num::scalar::{ScalarType, bf16_to_f32};
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
@@ -18,7 +18,7 @@ use crate::ops::{CaseConfig, Operation};
 use crate::w4a8::Values;
 use crate::{Error, Result};
 
-impl Operation for Mxfp4MoeConfig {
+impl Operation for E2m1MoeConfig {
     fn keys() -> &'static [&'static str] {
         &[
             "dtype",

@@ -15,7 +15,7 @@ pub(super) const ACTIVATIONS: &[(&str, Activation)] =
 /// up), `w2_weight` `[E, H, I / 2]`, their `_scale` and `_bias`. out: `gate_up` and `activated`, a row for
 /// each token and choice; `y` `[M, H]`. Every output has the type of `x`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mxfp4MoeConfig {
+pub struct E2m1MoeConfig {
     /// Activations and outputs: [`ScalarType::FLOAT32`] or [`ScalarType::BFLOAT16`].
     pub dtype: ScalarType,
     /// Tokens.
@@ -34,7 +34,7 @@ pub struct Mxfp4MoeConfig {
     pub activation: Activation,
 }
 
-impl Mxfp4MoeConfig {
+impl E2m1MoeConfig {
     /// Columns and K of w13 and w2.
     pub(super) fn shapes(&self) -> [(&'static str, usize, usize); 2] {
         let (h, i) = (self.hidden_size, self.intermediate_size);

@@ -1,27 +1,23 @@
 //! The layout in the list of layouts.
 
-use super::{Mxfp4Layout, Mxfp4Part};
+use super::{E2m1Layout, E2m1Part};
 use crate::Result;
 use crate::layouts::positions::{Named, Part, Positions, Request, Value};
 use crate::num::dims::Shape;
 
-pub(in crate::layouts) const ALL: &[Named] = &[Named {
-    name: "mxfp4_int8",
-    title: "CPU: MXFP4 weight for int8 activations",
-    options: &[],
-    one: all_positions,
-}];
+pub(in crate::layouts) const ALL: &[Named] =
+    &[Named { name: super::name!(), title: super::VIEW, options: &[], one: all_positions }];
 
 fn all_positions(r: &Request) -> Result<Positions> {
-    let layout = Mxfp4Layout::new(Shape::new(r.size_k, r.size_n))?;
+    let layout = E2m1Layout::new(Shape::new(r.size_k, r.size_n))?;
     let mut values = Vec::new();
     let (mut byte, mut bit) = (0, 0);
     while byte < layout.packed_len() {
         let place = layout.locate(byte, bit);
         let (part, row) = match place.part {
-            Mxfp4Part::Code { k } => (Part::Code, k),
-            Mxfp4Part::Scale { group } => (Part::Scale, group),
-            Mxfp4Part::Bias => (Part::Bias, 0),
+            E2m1Part::Code { k } => (Part::Code, k),
+            E2m1Part::Scale { group } => (Part::Scale, group),
+            E2m1Part::Bias => (Part::Bias, 0),
         };
         values.push(Value {
             element: byte,

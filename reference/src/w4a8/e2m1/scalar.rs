@@ -1,8 +1,8 @@
 //! The product in plain loops: the definition, from packed and from unpacked data.
 
-use super::kernel::{Kernel, Mxfp4Run};
+use super::kernel::{E2m1Run, Kernel};
 use super::{DOUBLED, QuantizedGroups, scale_value};
-use crate::layouts::mxfp4::{CODE_BYTES, GROUP, GROUP_BYTES, Mxfp4Rows, NR};
+use crate::layouts::e2m1::{CODE_BYTES, E2m1Rows, GROUP, GROUP_BYTES, NR};
 use crate::num::scalar::ScalarType;
 use crate::w4a8::{Panel, Values};
 use crate::{Error, Result};
@@ -12,7 +12,7 @@ use crate::{Error, Result};
 /// # Errors
 /// [`Error::Shape`] for parts whose lengths do not agree; [`Error::Unsupported`] for types other than
 /// FLOAT32 and BFLOAT16.
-pub fn product(rows: &QuantizedGroups, weight: Mxfp4Rows<'_>, ty: ScalarType) -> Result<Values> {
+pub fn product(rows: &QuantizedGroups, weight: E2m1Rows<'_>, ty: ScalarType) -> Result<Values> {
     let sums = product_with(rows, weight, Steps::default())?;
     Values::from_f32(sums, ty)
 }
@@ -32,7 +32,7 @@ pub(crate) struct Steps {
 
 pub(crate) fn product_with(
     rows: &QuantizedGroups,
-    weight: Mxfp4Rows<'_>,
+    weight: E2m1Rows<'_>,
     steps: Steps,
 ) -> Result<Vec<f32>> {
     let (size_k, groups) = (rows.size_k, rows.size_k / GROUP);
@@ -90,7 +90,7 @@ impl Kernel for Scalar {
         "scalar"
     }
 
-    fn run(&self, panel: Panel<'_>, rhs: Mxfp4Run<'_>, y: &mut [f32], stride: usize) {
+    fn run(&self, panel: Panel<'_>, rhs: E2m1Run<'_>, y: &mut [f32], stride: usize) {
         rhs.check(panel, y, stride, panel.rows());
         let (layout, rows) = (rhs.layout, panel.rows());
         for (b, block) in rhs.bytes.chunks_exact(layout.block_bytes()).enumerate() {

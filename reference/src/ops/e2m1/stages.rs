@@ -1,17 +1,17 @@
 //! The stages of a layer, and known mistakes as modifications of them.
 
-use super::config::Mxfp4MoeConfig;
+use super::config::E2m1MoeConfig;
 use super::one_nan;
 use crate::Result;
 use crate::judge::compare::Rows;
-use crate::layouts::mxfp4::{GROUP, Mxfp4Rows};
+use crate::layouts::e2m1::{E2m1Rows, GROUP};
 use crate::moe::activation::{Columns, Definition};
 use crate::num::scalar::ScalarType;
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Form, Mistake, known};
 use crate::ops::schema::stored;
 use crate::w4a8::Values;
-use crate::w4a8::mxfp4::{quantize_groups, scalar};
+use crate::w4a8::e2m1::{quantize_groups, scalar};
 
 /// The matrices of all experts.
 #[derive(Debug, Clone)]
@@ -43,7 +43,7 @@ impl Matrices {
     fn product(&self, e: usize, x: &Values, ty: ScalarType) -> Result<Values> {
         let (n, k) = (self.size_n, self.size_k);
         let bias = self.bias.as_ref().map(|bias| &bias[e * n..][..n]);
-        let weight = Mxfp4Rows {
+        let weight = E2m1Rows {
             blocks: &self.blocks[e * n * k / 2..][..n * k / 2],
             scales: &self.scales[e * n * k / GROUP..][..n * k / GROUP],
             bias,
@@ -55,7 +55,7 @@ impl Matrices {
 /// `mxfp4_int8_moe`.
 #[derive(Debug, Clone)]
 pub(super) struct Layer {
-    config: Mxfp4MoeConfig,
+    config: E2m1MoeConfig,
     x: Values,
     topk_ids: Vec<i32>,
     topk_weights: Vec<f32>,
@@ -72,7 +72,7 @@ pub(super) struct Layer {
 }
 
 impl Layer {
-    pub(super) fn new(case: &Case<'_>, c: &Mxfp4MoeConfig) -> Result<Self> {
+    pub(super) fn new(case: &Case<'_>, c: &E2m1MoeConfig) -> Result<Self> {
         let matrices =
             |(which, n, k): (&str, usize, usize)| Matrices::new(case, which, [n, k], c.has_bias);
         let [w13, w2] = c.shapes();

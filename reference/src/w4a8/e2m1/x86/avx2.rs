@@ -7,22 +7,22 @@
 use std::arch::x86_64::*;
 
 use super::TABLE;
-use crate::layouts::mxfp4::{CODE_BYTES, GROUP, GROUP_BYTES, NR};
+use crate::layouts::e2m1::{CODE_BYTES, GROUP, GROUP_BYTES, NR};
 use crate::w4a8::Panel;
-use crate::w4a8::mxfp4::Mxfp4Run;
+use crate::w4a8::e2m1::E2m1Run;
 
 /// Columns of a vector.
 const LANES: usize = NR / 2;
 /// Bytes of a vector.
 const VECTOR: usize = 32;
 
-/// [`Kernel::run`](crate::w4a8::mxfp4::Kernel::run) for panels of `M` rows.
+/// [`Kernel::run`](crate::w4a8::e2m1::Kernel::run) for panels of `M` rows.
 ///
 /// Panics if a slice is shorter than its layout requires.
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn run<const M: usize>(
     panel: Panel<'_>,
-    rhs: Mxfp4Run<'_>,
+    rhs: E2m1Run<'_>,
     y: &mut [f32],
     stride: usize,
 ) {

@@ -1,4 +1,4 @@
-//! NVFP4's block scales and global scale in Marlin's kernels.
+//! Block scales with a global scale, NVFP4's, in Marlin's kernels.
 
 use marlinspike::Result;
 use marlinspike::case::Case;
@@ -20,11 +20,11 @@ use crate::mutant::{Mutant, common, mutant, with};
 
 /// `nvfp4_marlin_process_scales`, after the permutation of the columns.
 #[derive(Debug)]
-pub struct Nvfp4Scales;
+pub struct E4m3Scales;
 
-/// Arguments of [`Nvfp4Scales`].
+/// Arguments of [`E4m3Scales`].
 #[derive(Debug, Clone)]
-pub struct Nvfp4Input {
+pub struct E4m3Input {
     /// `[size_k / 16, size_n]` e4m3 bits, not negative.
     pub scales: Vec<u8>,
     /// Rows of the matrix.
@@ -42,32 +42,32 @@ fn block_layout(size_k: usize, size_n: usize, block: usize) -> Result<ScaleLayou
     ScaleLayout::new(size_k / block, size_n, order, ScalarType::FLOAT16)
 }
 
-impl Operation for Nvfp4Scales {
+impl Operation for E4m3Scales {
     const NAME: &'static str = "nvfp4_marlin_process_scales";
-    type Input = Nvfp4Input;
+    type Input = E4m3Input;
     type Element = u8;
 
-    fn inputs() -> BoxedStrategy<Nvfp4Input> {
+    fn inputs() -> BoxedStrategy<E4m3Input> {
         (one_of(&[64usize, 128, 256]), one_of(SIZES_N), dtype(), fill(), one_of(&[0x7eu8, 0x20]))
             .prop_map(|(size_k, size_n, dtype, fill, max)| {
                 let scales = fill.bytes(size_k / 16 * size_n, max);
-                Nvfp4Input { scales, size_k, size_n, dtype }
+                E4m3Input { scales, size_k, size_n, dtype }
             })
             .boxed()
     }
 
-    fn expected(i: &Nvfp4Input) -> Result<Vec<u8>> {
+    fn expected(i: &E4m3Input) -> Result<Vec<u8>> {
         let data = TableData::B8(i.scales.clone());
         let table = Table::new(ScalarType::FLOAT8_E4M3FN, i.size_k / 16, i.size_n, data)?;
         let factor = e4m3_scale_factor(i.scales.iter().copied(), i.dtype);
         e4m3_scales(&table, block_layout(i.size_k, i.size_n, 16)?, factor).map(|t| bytes(&t))
     }
 
-    fn place(i: &Nvfp4Input, element: usize, _bit: u32) -> String {
+    fn place(i: &E4m3Input, element: usize, _bit: u32) -> String {
         place(block_layout(i.size_k, i.size_n, 16).map(ScaleLayout::with_quads), element)
     }
 
-    fn describe(i: &Nvfp4Input) -> String {
+    fn describe(i: &E4m3Input) -> String {
         format!("size_k {} size_n {} {}", i.size_k, i.size_n, i.dtype)
     }
 }
@@ -75,9 +75,9 @@ impl Operation for Nvfp4Scales {
 /// `nvfp4_marlin_process_global_scale` of a w13, which has one value for gate and one for up; the
 /// kernel gets the first.
 #[derive(Debug)]
-pub struct Nvfp4GlobalScale;
+pub struct GlobalScale;
 
-/// Arguments of [`Nvfp4GlobalScale`].
+/// Arguments of [`GlobalScale`].
 #[derive(Debug, Clone)]
 pub struct GlobalInput {
     /// Gate's global scale in the file.
@@ -92,7 +92,7 @@ pub struct GlobalInput {
     pub scale_factor: f32,
 }
 
-impl Operation for Nvfp4GlobalScale {
+impl Operation for GlobalScale {
     const NAME: &'static str = "nvfp4_marlin_process_global_scale";
     type Input = GlobalInput;
     type Element = u32;
@@ -125,23 +125,23 @@ impl Operation for Nvfp4GlobalScale {
 /// Wrong variants of the operations.
 pub(crate) fn mutants() -> Vec<Mutant> {
     let mut all = vec![
-        mutant::<Nvfp4Scales>("not reordered in fours", |i| {
-            let out = Nvfp4Scales::expected(i)?;
+        mutant::<E4m3Scales>("not reordered in fours", |i| {
+            let out = E4m3Scales::expected(i)?;
             Ok(out.chunks_exact(4).flat_map(|q| [q[0], q[2], q[1], q[3]]).collect())
         }),
-        mutant::<Nvfp4Scales>("not shifted: the sign bit kept", |i| {
-            Ok(Nvfp4Scales::expected(i)?.into_iter().map(|b| b >> 1).collect())
+        mutant::<E4m3Scales>("not shifted: the sign bit kept", |i| {
+            Ok(E4m3Scales::expected(i)?.into_iter().map(|b| b >> 1).collect())
         }),
-        with::<Nvfp4GlobalScale>("up's global scale for gate", |i| i.gate = i.up),
-        with::<Nvfp4GlobalScale>("multiplied where the format divides", |i| i.divisor = false),
-        with::<Nvfp4GlobalScale>("divided where the format multiplies", |i| i.divisor = true),
-        mutant::<Nvfp4GlobalScale>("scale factor not divided out", |i| {
+        with::<GlobalScale>("up's global scale for gate", |i| i.gate = i.up),
+        with::<GlobalScale>("multiplied where the format divides", |i| i.divisor = false),
+        with::<GlobalScale>("divided where the format multiplies", |i| i.divisor = true),
+        mutant::<GlobalScale>("scale factor not divided out", |i| {
             let multiplier = if i.divisor { 1.0 / i.gate } else { i.gate };
             Ok(vec![kernel_global_scale(multiplier, i.dtype, 1.0).to_bits()])
         }),
     ];
-    all.extend(common::<Nvfp4Scales>());
-    all.extend(common::<Nvfp4GlobalScale>());
+    all.extend(common::<E4m3Scales>());
+    all.extend(common::<GlobalScale>());
     all
 }
 

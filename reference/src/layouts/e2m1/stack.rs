@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use rayon::prelude::*;
 
-use super::{GROUP, Mxfp4Layout, Mxfp4Rows, PackedMxfp4};
+use super::{E2m1Layout, E2m1Rows, GROUP, PackedE2m1};
 use crate::num::dims::Shape;
 use crate::num::scalar::{bf16_to_f32, f16_to_f32};
 use crate::num::tensor::{DType, Tensor};
@@ -12,17 +12,17 @@ use crate::{Error, Result};
 
 /// Packed weights of several matrices of one layout, such as the experts of a layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mxfp4Stack<'a> {
-    layout: Mxfp4Layout,
+pub struct E2m1Stack<'a> {
+    layout: E2m1Layout,
     bytes: Cow<'a, [u8]>,
 }
 
-impl<'a> Mxfp4Stack<'a> {
-    /// Wraps `[count][Mxfp4Layout::packed_len]` bytes; errors contain `name`.
+impl<'a> E2m1Stack<'a> {
+    /// Wraps `[count][E2m1Layout::packed_len]` bytes; errors contain `name`.
     ///
     /// # Errors
     /// [`Error::Shape`] unless they are one or more whole matrices.
-    pub fn new(name: &str, layout: Mxfp4Layout, bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self> {
+    pub fn new(name: &str, layout: E2m1Layout, bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self> {
         let bytes = bytes.into();
         if bytes.is_empty() || !bytes.len().is_multiple_of(layout.packed_len()) {
             let expected = format!("[experts, {}]", layout.packed_len());
@@ -32,7 +32,7 @@ impl<'a> Mxfp4Stack<'a> {
     }
 
     /// The layout of each matrix.
-    pub fn layout(&self) -> Mxfp4Layout {
+    pub fn layout(&self) -> E2m1Layout {
         self.layout
     }
 
@@ -47,9 +47,9 @@ impl<'a> Mxfp4Stack<'a> {
     }
 
     /// Matrix `i`, borrowed. Panics outside.
-    pub fn get(&self, i: usize) -> PackedMxfp4<'_> {
+    pub fn get(&self, i: usize) -> PackedE2m1<'_> {
         let len = self.layout.packed_len();
-        PackedMxfp4 { layout: self.layout, bytes: Cow::Borrowed(&self.bytes[i * len..][..len]) }
+        PackedE2m1 { layout: self.layout, bytes: Cow::Borrowed(&self.bytes[i * len..][..len]) }
     }
 
     /// Packs a checkpoint's stack: `blocks` `[E, N, K / 32, 16]`, `scales` `[E, N, K / 32]` and
@@ -63,7 +63,7 @@ impl<'a> Mxfp4Stack<'a> {
         scales: &Tensor<'_>,
         bias: Option<&Tensor<'_>>,
         interleaved: bool,
-    ) -> Result<Mxfp4Stack<'static>> {
+    ) -> Result<E2m1Stack<'static>> {
         blocks.expect_dtype(&[DType::U8])?;
         scales.expect_dtype(&[DType::U8, DType::F8E8M0])?;
         let &[experts, size_n, groups, 16] = blocks.shape() else {
@@ -72,7 +72,7 @@ impl<'a> Mxfp4Stack<'a> {
         scales.expect_shape(&[experts, size_n, groups])?;
         let biases = bias.map(|bias| biases(bias, [experts, size_n])).transpose()?;
         let size_k = groups.saturating_mul(GROUP);
-        let layout = Mxfp4Layout::new(Shape::new(size_k, size_n))
+        let layout = E2m1Layout::new(Shape::new(size_k, size_n))
             .map_err(|e| Error::shape(blocks.name(), blocks.shape(), e.to_string()))?;
         if experts == 0 || interleaved && !size_n.is_multiple_of(2) {
             let expected = "experts with pairs of interleaved rows";
@@ -94,14 +94,14 @@ impl<'a> Mxfp4Stack<'a> {
         };
         let mut bytes = vec![0; total];
         bytes.par_chunks_exact_mut(layout.packed_len()).enumerate().for_each(|(e, packed)| {
-            let rows = Mxfp4Rows {
+            let rows = E2m1Rows {
                 blocks: &blocks.bytes()[e * size_n * size_k / 2..][..size_n * size_k / 2],
                 scales: &scales.bytes()[e * size_n * groups..][..size_n * groups],
                 bias: biases.as_ref().map(|bias| &bias[e * size_n..][..size_n]),
             };
             layout.fill(rows, source, packed);
         });
-        Mxfp4Stack::new(blocks.name(), layout, bytes)
+        E2m1Stack::new(blocks.name(), layout, bytes)
     }
 }
 

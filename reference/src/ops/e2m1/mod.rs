@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::Result;
 use crate::judge::{Declared, OutputReport};
-use crate::layouts::mxfp4::{GROUP, Mxfp4Layout};
+use crate::layouts::e2m1::{E2m1Layout, GROUP, name};
 use crate::num::dims::Shape;
 use crate::num::scalar::{ScalarType, bf16_to_f32};
 use crate::num::tensor::{DType, Tensor};
@@ -21,15 +21,15 @@ use crate::ops::tensors::{F32, FLAGS, U8, input, is, output, whole};
 use crate::ops::{CaseConfig, Operation};
 use crate::w4a8::Values;
 use computation::Product;
-pub use config::Mxfp4MoeConfig;
+pub use config::E2m1MoeConfig;
 
 /// Config of `mxfp4_int8_linear`: MXFP4 weights times activations that are quantized to int8 with a
-/// scale for each 32 k ([`w4a8::mxfp4`](crate::w4a8::mxfp4)).
+/// scale for each 32 k ([`w4a8::e2m1`](crate::w4a8::e2m1)).
 ///
 /// in: `x` `[M, K]`, `weight` `[N, K / 2]` (even k in the low nibble), `weight_scale` `[N, K / 32]` e8m0,
-/// `bias` `[N]` f32. out: `rhs_packed`, the bytes of [`Mxfp4Layout`]; `y` `[M, N]` in the type of `x`.
+/// `bias` `[N]` f32. out: `rhs_packed`, the bytes of [`E2m1Layout`]; `y` `[M, N]` in the type of `x`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mxfp4LinearConfig {
+pub struct E2m1LinearConfig {
     /// Activations and output: [`ScalarType::FLOAT32`] or [`ScalarType::BFLOAT16`].
     pub dtype: ScalarType,
     /// Whether there is a bias.
@@ -42,19 +42,23 @@ pub struct Mxfp4LinearConfig {
     pub size_k: usize,
 }
 
+/// The names of the operations.
+pub(super) const LINEAR: &str = name!("_linear");
+pub(super) const MOE: &str = name!("_moe");
+
 const TYPES: &[(&str, ScalarType)] =
     &[("float32", ScalarType::FLOAT32), ("bfloat16", ScalarType::BFLOAT16)];
 
 /// Element types of e8m0 scales.
 const SCALES: &[DType] = &[DType::U8, DType::F8E8M0];
 
-impl Mxfp4LinearConfig {
-    fn layout(&self) -> Result<Mxfp4Layout> {
-        Mxfp4Layout::new(Shape::new(self.size_k, self.size_n))
+impl E2m1LinearConfig {
+    fn layout(&self) -> Result<E2m1Layout> {
+        E2m1Layout::new(Shape::new(self.size_k, self.size_n))
     }
 }
 
-impl Operation for Mxfp4LinearConfig {
+impl Operation for E2m1LinearConfig {
     fn keys() -> &'static [&'static str] {
         &["dtype", "has_bias", "size_m", "size_n", "size_k"]
     }

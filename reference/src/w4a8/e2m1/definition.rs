@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use super::moe::Mxfp4Layer;
+use super::moe::E2m1Layer;
 use super::quantize_groups;
 use super::scalar::product;
-use crate::layouts::mxfp4::{Mxfp4Rows, PackedMxfp4};
+use crate::layouts::e2m1::{E2m1Rows, PackedE2m1};
 use crate::moe::layer::Routed;
 use crate::num::scalar::ScalarType;
 use crate::w4a8::Values;
 use crate::w4a8::moe::{Mode, check_routed};
 use crate::{Error, Result};
 
-impl Mxfp4Layer<'_> {
+impl E2m1Layer<'_> {
     /// `[M, H]` of `x` `[M, H]`, in its type, for given experts and weights; expert −1 is none.
     ///
     /// Gate and up, the activated rows and the rows of down are rounded to the type of `x`. Weighted rows
@@ -58,10 +58,10 @@ impl Mxfp4Layer<'_> {
 }
 
 /// The product with one matrix.
-fn linear(x: &Values, weight: &PackedMxfp4<'_>, ty: ScalarType) -> Result<Values> {
+fn linear(x: &Values, weight: &PackedE2m1<'_>, ty: ScalarType) -> Result<Values> {
     let rows = quantize_groups(x, weight.layout().shape().size_k)?;
     let weight = weight.unpack();
     let parts =
-        Mxfp4Rows { blocks: &weight.blocks, scales: &weight.scales, bias: Some(&weight.bias) };
+        E2m1Rows { blocks: &weight.blocks, scales: &weight.scales, bias: Some(&weight.bias) };
     product(&rows, parts, ty)
 }

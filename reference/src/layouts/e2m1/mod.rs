@@ -17,7 +17,7 @@ use crate::num::dims::{GroupSize, Shape};
 use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
 
-pub use stack::Mxfp4Stack;
+pub use stack::E2m1Stack;
 
 /// k that share a scale.
 pub const GROUP: usize = 32;
@@ -27,9 +27,21 @@ pub const NR: usize = 16;
 pub const CODE_BYTES: usize = GROUP / 2 * NR;
 /// Bytes of a group in a block: codes, then scales.
 pub const GROUP_BYTES: usize = CODE_BYTES + NR;
+/// The format's name in files, with an ending: operations of cases are named after it.
+macro_rules! name {
+    ($($end:literal)?) => {
+        concat!("mxfp4_int8" $(, $end)?)
+    };
+}
+pub(crate) use name;
+
+/// The layout's name for viewers.
+const VIEW: &str = "CPU: MXFP4 weight for int8 activations";
+
 /// The descriptor for files, conversion and kernels.
 pub(super) const FORMAT: CpuFormat = CpuFormat {
-    name: "mxfp4_int8",
+    name: name!(),
+    title: "MXFP4",
     element: ScalarType::FLOAT4_E2M1F,
     activations: "quantized per group of 32",
     nr: &[NR],
@@ -44,7 +56,7 @@ pub(super) const FORMAT: CpuFormat = CpuFormat {
         if group_size != GroupSize::Of(GROUP) {
             return Err(Error::size("group_size", group_size, GROUP));
         }
-        let layout = Mxfp4Layout::new(shape)?;
+        let layout = E2m1Layout::new(shape)?;
         Ok(CpuSizes {
             groups: layout.groups(),
             block_bytes: layout.block_bytes(),
@@ -53,7 +65,7 @@ pub(super) const FORMAT: CpuFormat = CpuFormat {
     },
     pack: |weight, nr| {
         CpuFormat::check_nr(nr, &[NR])?;
-        Ok(Mxfp4Layout::new(weight.shape())?.pack_weight(weight)?.into_bytes())
+        Ok(E2m1Layout::new(weight.shape())?.pack_weight(weight)?.into_bytes())
     },
 };
 
@@ -62,13 +74,13 @@ const PIECE: usize = 4;
 
 /// The positions of a weight `[K, N]` and its biases in packed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Mxfp4Layout {
+pub struct E2m1Layout {
     shape: Shape,
 }
 
 /// The kind of a value of a packed weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Mxfp4Part {
+pub enum E2m1Part {
     /// The e2m1 code of this k.
     Code {
         /// k.
@@ -85,11 +97,11 @@ pub enum Mxfp4Part {
 
 /// The value that a bit of a packed weight belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Mxfp4Place {
+pub struct E2m1Place {
     /// n; N and above in the last block's padding.
     pub column: usize,
     /// What it is.
-    pub part: Mxfp4Part,
+    pub part: E2m1Part,
     /// The value's first byte.
     pub start: usize,
     /// Its lowest bit in that byte.
@@ -98,20 +110,20 @@ pub struct Mxfp4Place {
     pub bits: u32,
 }
 
-impl fmt::Display for Mxfp4Place {
+impl fmt::Display for E2m1Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let n = self.column;
         match self.part {
-            Mxfp4Part::Code { k } => write!(f, "code of (k {k}, n {n})"),
-            Mxfp4Part::Scale { group } => write!(f, "scale of (group {group}, n {n})"),
-            Mxfp4Part::Bias => write!(f, "bias of n {n}"),
+            E2m1Part::Code { k } => write!(f, "code of (k {k}, n {n})"),
+            E2m1Part::Scale { group } => write!(f, "scale of (group {group}, n {n})"),
+            E2m1Part::Bias => write!(f, "bias of n {n}"),
         }
     }
 }
 
 /// A weight as checkpoints store it, row by output feature.
 #[derive(Debug, Clone, Copy)]
-pub struct Mxfp4Rows<'a> {
+pub struct E2m1Rows<'a> {
     /// e2m1 codes `[N, K / 2]`; the even k is in the low nibble.
     pub blocks: &'a [u8],
     /// UE8M0 `[N, K / 32]`.
@@ -120,7 +132,7 @@ pub struct Mxfp4Rows<'a> {
     pub bias: Option<&'a [f32]>,
 }
 
-impl Mxfp4Layout {
+impl E2m1Layout {
     /// The layout of a weight `[K, N]`.
     ///
     /// # Errors
@@ -194,11 +206,11 @@ impl Mxfp4Layout {
     }
 
     /// The value that bit `bit` of byte `byte` belongs to. Panics outside.
-    pub fn locate(&self, byte: usize, bit: u32) -> Mxfp4Place {
+    pub fn locate(&self, byte: usize, bit: u32) -> E2m1Place {
         assert!(byte < self.packed_len() && bit < 8, "byte {byte}, bit {bit}");
         let (block, inside) = (byte / self.block_bytes(), byte % self.block_bytes());
         let (group, at) = (inside / GROUP_BYTES, inside % GROUP_BYTES);
-        let place = |column, part, start, bit, bits| Mxfp4Place {
+        let place = |column, part, start, bit, bits| E2m1Place {
             column: block * NR + column,
             part,
             start: byte - inside + start,
@@ -208,14 +220,14 @@ impl Mxfp4Layout {
         if group == self.groups() || inside >= self.groups() * GROUP_BYTES {
             let word = (inside - self.groups() * GROUP_BYTES) / 4;
             let start = self.groups() * GROUP_BYTES + 4 * word;
-            return place(word, Mxfp4Part::Bias, start, 0, 32);
+            return place(word, E2m1Part::Bias, start, 0, 32);
         }
         if at >= CODE_BYTES {
-            return place(at - CODE_BYTES, Mxfp4Part::Scale { group }, inside, 0, 8);
+            return place(at - CODE_BYTES, E2m1Part::Scale { group }, inside, 0, 8);
         }
         let (piece, column, j) = (at / (PIECE * NR), at / PIECE % NR, at % PIECE);
         let k = group * GROUP + piece * PIECE + j + (bit / 4) as usize * (GROUP / 2);
-        place(column, Mxfp4Part::Code { k }, inside, bit / 4 * 4, 4)
+        place(column, E2m1Part::Code { k }, inside, bit / 4 * 4, 4)
     }
 
     /// Packs a weight. Row `n` of the result is row `source(n)` of `rows`, so that checkpoints with
@@ -227,17 +239,17 @@ impl Mxfp4Layout {
     /// Panics if `source` returns N or more.
     pub fn pack(
         &self,
-        rows: Mxfp4Rows<'_>,
+        rows: E2m1Rows<'_>,
         source: impl Fn(usize) -> usize,
-    ) -> Result<PackedMxfp4<'static>> {
+    ) -> Result<PackedE2m1<'static>> {
         self.check(rows)?;
         let mut bytes = vec![0; self.packed_len()];
         self.fill(rows, source, &mut bytes);
-        PackedMxfp4::new(*self, bytes)
+        PackedE2m1::new(*self, bytes)
     }
 
     /// Checks the lengths of parts, and scales.
-    fn check(&self, rows: Mxfp4Rows<'_>) -> Result<()> {
+    fn check(&self, rows: E2m1Rows<'_>) -> Result<()> {
         let Shape { size_k, size_n } = self.shape;
         let lengths = [
             ("blocks", rows.blocks.len(), [size_n, size_k / 2]),
@@ -254,8 +266,8 @@ impl Mxfp4Layout {
         Ok(())
     }
 
-    /// Writes checked rows to zeros of [`Mxfp4Layout::packed_len`].
-    fn fill(&self, rows: Mxfp4Rows<'_>, source: impl Fn(usize) -> usize, bytes: &mut [u8]) {
+    /// Writes checked rows to zeros of [`E2m1Layout::packed_len`].
+    fn fill(&self, rows: E2m1Rows<'_>, source: impl Fn(usize) -> usize, bytes: &mut [u8]) {
         let Shape { size_k, size_n } = self.shape;
         for n in 0..size_n {
             let from = source(n);
@@ -284,14 +296,14 @@ fn interleave(codes: &[u8], out: &mut [u8]) {
 
 /// A packed weight, owned or borrowed (of a mapped file).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PackedMxfp4<'a> {
-    layout: Mxfp4Layout,
+pub struct PackedE2m1<'a> {
+    layout: E2m1Layout,
     bytes: Cow<'a, [u8]>,
 }
 
 /// A weight taken out of its packed bytes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct UnpackedMxfp4 {
+pub struct UnpackedE2m1 {
     /// e2m1 codes `[N, K / 2]`; the even k is in the low nibble.
     pub blocks: Vec<u8>,
     /// UE8M0 `[N, K / 32]`.
@@ -300,12 +312,12 @@ pub struct UnpackedMxfp4 {
     pub bias: Vec<f32>,
 }
 
-impl<'a> PackedMxfp4<'a> {
+impl<'a> PackedE2m1<'a> {
     /// Wraps bytes that were packed in `layout`.
     ///
     /// # Errors
     /// [`Error::Shape`] for another number of bytes.
-    pub fn new(layout: Mxfp4Layout, bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self> {
+    pub fn new(layout: E2m1Layout, bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self> {
         let bytes = bytes.into();
         match bytes.len() == layout.packed_len() {
             true => Ok(Self { layout, bytes }),
@@ -317,7 +329,7 @@ impl<'a> PackedMxfp4<'a> {
     }
 
     /// The layout.
-    pub fn layout(&self) -> Mxfp4Layout {
+    pub fn layout(&self) -> E2m1Layout {
         self.layout
     }
 
@@ -332,7 +344,7 @@ impl<'a> PackedMxfp4<'a> {
     }
 
     /// The weight as checkpoints store it.
-    pub fn unpack(&self) -> UnpackedMxfp4 {
+    pub fn unpack(&self) -> UnpackedE2m1 {
         let (layout, Shape { size_k, size_n }) = (self.layout, self.layout.shape);
         let code = |k, n| {
             let (byte, bit) = layout.code_offset(k, n);
@@ -343,7 +355,7 @@ impl<'a> PackedMxfp4<'a> {
             let at = layout.bias_offset(n);
             [0, 1, 2, 3].map(|i| self.bytes[at + i])
         };
-        UnpackedMxfp4 {
+        UnpackedE2m1 {
             blocks: columns
                 .clone()
                 .flat_map(|n| {

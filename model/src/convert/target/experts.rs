@@ -1,17 +1,17 @@
-//! FlashInfer's and CUTLASS's 4-bit experts, and experts of FP8 blocks: supported stacks, outputs,
-//! and descriptions in the files.
+//! Experts for FlashInfer's and CUTLASS's kernels, 4-bit ones and those of FP8 blocks: supported stacks,
+//! outputs, and descriptions in the files. [`target`] has the names.
 
 mod blocks;
 
 use std::collections::BTreeMap;
 
 use marlinspike::config::Scheme;
-use marlinspike::formats::{compressed_tensors, global_scale};
+use marlinspike::formats::{self, compressed_tensors, global_scale};
 use marlinspike::layers::ExpertMap;
 use marlinspike::layouts::Layout as _;
-use marlinspike::layouts::flashinfer::{
+use marlinspike::layouts::experts::{
     BLOCK_K_BYTES, ExpertBackend, ExpertLayout, Fp8BlockBackend, Fp8BlockExpert, PackedExperts,
-    Projection,
+    Projection, target,
 };
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
@@ -36,14 +36,14 @@ use crate::model::{Model, ModelError, values};
 
 /// A layout of these kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FlashinferLayout {
+pub enum ExpertForm {
     /// int4 with a bf16 scale for each 32 k, for `trtllm_mxint4_block_scale_moe`.
     Mxint4,
-    /// NVFP4, for this backend.
-    Nvfp4(ExpertBackend),
+    /// 4-bit floats with a global scale (NVFP4), for this backend.
+    Scaled(ExpertBackend),
 }
 
-impl FlashinferLayout {
+impl ExpertForm {
     /// The layout of a projection whose matrices are `shape`.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl FlashinferLayout {
         };
         match self {
             Self::Mxint4 => ExpertLayout::mxint4(projection, hidden, inner),
-            Self::Nvfp4(backend) => {
+            Self::Scaled(backend) => {
                 ExpertLayout::for_backend(backend, projection, hidden, inner, true)
             }
         }
@@ -69,7 +69,7 @@ impl FlashinferLayout {
         let size_n = layout.weights().shape().size_n;
         match self {
             Self::Mxint4 => vec![lines / size_n, size_n, bytes],
-            Self::Nvfp4(_) => vec![lines, bytes],
+            Self::Scaled(_) => vec![lines, bytes],
         }
     }
 
@@ -78,7 +78,7 @@ impl FlashinferLayout {
         let backend = || ExpertBackend::NAMED.iter().find(|(n, _)| *n == name);
         match name {
             "mxint4" => Some(Self::Mxint4),
-            _ => backend().map(|(_, backend)| Self::Nvfp4(*backend)),
+            _ => backend().map(|(_, backend)| Self::Scaled(*backend)),
         }
     }
 
@@ -86,7 +86,7 @@ impl FlashinferLayout {
     pub fn name(self) -> &'static str {
         match self {
             Self::Mxint4 => "mxint4",
-            Self::Nvfp4(backend) => ExpertBackend::NAMED
+            Self::Scaled(backend) => ExpertBackend::NAMED
                 .iter()
                 .find(|(_, b)| *b == backend)
                 .map_or("", |(name, _)| name),
@@ -104,13 +104,13 @@ fn projection(role: Role) -> Result<Projection> {
 }
 
 /// The layout for a stack, or the reason why none takes it.
-fn choose(role: Role, scheme: &Scheme, backend: ExpertBackend) -> Result<FlashinferLayout, String> {
+fn choose(role: Role, scheme: &Scheme, backend: ExpertBackend) -> Result<ExpertForm, String> {
     if role == Role::Dense {
         return Err("found a linear layer, expected experts".to_owned());
     }
     match scheme {
         Scheme::Block { format, .. } if format.has_global_scale() => {
-            Ok(FlashinferLayout::Nvfp4(backend))
+            Ok(ExpertForm::Scaled(backend))
         }
         Scheme::Wna16(w) => {
             let found =
@@ -120,7 +120,7 @@ fn choose(role: Role, scheme: &Scheme, backend: ExpertBackend) -> Result<Flashin
                 && w.group_size == GroupSize::Of(32)
                 && !w.desc_act;
             match fits {
-                true => Ok(FlashinferLayout::Mxint4),
+                true => Ok(ExpertForm::Mxint4),
                 false => Err(format!(
                     "found {found}{}, expected compressed-tensors pack-quantized uint4b8 in groups of 32",
                     if w.desc_act { " with act-order" } else { "" }
@@ -128,55 +128,51 @@ fn choose(role: Role, scheme: &Scheme, backend: ExpertBackend) -> Result<Flashin
             }
         }
         other => Err(format!(
-            "found {}, expected nvfp4, 4-bit integers or fp8 block 128x128",
-            other.label()
+            "found {}, expected {}, 4-bit integers or fp8 block 128x128",
+            other.label(),
+            formats::names(formats::Format::has_global_scale)
         )),
     }
 }
 
-/// The format of FlashInfer's and CUTLASS's experts.
+/// The format of the experts of kernel libraries.
 pub const FORMAT: Format = Format::new(&Descriptor {
-    name: "flashinfer",
-    title: "FlashInfer",
-    about: "FlashInfer's and CUTLASS's forms of experts: NVFP4 and int4 in groups of 32 for \
-            Blackwell, FP8 blocks for Hopper too",
-    column: "FlashInfer",
-    tensors: || {
-        "\
-  --to flashinfer      experts' weight_packed or weight, weight_scale (FP8 blocks:
-                       weight_scale_inv); NVFP4 also weight_scale_2, input_scale"
-            .to_owned()
-    },
-    takes: "\
-NVFP4 experts, compressed-tensors W4A16 experts in groups of 32 (mxint4), and
-experts of FP8 blocks of 128 x 128 with quantized activations.
---skip-unsupported copies the rest of the model unchanged.",
-    examples: &[["model out", "--nvfp4-backend VLLM_CUTLASS --skip-unsupported"]],
+    name: target::NAME,
+    title: target::TITLE,
+    about: || target::about(&scaled()),
+    column: target::TITLE,
+    tensors: || target::tensors(&scaled()),
+    takes: || target::takes(&scaled()),
+    examples: &[["model out", target::EXAMPLE]],
     model_dtype: false,
     choice: Some(EXPERT_BACKEND),
 });
 
 /// The option that names the kernel of experts; `run` has it, too.
 pub const EXPERT_BACKEND: Choice = Choice {
-    name: "nvfp4-backend",
-    about: "the kernel for NVFP4 weights and FP8 blocks, by upstream's name [default: \
-            FLASHINFER_TRTLLM]",
+    name: target::OPTION,
+    about: || target::option_about(&scaled()),
     values: &ExpertBackend::NAMES,
 };
 
-/// FlashInfer's and CUTLASS's experts, NVFP4 and FP8 blocks for the kernel `backend`.
+/// Titles of the formats with a global scale.
+fn scaled() -> String {
+    formats::titles(formats::Format::has_global_scale)
+}
+
+/// Experts with a global scale and of FP8 blocks for the kernel `backend`, and int4 ones.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Flashinfer {
+pub(crate) struct Experts {
     backend: ExpertBackend,
 }
 
-impl Flashinfer {
+impl Experts {
     /// For the option's value of this index.
     pub(crate) fn new(chosen: usize) -> Self {
         Self { backend: ExpertBackend::NAMED[chosen].1 }
     }
 
-    fn layout(&self, plan: &StackPlan) -> Result<(FlashinferLayout, ExpertLayout), String> {
+    fn layout(&self, plan: &StackPlan) -> Result<(ExpertForm, ExpertLayout), String> {
         let kind = choose(plan.role, &plan.scheme, self.backend)?;
         let layout = kind.layout(plan.role, plan.slice.shape).map_err(|e| e.to_string())?;
         Ok((kind, layout))
@@ -197,7 +193,7 @@ impl Flashinfer {
             "size_k": padded.size_k,
             "size_n": padded.size_n,
             "rows": steps,
-            "block_k_bytes": (kind == FlashinferLayout::Mxint4).then_some(BLOCK_K_BYTES),
+            "block_k_bytes": (kind == ExpertForm::Mxint4).then_some(BLOCK_K_BYTES),
         });
         Some((kind.name(), json!("128x4"), stack))
     }
@@ -209,9 +205,9 @@ fn fp8_blocks(role: Role, scheme: &Scheme) -> Option<bool> {
     fp8_blocks::accept(scheme).ok().filter(|_| role != Role::Dense)
 }
 
-impl Target for Flashinfer {
+impl Target for Experts {
     fn options(&self, _settings: &Settings) -> Vec<(&'static str, Value)> {
-        vec![("nvfp4_backend", json!(self.backend.name()))]
+        vec![(target::OPTION_KEY, json!(self.backend.name()))]
     }
 
     fn layer(&self, plan: &StackPlan, _settings: &Settings) -> Vec<(&'static str, Value)> {
@@ -247,11 +243,11 @@ impl Target for Flashinfer {
         plan.push(TensorKind::Weight, DType::U8, codes);
         let [rows, cols] = layout.scales().packed_shape();
         let scale = match kind {
-            FlashinferLayout::Mxint4 => DType::BF16,
-            FlashinferLayout::Nvfp4(_) => DType::F8E4M3,
+            ExpertForm::Mxint4 => DType::BF16,
+            ExpertForm::Scaled(_) => DType::F8E4M3,
         };
         plan.push(TensorKind::Scales, scale, vec![experts, rows, cols]);
-        if let FlashinferLayout::Nvfp4(_) = kind {
+        if let ExpertForm::Scaled(_) = kind {
             plan.push(TensorKind::GlobalScale, DType::F32, vec![experts]);
             if matches!(stack.scheme, Scheme::Block { weight_only: false, .. }) && scales {
                 plan.push(TensorKind::InputScale, DType::F32, vec![experts]);
@@ -345,7 +341,7 @@ impl Target for Flashinfer {
         if let Some(backend) = entry.text("kernel_layout").and_then(blocks::from_name) {
             return blocks::unpack(backend, entry);
         }
-        let kind = entry.text("kernel_layout").and_then(FlashinferLayout::from_name);
+        let kind = entry.text("kernel_layout").and_then(ExpertForm::from_name);
         let kind = kind.ok_or_else(|| entry.bad("kernel_layout", "mxint4 or a backend"))?;
         let layout = kind.layout(entry.role, entry.shape()?)?;
         let experts = entry.experts()?;
@@ -390,5 +386,5 @@ fn input_multipliers(model: &Model<'_>, plan: &StackPlan, expert: usize) -> Resu
 
 /// The key under which a file's metadata describes a layer.
 pub fn key(module: &str) -> String {
-    format!("marlinspike.flashinfer.{module}")
+    format!("{}.{module}", target::METADATA)
 }

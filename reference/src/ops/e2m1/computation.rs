@@ -1,24 +1,24 @@
 //! The packed bytes and the product, and known mistakes as modifications of them.
 
-use super::{Mxfp4LinearConfig, one_nan, plain_nan};
+use super::{E2m1LinearConfig, one_nan, plain_nan};
 use crate::Result;
 use crate::judge::OutputReport;
 use crate::judge::compare::Rows;
-use crate::layouts::mxfp4::{GROUP, Mxfp4Layout, Mxfp4Rows};
+use crate::layouts::e2m1::{E2m1Layout, E2m1Rows, GROUP};
 use crate::num::scalar::{ScalarType, f32_to_bf16_rtz};
 use crate::num::tensor::DType;
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Form, Mistake, bitwise, known};
 use crate::ops::schema::stored;
 use crate::w4a8::Values;
-use crate::w4a8::mxfp4::scalar::{self, Steps};
-use crate::w4a8::mxfp4::{QuantizedGroups, quantize_groups};
+use crate::w4a8::e2m1::scalar::{self, Steps};
+use crate::w4a8::e2m1::{QuantizedGroups, quantize_groups};
 
 /// `mxfp4_int8_linear`.
 #[derive(Debug, Clone)]
 pub(super) struct Product {
-    config: Mxfp4LinearConfig,
-    layout: Mxfp4Layout,
+    config: E2m1LinearConfig,
+    layout: E2m1Layout,
     rows: QuantizedGroups,
     x: Vec<f32>,
     blocks: Vec<u8>,
@@ -30,7 +30,7 @@ pub(super) struct Product {
 }
 
 impl Product {
-    pub(super) fn new(case: &Case<'_>, c: &Mxfp4LinearConfig) -> Result<Self> {
+    pub(super) fn new(case: &Case<'_>, c: &E2m1LinearConfig) -> Result<Self> {
         let x = Values::from_tensor(case.input("x")?)?;
         let bias = match c.has_bias {
             true => Some(case.input("bias")?.elements::<f32>().into_owned()),
@@ -49,8 +49,8 @@ impl Product {
         })
     }
 
-    fn weight(&self) -> Mxfp4Rows<'_> {
-        Mxfp4Rows { blocks: &self.blocks, scales: &self.scales, bias: self.bias.as_deref() }
+    fn weight(&self) -> E2m1Rows<'_> {
+        E2m1Rows { blocks: &self.blocks, scales: &self.scales, bias: self.bias.as_deref() }
     }
 
     fn y(&self) -> Result<Vec<u32>> {
@@ -86,7 +86,7 @@ impl Product {
 
 /// Compares every output that the case has. The sign and payload of a NaN depend on the processor and are
 /// not compared.
-pub(super) fn judge(case: &Case<'_>, c: &Mxfp4LinearConfig) -> Result<Vec<OutputReport>> {
+pub(super) fn judge(case: &Case<'_>, c: &E2m1LinearConfig) -> Result<Vec<OutputReport>> {
     let product = Product::new(case, c)?;
     let Some(found) = case.output("y") else { return bitwise(case, &product) };
     let plain = plain_nan(found)?;

@@ -11,8 +11,8 @@
 use std::arch::aarch64::*;
 
 use super::DOUBLED;
-use super::kernel::{Kernel, Mxfp4Run};
-use crate::layouts::mxfp4::{CODE_BYTES, GROUP, GROUP_BYTES, NR};
+use super::kernel::{E2m1Run, Kernel};
+use crate::layouts::e2m1::{CODE_BYTES, GROUP, GROUP_BYTES, NR};
 use crate::w4a8::Panel;
 use crate::w4a8::neon::ops::{
     Bytes, Floats, Ints, add, floats, from_lanes, halves, ints, lanes, mul, mul_add, sdot_lane,
@@ -38,7 +38,7 @@ impl Kernel for NeonDotprod {
         "neon-dotprod"
     }
 
-    fn run(&self, panel: Panel<'_>, rhs: Mxfp4Run<'_>, y: &mut [f32], stride: usize) {
+    fn run(&self, panel: Panel<'_>, rhs: E2m1Run<'_>, y: &mut [f32], stride: usize) {
         // SAFETY: the function needs dotprod; `detect`, the only constructor of this type, detected it.
         unsafe { for_rows!(panel.rows(), by_lanes[](*self, panel, rhs, y, stride)) }
     }
@@ -49,7 +49,7 @@ impl Kernel for NeonI8mm {
         "neon-i8mm"
     }
 
-    fn run(&self, panel: Panel<'_>, rhs: Mxfp4Run<'_>, y: &mut [f32], stride: usize) {
+    fn run(&self, panel: Panel<'_>, rhs: E2m1Run<'_>, y: &mut [f32], stride: usize) {
         // SAFETY: the functions need dotprod and i8mm; `detect`, the only constructor of this type,
         // detected both.
         unsafe {
@@ -93,7 +93,7 @@ impl Quad {
 #[inline(always)]
 fn each_quad<const M: usize>(
     panel: Panel<'_>,
-    rhs: Mxfp4Run<'_>,
+    rhs: E2m1Run<'_>,
     y: &mut [f32],
     stride: usize,
     sums: impl Fn(Quad, usize) -> [Floats; M],
@@ -136,7 +136,7 @@ fn each_quad<const M: usize>(
 fn by_lanes<const M: usize>(
     cpu: NeonDotprod,
     panel: Panel<'_>,
-    rhs: Mxfp4Run<'_>,
+    rhs: E2m1Run<'_>,
     y: &mut [f32],
     stride: usize,
 ) {
@@ -191,7 +191,7 @@ unsafe fn group_by_lanes<const M: usize>(cpu: NeonDotprod, at: Quad) -> [Ints; M
 fn by_pairs<const M: usize>(
     cpu: NeonI8mm,
     panel: Panel<'_>,
-    rhs: Mxfp4Run<'_>,
+    rhs: E2m1Run<'_>,
     y: &mut [f32],
     stride: usize,
 ) {

@@ -11,9 +11,9 @@
 use std::arch::x86_64::*;
 
 use super::TABLE;
-use crate::layouts::mxfp4::{CODE_BYTES, GROUP, GROUP_BYTES, NR};
+use crate::layouts::e2m1::{CODE_BYTES, GROUP, GROUP_BYTES, NR};
 use crate::w4a8::Panel;
-use crate::w4a8::mxfp4::Mxfp4Run;
+use crate::w4a8::e2m1::E2m1Run;
 
 /// Prefetch distance for weights, in bytes.
 const AHEAD: usize = 8192;
@@ -23,13 +23,13 @@ const VECTOR: usize = 64;
 /// Float sums of `M` rows and `C` blocks.
 type Sums<const M: usize, const C: usize> = [[__m512; C]; M];
 
-/// [`Kernel::run`](crate::w4a8::mxfp4::Kernel::run) for panels of `M` rows.
+/// [`Kernel::run`](crate::w4a8::e2m1::Kernel::run) for panels of `M` rows.
 ///
 /// Panics if a slice is shorter than its layout requires.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx2,fma")]
 pub(super) fn run<const M: usize>(
     panel: Panel<'_>,
-    rhs: Mxfp4Run<'_>,
+    rhs: E2m1Run<'_>,
     y: &mut [f32],
     stride: usize,
 ) {
