@@ -75,7 +75,8 @@ def campaigns():
     plain = (*ROUTED, "token_expert_indices")
     made["topk"] = ("router", "use_grouped_topk=false", {}, plain, more.topk)
     made["grouped_topk"] = ("router", "use_grouped_topk=true", {}, ROUTED, more.grouped_topk)
-    group = ("per_token_group_fp8_quant", "quantizer=quotient", {}, ["x_q", "x_s"], more.per_token_group_fp8_quant)
+    by_quotient = "quantizer=quotient|scale_inverse"
+    group = ("per_token_group_fp8_quant", by_quotient, {}, ["x_q", "x_s"], more.per_token_group_fp8_quant)
     made["per_token_group_fp8_quant"] = group
     return made | {name: entry for peer in PEERS for name, entry in peer.PRODUCTS.items()}
 

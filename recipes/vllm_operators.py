@@ -109,7 +109,15 @@ def cutlass_scaled_mm(config, t):
     return {"y": y}
 
 
+def group_rule():
+    """The rule of the release: 0.33.0, whose routers take a factor, multiplies with a scale's reciprocal."""
+    newer = base.takes(torch.ops._moe_C.topk_softmax, "routed_scaling_factor")
+    return "scale_inverse" if newer else "quotient"
+
+
 def per_token_group_fp8_quant(config, t):
+    if config["quantizer"] != group_rule():
+        raise base.Unsupported(f"the operator's rule is {group_rule()}")
     x, group = t["in.x"], config["group_size"]
     rows, groups, layout = len(x), x.shape[1] // group, config.get("scale_layout", "row_major")
     codes, limits = empty(x.shape, E4M3), (1e-10, -448.0, 448.0)

@@ -86,6 +86,7 @@ pub(crate) fn fuzz(
     shard: &str,
     deterministic: bool,
     batch_invariant: bool,
+    findings: usize,
 ) -> PyResult<String> {
     let op = operation(op)?;
     let set = object(set)?;
@@ -94,7 +95,7 @@ pub(crate) fn fuzz(
         let problem = format!("seconds: found {seconds}, expected a number from 0 on");
         Duration::try_from_secs_f64(seconds).map_err(|_| raised(problem))
     });
-    let limit = Limit { time: time.transpose()?, ..Limit::cases(cases) };
+    let limit = Limit { time: time.transpose()?, findings, ..Limit::cases(cases) };
     let mut callable = Callable { kernel: &kernel, raised: None };
     let run = py.detach(|| -> Result<Value, CampaignError> {
         let mut campaign = Campaign::new(op, seed, Filter::parse(filter)?)?;

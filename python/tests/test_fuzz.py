@@ -1,12 +1,13 @@
 """Kernels written with numpy under the fuzzing kit: the right ones pass, planted bugs are caught,
 named and shrunk."""
 
+import sys
+
 import conftest
 import numpy as np
 import pytest
 
 import marlinspike
-from marlinspike import strategies
 
 WHERE = (
     "checkpoint_format=gptq,weight_type=uint4b8,dtype=float16,input_dtype=null,desc_act=false,"
@@ -50,6 +51,39 @@ def test_zero_point_off_by_one():
     finding = summary.findings[0]
     assert (size(finding, "size_m"), size(finding, "size_n")) == (1, 64), finding
     assert size(finding, "size_k") <= 128
+
+
+def test_an_exception_is_in_the_finding():
+    def kernel(inputs, config):
+        raise RuntimeError(f"no tile for {config['size_n']} columns")
+
+    summary = run(kernel, findings=1)
+    [finding] = summary.findings
+    assert summary.failed == 1 and finding.cause is None
+    assert "RuntimeError: no tile for 64 columns (test_fuzz.py:" in str(finding), finding
+
+
+def test_a_run_ends_after_its_findings():
+    def kernel(inputs, config):
+        made = product(inputs, config, zero=9)["y"]
+        return {"y": np.zeros_like(made) if config["size_n"] > 64 else made}
+
+    assert len(run(kernel).findings) > 1
+    summary = run(kernel, findings=1)
+    assert len(summary.findings) == 1 and summary.failed < 24
+
+
+def test_bits_are_announced(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    seen = []
+
+    def kernel(inputs, config):
+        seen.append(inputs["x"].dtype)
+        raise marlinspike.Unsupported("this is about its inputs")
+
+    with pytest.warns(UserWarning, match="`scales` is bfloat16|`x` is bfloat16"):
+        run(kernel, cases=1, where=WHERE.replace("float16", "bfloat16"))
+    assert seen == [np.uint16]
 
 
 def test_wrong_nibble_order():
@@ -292,7 +326,10 @@ def test_the_decorator_in_pytest(pytester):
 
 
 def test_hypothesis_strategies():
+    pytest.importorskip("hypothesis")
     from hypothesis import given, settings
+
+    from marlinspike import strategies
 
     seen = []
 

@@ -63,14 +63,14 @@ def quantize(x, group, rule, ue8m0):
     groups = x.astype(F32).reshape(m, k // group, group)
     least = F32(1e-4 if rule in ("deep_gemm", "deep_ep") else 1e-10)
     top = np.maximum(np.abs(groups).max(axis=2), least)
-    if rule in ("quotient", "deep_gemm"):
+    if rule in ("quotient", "scale_inverse", "deep_gemm"):
         scale = top / F32(448)
     else:
         scale = top * (F32(1) / F32(448))
     if ue8m0:
-        scale = ceil_to_ue8m0(np.maximum(scale, F32(1e-10)) if rule == "quotient" else scale)
+        scale = ceil_to_ue8m0(np.maximum(scale, F32(1e-10)) if rule in ("quotient", "scale_inverse") else scale)
         factor = F32(1) / scale
-    elif rule == "deep_gemm":
+    elif rule in ("scale_inverse", "deep_gemm"):
         factor = F32(1) / scale
     elif rule in ("inverse", "deep_ep"):
         factor = F32(448) / top

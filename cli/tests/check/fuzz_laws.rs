@@ -1,4 +1,4 @@
-//! `marlinspike fuzz` with promises beyond right values, and the C recipe.
+//! `marlinspike fuzz` with promises beyond right values, and the recipes in C and C++.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -191,4 +191,49 @@ fn the_reason_of_skipped_cases_is_printed() {
     assert_eq!(code, Some(1), "{text}");
     let words = "3 not supported by the kernel (first reason: only marlin_scales of GPTQ's scales)";
     assert!(text.contains(words), "{text}");
+}
+
+/// Compiles a library in C++, under each standard in turn; the last one is used. `None` without a compiler.
+fn compile_cpp(folder: &Path, source: &str) -> Option<()> {
+    Command::new("c++").arg("--version").output().ok()?;
+    let (_, header, _) = marlinspike(folder, &["fuzz", "header"]);
+    std::fs::write(folder.join("marlinspike_kernel.h"), header).unwrap();
+    std::fs::write(folder.join("kernel.cpp"), source).unwrap();
+    std::fs::write(folder.join("empty.cpp"), "#include \"marlinspike_kernel.h\"\n").unwrap();
+    let strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I", "."];
+    let mut runs: Vec<Vec<&str>> = ["-std=c++11", "-std=c++20"]
+        .map(|standard| vec![standard, "-fsyntax-only", "empty.cpp"])
+        .to_vec();
+    runs.push(vec!["-std=c++17", "-O1", "-shared", "-fPIC", "-o", "kernel.so", "kernel.cpp"]);
+    for run in runs {
+        let made = Command::new("c++").args(strict).args(&run).current_dir(folder).output().unwrap();
+        assert!(made.status.success(), "{run:?}: {}", String::from_utf8_lossy(&made.stderr));
+    }
+    Some(())
+}
+
+/// The recipe in C++, right and with a planted bug, by the command that it states.
+#[test]
+fn the_recipe_in_cpp_passes_and_its_bug_is_named() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../recipes/marlin_repack.cpp");
+    let right = std::fs::read_to_string(path).unwrap();
+    let options = "--op linear --output marlin_qweight --lib ./kernel.so --seed 1 --cases 60 --where \
+                   checkpoint_format=gptq,weight_type=uint4b8,input_dtype=null,desc_act=false";
+    let arguments: Vec<&str> = ["fuzz"].into_iter().chain(options.split_whitespace()).collect();
+    let run = |name: &str, old: &str, new: &str| {
+        let folder = folder(name);
+        assert!(right.contains(old));
+        compile_cpp(&folder, &right.replace(old, new))?;
+        Some(marlinspike(&folder, &arguments))
+    };
+    let order = "{0, 2, 4, 6, 1, 3, 5, 7}";
+    let Some((code, text, _)) = run("cpp", order, order) else { return };
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("60 pass"), "{text}");
+    let (code, text, _) = run("cpp_order", order, "{0, 1, 2, 3, 4, 5, 6, 7}").unwrap();
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("finding: marlin_qweight: word-order-plain"), "{text}");
+    assert!(text.contains("size_k=16 size_m=1 size_n=64"), "{text}");
+    let (_, text, _) = run("cpp_unwritten", "block < 4; ++block", "block < 3; ++block").unwrap();
+    assert!(text.contains("left 128 of 512 bytes of `marlin_qweight` unwritten"), "{text}");
 }

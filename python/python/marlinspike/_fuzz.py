@@ -6,8 +6,11 @@ import inspect
 import json
 import os
 import traceback
+import warnings
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+
+import numpy as np
 
 from . import _core
 from ._arrays import Typed, array, tensor
@@ -17,7 +20,7 @@ from ._case import Case, stored, typed_outputs
 FOLDER = ".marlinspike"
 
 # What the pytest plugin sets: the project's root, and the options of the command line.
-_settings: Dict[str, Any] = {"root": None, "seed": None, "cases": None, "seconds": None, "shard": None}
+_settings: Dict[str, Any] = dict.fromkeys(("root", "seed", "cases", "seconds", "findings", "shard"))
 
 #: Part ``i`` of ``n`` of a campaign's cases: ``"2/4"`` or ``(2, 4)``.
 Shard = Union[str, Tuple[int, int]]
@@ -52,6 +55,8 @@ class Finding:
     runs: int
     #: The minimal case's file.
     path: Optional[str]
+    #: Why there are no outputs, such as the kernel's exception.
+    fault: Optional[str] = None
 
     def case(self) -> Case:
         """The minimal case."""
@@ -63,10 +68,19 @@ class Finding:
         lines = [f"{self.signature} (case {self.index})"]
         if self.cause:
             lines.append(f"  cause: {self.cause}: {self.explanation}")
+        if self.fault:
+            lines.append(f"  fault: {self.fault}")
         lines.append(f"  smallest case: {' '.join(self.minimal)}")
         if self.path:
             lines.append(f"  kept in {self.path}: marlinspike.Case.read(...).check()")
         return "\n".join(lines)
+
+
+def _fault(fault: Optional[Mapping[str, Any]]) -> Optional[str]:
+    """The text of a fault in a summary."""
+    if not fault:
+        return None
+    return ", ".join(str(value) for key, value in fault.items() if key != "fault")
 
 
 @dataclass(frozen=True)
@@ -104,7 +118,7 @@ class FuzzSummary:
             findings.append(
                 Finding(
                     found["signature"], found["index"], cause.get("id"), cause.get("text"),
-                    found["minimal"], found["runs"], path,
+                    found["minimal"], found["runs"], path, _fault(found["failure"]["fault"]),
                 )
             )  # fmt: skip
         same = (
@@ -140,6 +154,17 @@ class FuzzSummary:
         return "\n".join(lines)
 
 
+def _warn_of_bits(types: Mapping[str, str], arrays: Mapping[str, Any]) -> None:
+    """Says once that a kernel is given the bits of numbers, because numpy lacks their type."""
+    names = [name for name, dtype in types.items() if dtype == "BF16" and arrays[name].dtype == np.uint16]
+    if names:
+        warnings.warn(
+            f"`{names[0]}` is bfloat16, which numpy lacks: the kernel is given its bits as uint16. "
+            'pip install ml_dtypes, or use device="cpu" for torch tensors',
+            stacklevel=2,
+        )
+
+
 def _adapted(kernel: Callable[..., Any], op: str, device: Optional[Any]) -> Callable[..., Any]:
     """The kernel as the extension calls it. Exceptions become faults; those that end the test run
     (KeyboardInterrupt, pytest's own) are raised."""
@@ -147,7 +172,9 @@ def _adapted(kernel: Callable[..., Any], op: str, device: Optional[Any]) -> Call
 
     def arrays(tensors: Sequence[Tuple[str, Typed]]) -> Dict[str, Any]:
         if device is None:
-            return {name: array(*made) for name, made in tensors}
+            made_arrays = {name: array(*made) for name, made in tensors}
+            _warn_of_bits({name: made[0] for name, made in tensors}, made_arrays)
+            return made_arrays
         return {name: tensor(made, device) for name, made in tensors}
 
     def call(inputs: list, reference: list, config: str, wanted: Sequence[str]) -> Any:
@@ -204,6 +231,7 @@ def run_fuzz(
     device: Optional[Any] = None,
     deterministic: bool = False,
     batch_invariant: bool = False,
+    findings: int = 8,
 ) -> FuzzSummary:
     """Runs ``kernel(inputs, config)`` on generated cases of ``op`` and returns what was found.
 
@@ -216,12 +244,13 @@ def run_fuzz(
 
     With ``device``, such as ``"cuda"``, the kernel is given torch tensors on it, else numpy arrays.
     ``deterministic`` also runs each case twice and compares the bits; ``batch_invariant`` compares the
-    last row's bits with those that it has alone.
+    last row's bits with those that it has alone. The run ends after ``findings`` distinct findings.
     """
     part = shard if isinstance(shard, str) else f"{shard[0]}/{shard[1]}"
     text = _core.fuzz(
         _adapted(kernel, op, device), op, where, seed, cases, seconds, list(outputs),
         json.dumps(dict(config or {})), folder, part, deterministic, batch_invariant,
+        findings,
     )  # fmt: skip
     return FuzzSummary._of(text)
 
@@ -244,13 +273,14 @@ def fuzz(
     device: Optional[Any] = None,
     deterministic: bool = False,
     batch_invariant: bool = False,
+    findings: int = 8,
 ) -> Callable[[Callable[..., Any]], Callable[[], None]]:
     """Makes a test of a kernel: ``@marlinspike.fuzz(op="linear", where="weight_type=uint4b8")``.
 
     The test fails with the cause and the smallest failing case, which is kept under ``.marlinspike``
     and runs first the next time. ``summary.json`` next to it is a summary for ``merge``. Arguments are
     those of ``run_fuzz``; pytest's options ``--marlinspike-seed``, ``--marlinspike-cases``,
-    ``--marlinspike-seconds`` and ``--marlinspike-shard`` override them.
+    ``--marlinspike-seconds``, ``--marlinspike-findings`` and ``--marlinspike-shard`` override them.
     """
 
     def decorate(kernel: Callable[..., Any]) -> Callable[[], None]:
@@ -266,6 +296,7 @@ def fuzz(
                 kernel, op, where, cases=count, seed=used, seconds=_set_or("seconds", seconds),
                 outputs=outputs, config=config, folder=folder, shard=part, device=device,
                 deterministic=deterministic, batch_invariant=batch_invariant,
+                findings=_set_or("findings", findings),
             )  # fmt: skip
             os.makedirs(folder, exist_ok=True)
             summary.write(os.path.join(folder, "summary.json"))

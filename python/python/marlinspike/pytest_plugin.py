@@ -25,13 +25,16 @@ def pytest_addoption(parser: Any) -> None:
         "--marlinspike-seconds", type=float, metavar="S", help="time of every fuzz test"
     )
     group.addoption(
+        "--marlinspike-findings", type=int, metavar="N", help="end every fuzz test after N distinct findings"
+    )
+    group.addoption(
         "--marlinspike-shard", metavar="I/N", help="part I of N of the cases of every fuzz test"
     )
 
 
 def pytest_configure(config: Any) -> None:
     """Passes options and the root folder on to the fuzz tests."""
-    for option in ("seed", "cases", "seconds", "shard"):
+    for option in ("seed", "cases", "seconds", "findings", "shard"):
         _fuzz._settings[option] = config.getoption(f"--marlinspike-{option}")
     _fuzz._settings["root"] = str(config.rootpath)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any, Dict
 
-from hypothesis import strategies as st
+try:
+    from hypothesis import strategies as st
+except ImportError as error:
+    raise ImportError("marlinspike.strategies needs hypothesis: pip install hypothesis") from error
 
 from . import _core
 from ._case import Case

@@ -94,6 +94,18 @@ impl Bounds {
         Self { exact, free, common, choice, renormalize, factor }
     }
 
+    /// The bounds if scores were recovered from the rounded selection values by subtracting the
+    /// correction `bias`, which loses the bits that the bias has shifted out.
+    pub fn less_bias(&self, bias: &[f32]) -> Self {
+        let mut changed = self.clone();
+        let back = |sum: f64, b: f32| f64::from(sum as f32 - b);
+        for (i, (choice, &b)) in self.choice.iter().zip(bias).enumerate() {
+            changed.free[i] = Interval { lo: back(choice.lo, b), hi: back(choice.hi, b) };
+            changed.exact[i] = back(self.exact[i] + f64::from(b), b);
+        }
+        changed
+    }
+
     /// Selection values, up to a factor that all experts share.
     pub fn choice(&self) -> &[Interval] {
         &self.choice

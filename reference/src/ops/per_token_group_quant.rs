@@ -16,11 +16,10 @@ use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Defined, Expected, Form, Mistake, bitwise, ids, known};
 use crate::ops::draw::{Rng, activations};
 use crate::ops::schema::{CaseError, Inputs, Reader, TensorRule, finite, stored};
-use crate::ops::tensors::{
-    E4M3, F32, FLAGS, HALF, HALF_TYPES, I32, input, is, name_of, output, whole,
-};
+use crate::ops::quant::keys::divisible;
+use crate::ops::tensors::{E4M3, F32, FLAGS, HALF, HALF_TYPES, I32, input, is, name_of, output};
 use crate::ops::{CaseConfig, Operation};
-use crate::quantize::{Fp8GroupRule, per_group_fp8_with};
+use crate::quantize::{CodeBy, Fp8GroupOperations, Fp8GroupRule, ScaleBy, per_group_fp8_by};
 use crate::weight::{Table, TableData};
 
 /// The order of the scales in memory.
@@ -111,7 +110,7 @@ impl Operation for GroupQuantConfig {
                 .optional_name("scale_layout", GroupScaleLayout::NAMED)?
                 .unwrap_or_default(),
         };
-        whole(r, "size_k", config.size_k, config.group_size)?;
+        divisible("size_k", config.size_k, config.group_size, "whole groups")?;
         if config.scale_layout == GroupScaleLayout::PackedUe8m0 && !use_ue8m0 {
             return Err(r.refuse("use_ue8m0", false, "true, for scale_layout packed_ue8m0"));
         }
@@ -228,6 +227,7 @@ struct GroupQuant {
     x: Vec<u16>,
     /// The values that scales are computed from; those of `x` by definition.
     scaled_by: Vec<u16>,
+    operations: Fp8GroupOperations,
     rounding: Rounding,
     /// Whether scales are stored as their reciprocals.
     inverted: bool,
@@ -246,6 +246,7 @@ impl GroupQuant {
             config: c.clone(),
             scaled_by: x.clone(),
             x,
+            operations: c.quantizer.operations(),
             rounding: Rounding::Stated,
             inverted: false,
             by_row: false,
@@ -260,7 +261,9 @@ impl GroupQuant {
         let group = if self.by_row { c.size_k } else { c.group_size };
         let by = |values: &[u16], ue8m0: bool| {
             let rows = FloatView2::from_rows("x", c.dtype, c.size_k, values)?;
-            Ok::<_, crate::Error>(per_group_fp8_with(rows, group, c.quantizer, ue8m0)?.into_vecs())
+            Ok::<_, crate::Error>(
+                per_group_fp8_by(rows, group, self.operations, ue8m0)?.into_vecs(),
+            )
         };
         let stated = self.rounding == Rounding::Stated;
         let (codes, scales) = by(&self.scaled_by, c.use_ue8m0 && stated)?;
@@ -383,18 +386,16 @@ impl Computation for GroupQuant {
                 |c| c.reversed = true;
             "absmax-without-sign", "the largest value was taken for the largest magnitude" =>
                 |c| c.scaled_by.iter_mut().filter(|v| **v >> 15 == 1).for_each(|v| *v = 0);
-            "other-epsilon", "the least magnitude was 1e-10 where it is 1e-4, or the reverse" => |c| {
-                c.config.quantizer = match c.config.quantizer {
-                    Fp8GroupRule::Inverse => Fp8GroupRule::DeepEp,
-                    Fp8GroupRule::DeepEp => Fp8GroupRule::Inverse,
-                    Fp8GroupRule::DeepGemm => Fp8GroupRule::Quotient,
-                    Fp8GroupRule::Quotient | Fp8GroupRule::Reciprocal => Fp8GroupRule::DeepGemm,
-                };
-            };
+            "other-epsilon", "the least magnitude was 1e-10 where it is 1e-4, or the reverse" =>
+                |c| c.operations.least = if c.operations.least < 1e-5 { 1e-4 } else { 1e-10 };
+            "codes-by-reciprocal", "values were multiplied by the rounded reciprocal of their scale" =>
+                |c| c.operations.code = CodeBy::ScaleReciprocal;
+            "codes-by-quotient", "values were divided by their scale" =>
+                |c| c.operations.code = CodeBy::Quotient;
             "scale-by-reciprocal", "a group's maximum was multiplied by the rounded 1 / 448" =>
-                |c| c.config.quantizer = Fp8GroupRule::Reciprocal;
+                |c| c.operations.scale = ScaleBy::Reciprocal;
             "scale-by-quotient", "a group's maximum was divided by 448" =>
-                |c| c.config.quantizer = Fp8GroupRule::Quotient;
+                |c| c.operations.scale = ScaleBy::Quotient;
         }
     }
 }

@@ -12,10 +12,12 @@ const MAX: f32 = 448.0;
 /// every operation is rounded once, and codes saturate and round to nearest even.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Fp8GroupRule {
-    /// scale = max(m, 1e-10) / 448, q = x / scale. vLLM's CUDA operator `per_token_group_fp8_quant`, SGLang's
-    /// `sgl_per_token_group_quant_8bit`. A UE8M0 scale is at least 1e-10 before it is rounded up.
+    /// scale = max(m, 1e-10) / 448, q = x / scale. The CUDA operator `per_token_group_fp8_quant` of vLLM 0.21.0,
+    /// SGLang's `sgl_per_token_group_quant_8bit`. A UE8M0 scale is at least 1e-10 before it is rounded up.
     #[default]
     Quotient,
+    /// As [`Self::Quotient`], with q = x · fl(1 / scale): the same operator of vLLM 0.33.0.
+    ScaleInverse,
     /// scale = max(m, 1e-10) · fl(1 / 448), q = x / scale: a Triton kernel, compiled for a constant 448.
     Reciprocal,
     /// scale = max(m, 1e-10) · fl(1 / 448), q = x · fl(448 / max(m, 1e-10)): SGLang's second kernel.
@@ -30,30 +32,81 @@ impl Fp8GroupRule {
     /// Every rule with its name.
     pub const NAMED: &'static [(&'static str, Self)] = &[
         ("quotient", Self::Quotient),
+        ("scale_inverse", Self::ScaleInverse),
         ("reciprocal", Self::Reciprocal),
         ("inverse", Self::Inverse),
         ("deep_ep", Self::DeepEp),
         ("deep_gemm", Self::DeepGemm),
     ];
 
+    /// The rule's operations.
+    pub fn operations(self) -> Fp8GroupOperations {
+        let (least, scale, code) = match self {
+            Self::Quotient => (1e-10, ScaleBy::Quotient, CodeBy::Quotient),
+            Self::ScaleInverse => (1e-10, ScaleBy::Quotient, CodeBy::ScaleReciprocal),
+            Self::Reciprocal => (1e-10, ScaleBy::Reciprocal, CodeBy::Quotient),
+            Self::Inverse => (1e-10, ScaleBy::Reciprocal, CodeBy::MaxReciprocal),
+            Self::DeepEp => (1e-4, ScaleBy::Reciprocal, CodeBy::MaxReciprocal),
+            Self::DeepGemm => (1e-4, ScaleBy::Quotient, CodeBy::ScaleReciprocal),
+        };
+        let least_ue8m0 = match self {
+            Self::Quotient | Self::ScaleInverse => 1e-10,
+            _ => 0.0,
+        };
+        Fp8GroupOperations { least, least_ue8m0, scale, code }
+    }
+}
+
+/// The operations of a [`Fp8GroupRule`], of which a kernel may have another mixture by mistake.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Fp8GroupOperations {
+    /// The least magnitude that a group counts as.
+    pub least: f32,
+    /// The least scale before it is rounded up to a power of two.
+    pub least_ue8m0: f32,
+    /// How a magnitude becomes a scale.
+    pub scale: ScaleBy,
+    /// How a value becomes a code.
+    pub code: CodeBy,
+}
+
+/// How the largest magnitude m of a group becomes its scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScaleBy {
+    /// m / 448.
+    Quotient,
+    /// m · fl(1 / 448).
+    Reciprocal,
+}
+
+/// How a value x becomes a code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CodeBy {
+    /// x / scale.
+    Quotient,
+    /// x · fl(1 / scale).
+    ScaleReciprocal,
+    /// x · fl(448 / m).
+    MaxReciprocal,
+}
+
+impl Fp8GroupOperations {
     /// The scale of a group whose largest magnitude is `max`, and the factor or divisor of its values.
     fn scale(self, max: f32, ue8m0: bool) -> (f32, Code) {
-        let least = if matches!(self, Self::DeepGemm | Self::DeepEp) { 1e-4 } else { 1e-10 };
-        let max = max.max(least);
-        let scale = match self {
-            Self::Quotient | Self::DeepGemm => max / MAX,
-            Self::Reciprocal | Self::Inverse | Self::DeepEp => max * (1.0 / MAX),
+        let max = max.max(self.least);
+        let scale = match self.scale {
+            ScaleBy::Quotient => max / MAX,
+            ScaleBy::Reciprocal => max * (1.0 / MAX),
         };
         if ue8m0 {
-            let least = if self == Self::Quotient { 1e-10 } else { 0.0 };
-            let scale = ceil_to_ue8m0(scale.max(least));
+            let scale = ceil_to_ue8m0(scale.max(self.least_ue8m0));
             // A quotient by a power of two and a product with its inverse are the same.
             return (scale, Code::Divided(scale));
         }
-        let code = match self {
-            Self::Quotient | Self::Reciprocal => Code::Divided(scale),
-            Self::Inverse | Self::DeepEp => Code::Multiplied(MAX / max),
-            Self::DeepGemm => Code::Multiplied(1.0 / scale),
+        let code = match self.code {
+            CodeBy::Quotient => Code::Divided(scale),
+            CodeBy::ScaleReciprocal => Code::Multiplied(1.0 / scale),
+            CodeBy::MaxReciprocal => Code::Multiplied(MAX / max),
         };
         (scale, code)
     }
@@ -86,6 +139,19 @@ pub fn per_group_fp8_with<'a>(
     rule: Fp8GroupRule,
     ue8m0: bool,
 ) -> Result<Quantized<E4m3fn>> {
+    per_group_fp8_by(x, group, rule.operations(), ue8m0)
+}
+
+/// [`per_group_fp8_with`] by any mixture of `operations`.
+///
+/// # Errors
+/// As [`per_group_fp8_with`].
+pub fn per_group_fp8_by<'a>(
+    x: impl Into<FloatView2<'a>>,
+    group: usize,
+    operations: Fp8GroupOperations,
+    ue8m0: bool,
+) -> Result<Quantized<E4m3fn>> {
     if group == 0 {
         return Err(Error::size("group of the activations", group, "1 or more"));
     }
@@ -93,7 +159,7 @@ pub fn per_group_fp8_with<'a>(
     let (rows, (x, _)) = (x.shape()[0], finite_rows(&x, group)?);
     let (mut codes, mut scales) = (Vec::with_capacity(x.len()), Vec::new());
     for values in x.chunks_exact(group) {
-        let (scale, code) = rule.scale(absmax(values), ue8m0);
+        let (scale, code) = operations.scale(absmax(values), ue8m0);
         codes.extend(values.iter().map(|v| {
             E4m3fn::from_f32_rne_saturating(match code {
                 Code::Divided(by) => v / by,

@@ -29,7 +29,10 @@ pub mod scaled_fp4;
 pub use activation::{Int8Rule, Quantized, per_tensor_fp8, per_token_fp8, per_token_int8};
 pub use block::mx;
 pub use fp8_block::{per_block_fp8, requantize_ue8m0};
-pub use fp8_group::{Fp8GroupRule, ceil_to_ue8m0, per_group_fp8, per_group_fp8_with};
+pub use fp8_group::{
+    CodeBy, Fp8GroupOperations, Fp8GroupRule, ScaleBy, ceil_to_ue8m0, per_group_fp8,
+    per_group_fp8_by, per_group_fp8_with,
+};
 pub use group::{GroupQuantized, gptq_quantize_weights, quantize_by_group, quantize_weights};
 pub use int8::{Int8Quantized, Int8Quantizer};
 pub use rules::ActivationRule;

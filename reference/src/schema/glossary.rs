@@ -78,7 +78,9 @@ const KEYS: &[(&str, &str)] = &[
     ("platform", "the platform that the kernel runs on"),
     (
         "quantizer",
-        "the rule that quantizes activations; of `linear` and int8 layers, without it every known one is tried",
+        "the rule that quantizes activations; see [Operations](operations.md#fp8-blocks) and \
+         [Stated activations](../internals/activations.md#stated-activations); of `linear` and int8 layers, without it \
+         every known one is tried",
     ),
     ("reciprocal", "whether the kernel divides exactly or by an approximate reciprocal"),
     ("renormalize", "whether the chosen weights are divided by their sum"),
@@ -88,7 +90,10 @@ const KEYS: &[(&str, &str)] = &[
     ("scale_factor_w13", "the power of two that w13's block scales were multiplied by"),
     ("scale_factor_w2", "the power of two that w2's block scales were multiplied by"),
     ("scale_type", "type of the block scales"),
-    ("scale_layout", "order of the scales in memory, and their padding"),
+    (
+        "scale_layout",
+        "order of the scales in memory, and their padding; see [Operations](operations.md#fp8-blocks)",
+    ),
     (
         "schedule",
         "the order and rounding of the sum, which makes every bit of `y` comparable; see [Schedules](schedules.md)",
@@ -97,7 +102,7 @@ const KEYS: &[(&str, &str)] = &[
     ("schedule_w13", "the schedule of `gate_up`"),
     ("schedule_w2", "the schedule of `down`"),
     ("scoring_func", "logits to scores"),
-    ("sf_layout", "tile of the interleaved scales"),
+    ("sf_layout", "tile of the interleaved scales; see [Block scales](flashinfer.md#block-scales)"),
     ("size_k", "K: input features"),
     ("size_m", "M: rows of activations"),
     ("size_n", "N: output features"),
@@ -181,7 +186,10 @@ const OUTPUTS: &[(&str, &str)] = &[
     ("qweight", "rewritten codes"),
     ("rhs_packed", "weight, packed with its scales and sums"),
     ("sorted_g_idx", "`g_idx` in sorted order"),
-    ("sorted_token_ids", "entries of `topk_ids` by expert, padded to blocks"),
+    (
+        "sorted_token_ids",
+        "entries (token * top_k + slot) of `topk_ids` by expert, padded to blocks with the number of entries",
+    ),
     ("swizzled_scale", "interleaved scales, padded to tiles"),
     ("token_expert_indices", "position of each choice in the list of all choices, slot by slot"),
     ("topk_ids", "ids of the chosen experts"),

@@ -246,7 +246,9 @@ pub(super) fn constraints(op: Op, samples: &[Sample], path: &str) -> Vec<String>
             // Sums and limits of this one config say nothing about others.
             && expected.starts_with("a multiple of")
         {
-            found.insert(expected);
+            let of_groups = expected.ends_with("(whole groups)");
+            let of_groups = of_groups.then(|| "a multiple of `group_size` (whole groups)".to_owned());
+            found.insert(of_groups.unwrap_or(expected));
         }
     }
     found.into_iter().collect()

@@ -160,6 +160,45 @@ fn weights_of_wrong_routers() {
     });
 }
 
+/// Scores with a large bias, from which the bias is subtracted again: small scores lose their bits. With a
+/// large bias the right weights still pass.
+#[test]
+fn weights_recovered_from_biased_scores() {
+    let name = "topk_weights";
+    let shifted = |case: &mut Case<'_>, lost: bool| {
+        let bias = case.input("e_score_correction_bias").expect("a bias");
+        let (shape, mut bias) = (bias.shape().to_vec(), bias.elements::<f32>().into_owned());
+        bias.iter_mut().for_each(|b| *b += 512.0);
+        let s = scores(case, ScoringFunc::Sigmoid);
+        let ids = case.output("topk_ids").expect("ids").elements::<i32>().into_owned();
+        let back = |i: usize| {
+            let b = bias[ids[i] as usize];
+            if lost { (s[i] as f32 + b) - b } else { s[i] as f32 }
+        };
+        let made: Vec<f32> = (0..s.len()).map(back).collect();
+        // With such a bias the choice may be another one; the weights are those of the ids as given.
+        weights(case, |w| w.copy_from_slice(&made));
+        let bias = Tensor::from_vec("e_score_correction_bias", DType::F32, shape, bias);
+        case.add_input("e_score_correction_bias", bias.expect("a bias"));
+    };
+    let output = |lost: bool| {
+        let bytes = golden("router-sigmoid_4_0");
+        let mut case = Case::parse(&bytes).expect("a case");
+        shifted(&mut case, lost);
+        let report = check_case(&case).expect("a report");
+        report.outputs.iter().find(|o| o.name == name).expect("the output").clone()
+    };
+    assert_eq!(output(false).verdict, Verdict::Pass);
+    let wrong = output(true);
+    assert_eq!(wrong.verdict, Verdict::Fail);
+    let diagnosis = wrong.diagnosis.expect("a cause");
+    assert_eq!(
+        (diagnosis.id.as_str(), diagnosis.unexplained),
+        ("weights-less-bias", 0),
+        "{diagnosis:?}"
+    );
+}
+
 /// Half the largest error that the bound allows passes; one and a half times it fails.
 #[test]
 fn the_bound_decides() {

@@ -67,6 +67,22 @@ fn sum(m: &Model, row: usize, n: usize) -> f64 {
 }
 
 #[test]
+fn a_group_off_by_one() {
+    for (read, which) in [
+        ((|g, _| g.saturating_sub(1)) as fn(usize, usize) -> usize, "before"),
+        (|g, last| (g + 1).min(last), "after"),
+        (|g, last| if g == last { 0 } else { g + 1 }, "after"),
+    ] {
+        let report = expect(GROUPED, "y", "group-off-by-one", |m| {
+            let last = *m.matrices[0].group.iter().max().expect("groups");
+            m.matrices[0].group.iter_mut().for_each(|g| *g = read(*g, last));
+            m.compute()
+        });
+        assert!(text(&report).contains(which), "{}", text(&report));
+    }
+}
+
+#[test]
 fn columns() {
     let swapped = expect(GROUPED, "y", "columns-moved", |m| {
         let mut y = m.compute();

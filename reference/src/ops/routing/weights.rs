@@ -188,11 +188,6 @@ fn diagnose(
         f64::from(expected(c, &c.router, i / c.router.top_k, ids_of(c, ids, i))[i % c.router.top_k])
     };
     let pairs: Vec<(f64, f64)> = wrong.iter().map(|&i| (f64::from(found[i]), right(i))).collect();
-    if wrong.len() > 1
-        && let Some((id, text)) = plain::floats(&pairs, found.iter().all(|x| *x == 0.0))
-    {
-        return Diagnosis::explains(id, text);
-    }
     let mut best: Option<(mistake::Outcome, Diagnosis)> = None;
     // `left`: the weights that the mistake does not explain.
     let mut offer = |id: &str, text: &str, left: &[usize]| {
@@ -207,7 +202,27 @@ fn diagnose(
         {
             best = Some((outcome, outcome.named(id, text)));
         }
+        best.as_ref().is_some_and(|b| b.0.is_final())
     };
+    let all_zero = found.iter().all(|x| *x == 0.0);
+    if let (Some(bias), false) = (c.router.bias, all_zero) {
+        let bounds: Vec<Bounds> = c.bounds.iter().map(|b| b.less_bias(bias)).collect();
+        // Before zeros: small scores become zero by this mistake.
+        let is_cause = offer(
+            "weights-less-bias",
+            "the weights were recovered by subtracting the correction bias from the rounded sum of \
+             score and bias",
+            &compare(c, &c.router, &bounds, ids, found).wrong,
+        );
+        if is_cause {
+            return best.expect("a cause").1;
+        }
+    }
+    if wrong.len() > 1
+        && let Some((id, text)) = plain::floats(&pairs, all_zero)
+    {
+        return Diagnosis::explains(id, text);
+    }
     for (id, text, router) in variants(&c.router) {
         let rows = c.logits.chunks_exact(c.experts);
         let bounds: Vec<Bounds> = rows.map(|row| Bounds::new(&router, row)).collect();

@@ -12,6 +12,7 @@ use crate::weight::Groups;
 /// Every mistake that is possible for the product.
 pub(super) fn suspects<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     let mut all = sharded(scene);
+    all.extend(neighbours(scene));
     all.extend(other_size(scene));
     all.extend(stride(scene));
     all.extend(static_order(scene));
@@ -71,6 +72,33 @@ fn sharded<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     all
 }
 
+/// The scales of the group before or after, of three or more; at the ends those of the end or of the other
+/// end. Of two groups, each of these is also another mistake.
+fn neighbours<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
+    let rows = scene.stage.parts.first().map_or(0, |part| part.weight.scales.rows());
+    if rows < 3 {
+        return Vec::new();
+    }
+    let reads: [(&str, fn(usize, usize) -> usize); 4] = [
+        ("before", |g, _| g.saturating_sub(1)),
+        ("before", |g, rows| (g + rows - 1) % rows),
+        ("after", |g, rows| (g + 1).min(rows - 1)),
+        ("after", |g, rows| (g + 1) % rows),
+    ];
+    let suspect = |(which, read): (&str, fn(usize, usize) -> usize)| {
+        let text = format!(
+            "every row got the scales of the group {which} its own: the index of the group is off by one"
+        );
+        Suspect::new("group-off-by-one", text, move |part| {
+            let groups = &scene.stage.parts[part].weight.groups;
+            let group = |k: usize| read(groups.group_of(k), rows) as u32;
+            let groups = stored(scene, part).map(group).collect();
+            Some(Setup { groups: Some(groups), ..scene.right(part) })
+        })
+    };
+    reads.into_iter().map(suspect).collect()
+}
+
 /// Groups of another size: half, double, or any group size that kernels support.
 fn other_size<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     let Some(first) = scene.stage.parts.first() else { return Vec::new() };
@@ -92,7 +120,7 @@ fn other_size<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
                 (
                     "group-size-as-stride",
                     "every row got the scales of group 0, as where a group size of -1 is taken as a \
-                     number or for another"
+                     number or for another, or where the index of one of two groups is off by one"
                         .to_owned(),
                 )
             } else {

@@ -18,6 +18,8 @@ struct Adder {
     scaled: bool,
 }
 
+const ID: &str = "int8-accumulation-overflow";
+
 /// Number of wrong elements on which every adder is tried.
 const TRIED: usize = 24;
 
@@ -57,19 +59,72 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
         };
         let how = if adder.saturates { "saturate" } else { "wrap around" };
         let text = format!("{what}, where large sums {how}");
-        return Some(Finding::new(outcome.named("int8-accumulation-overflow", &text)));
+        return Some(Finding::new(outcome.named(ID, &text)));
     }
-    None
+    wrapped_parts(scene, cost)
+}
+
+/// Scaled sums of groups in 32 bits, each over an unknown part of K: however a kernel divides K among
+/// its threads, the sum is wrong by a multiple of 2^32.
+fn wrapped_parts(scene: &Scene<'_>, cost: f64) -> Option<Finding> {
+    let mut cost = cost;
+    let mut predicted = Vec::new();
+    for &i in scene.wrong {
+        let Some(sums) = Sums::of(scene, i) else { continue };
+        // A part wraps once for each 2^31 of its terms' magnitudes, or less often.
+        let most = (sums.magnitude / 2f64.powi(31)).floor();
+        if most < 1.0 {
+            continue;
+        }
+        let at = |wraps: f64| bounded(scene, i, sums.exact + wraps * 2f64.powi(32), sums.groups);
+        let (Some(none), Some(one)) = (at(0.0), at(1.0)) else { continue };
+        let wraps = ((scene.found[i] - none.exact) / (one.exact - none.exact)).round();
+        if wraps == 0.0 || wraps.is_nan() || wraps.abs() > most {
+            continue;
+        }
+        cost += (2.0 * most).log2();
+        predicted.push((i, at(wraps)?));
+    }
+    let outcome = scene.weigh(predicted, cost)?;
+    let text = "the scaled sums of groups were added in 32 bits in several parts of K, where large sums \
+                wrap around: values differ by multiples of 2^32";
+    Some(Finding::new(outcome.named(ID, text)))
+}
+
+/// The sum of one element, in units of a product with an int16 scale.
+struct Sums {
+    exact: f64,
+    /// Sum of the terms' magnitudes.
+    magnitude: f64,
+    groups: usize,
+}
+
+impl Sums {
+    fn of(scene: &Scene<'_>, i: usize) -> Option<Self> {
+        let (row, n) = (i / scene.size_n, i % scene.size_n);
+        let weight = stage_weight(scene, row)?;
+        let (size_k, groups) = (weight.shape().size_k, weight.scales.rows());
+        if groups == 1 {
+            return None;
+        }
+        let x = scene.stage.rows.row(row);
+        let (mut exact, mut magnitude) = (0.0, 0.0);
+        for k in 0..size_k {
+            let scale = weight.scales.value(weight.groups.group_of(k), n);
+            let term = x[k] * code(weight, k, n) as f64 * scale;
+            exact += term;
+            magnitude += term.abs();
+        }
+        Some(Self { exact, magnitude, groups })
+    }
 }
 
 /// Element `i` under an adder; `None` if it equals the right one.
 fn element(scene: &Scene<'_>, i: usize, adder: Adder) -> Option<Bounded> {
     let (row, n) = (i / scene.size_n, i % scene.size_n);
-    let part = scene.home[row]?;
-    let stage = scene.stage;
-    let weight = stage.parts[part].weight;
+    let weight = stage_weight(scene, row)?;
     let size_k = weight.shape().size_k;
-    let x = stage.rows.row(row);
+    let x = scene.stage.rows.row(row);
     let groups = weight.scales.rows();
     let by_column = groups == 1;
     let products = |k: usize| x[k] as i64 * code(weight, k, n);
@@ -95,13 +150,24 @@ fn element(scene: &Scene<'_>, i: usize, adder: Adder) -> Option<Bounded> {
     if sum == right {
         return None;
     }
+    bounded(scene, i, sum, groups)
+}
+
+/// The matrix of a row's product.
+fn stage_weight<'s>(scene: &Scene<'s>, row: usize) -> Option<&'s Weight<'s>> {
+    Some(scene.stage.parts[scene.home[row]?].weight)
+}
+
+/// The output for a `sum` of `groups`, with an error of one f32 addition for each group.
+fn bounded(scene: &Scene<'_>, i: usize, sum: f64, groups: usize) -> Option<Bounded> {
+    let (row, n) = (i / scene.size_n, i % scene.size_n);
+    let (stage, weight) = (scene.stage, stage_weight(scene, row)?);
     let extras = Extras {
         activation_scales: stage.extras.activation_scales.map(|s| &s[row..=row]),
         router_weights: stage.extras.router_weights.map(|s| &s[row..=row]),
     };
     let recipe = Recipe::new(scene.convention, weight, stage.dtype, extras).ok()?;
     let chain = recipe.chain(weight, extras, 0, n);
-    // One f32 addition for each group.
     let error = sum.abs() * (groups + 1) as f64 * 2f64.powi(-24);
     let narrow = |x: f64| f64::from(x as f32);
     let ends = chain.interval(narrow(sum - error), narrow(sum + error));

@@ -1,0 +1,148 @@
+"""Cases of operations of six kinds, made from the page "Case schema" with numpy alone: the module `case_file` of the
+page writes them, this file computes the outputs, and each is checked right and with one wrong element."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+import marlinspike
+
+PAGE = (pathlib.Path(__file__).parents[2] / "docs/src/reference/schema.md").read_text()
+CASE_FILE = {}
+exec(PAGE.split("```python\n", 1)[1].split("```", 1)[0], CASE_FILE)  # noqa: S102
+write_case = CASE_FILE["write_case"]
+
+
+def linear(rng):
+    """W = (code - 8) * scale; 8 consecutive k in a word of qweight, the first in its lowest bits."""
+    codes, scales = rng.integers(0, 16, (64, 64)), rng.uniform(0.5, 1.5, (2, 64)).astype(np.float16)
+    x = rng.standard_normal((3, 64)).astype(np.float16)
+    words = np.zeros((8, 64), np.uint32)
+    for i in range(8):
+        words |= codes[i::8].astype(np.uint32) << np.uint32(4 * i)
+    weight = (codes - 8) * np.repeat(scales.astype(np.float64), 32, axis=0)
+    config = {"checkpoint_format": "gptq", "weight_type": "uint4b8", "dtype": "float16", "group_size": 32}
+    config.update(size_m=3, size_n=64, size_k=64)
+    inputs = {"qweight": ("I32", words.view(np.int32)), "scales": ("F16", scales), "x": ("F16", x)}
+    return config, inputs, {"y": ("F16", (x.astype(np.float64) @ weight).astype(np.float16))}
+
+
+def router(rng):
+    """Sigmoid; groups by the sum of their two best biased scores; the bias is for the choice alone."""
+    tokens, experts, groups, kept, top_k = 5, 16, 4, 2, 3
+    logits = rng.standard_normal((tokens, experts)).astype(np.float32)
+    bias = rng.standard_normal(experts).astype(np.float32)
+    scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    choice = scores + bias
+    of_groups = np.sort(choice.reshape(tokens, groups, -1), axis=2)[:, :, -2:].sum(axis=2)
+    chosen = np.argsort(-of_groups, axis=1)[:, :kept]
+    inside = np.zeros((tokens, groups), bool)
+    np.put_along_axis(inside, chosen, True, axis=1)
+    choice[~np.repeat(inside, experts // groups, axis=1)] = -np.inf
+    ids = np.argsort(-choice, axis=1)[:, :top_k]
+    weights = np.take_along_axis(scores, ids, axis=1)
+    weights *= 2.5 / weights.sum(axis=1, keepdims=True)
+    config = {"scoring_func": "sigmoid", "top_k": top_k, "renormalize": True, "use_grouped_topk": True}
+    config.update(num_expert_group=groups, topk_group=kept, routed_scaling_factor=2.5)
+    inputs = {"router_logits": ("F32", logits), "e_score_correction_bias": ("F32", bias)}
+    ids, weights = ids.astype(np.int32), weights.astype(np.float32)
+    return config, inputs, {"topk_ids": ("I32", ids), "topk_weights": ("F32", weights)}
+
+
+def moe_align_block_size(rng):
+    """Entries (token * top_k + slot) by expert; padding is the number of entries."""
+    tokens, experts, top_k, block = 7, 5, 2, 4
+    ids = np.argsort(rng.random((tokens, experts)), axis=1)[:, :top_k].astype(np.int32)
+    order, of_blocks = [], []
+    for expert in range(experts):
+        entries = np.flatnonzero(ids.ravel() == expert).tolist()
+        blocks = -(-len(entries) // block)
+        order += entries + [tokens * top_k] * (blocks * block - len(entries))
+        of_blocks += [expert] * blocks
+    config = {"num_experts": experts, "top_k": top_k, "block_size": block}
+    outputs = {"sorted_token_ids": order, "expert_ids": of_blocks, "num_tokens_post_padded": [len(order)]}
+    outputs = {name: ("I32", np.array(values, np.int32)) for name, values in outputs.items()}
+    return config, {"topk_ids": ("I32", ids)}, outputs
+
+
+def e4m3(values):
+    """Codes of e4m3fn, to the nearest, ties to even, saturating: by comparing with every code."""
+    code = np.arange(127)
+    exponent, fraction = code >> 3, code & 7
+    table = np.where(exponent == 0, fraction / 512.0, (1 + fraction / 8) * 2.0 ** (exponent - 7))
+    distance = np.abs(np.minimum(np.abs(values), 448.0)[..., None] - table)
+    best = distance == distance.min(axis=-1, keepdims=True)
+    even = best & (code % 2 == 0)
+    codes = np.where(even.any(axis=-1), even.argmax(axis=-1), best.argmax(axis=-1))
+    return (codes + np.where(np.signbit(values), 128, 0)).astype(np.uint8)
+
+
+def per_token_group_fp8_quant(rng):
+    """Rule `quotient`: scale = max(m, 1e-10) / 448, code = x / scale, in float32."""
+    x = rng.standard_normal((4, 256)).astype(np.float16)
+    groups = x.astype(np.float32).reshape(4, 2, 128)
+    scale = np.maximum(np.abs(groups).max(axis=2), np.float32(1e-10)) / np.float32(448)
+    codes = e4m3((groups / scale[..., None]).astype(np.float64)).reshape(4, 256)
+    config = {"dtype": "float16", "size_m": 4, "size_k": 256, "group_size": 128, "quantizer": "quotient"}
+    config.update(scale_layout="column_major")
+    outputs = {"x_q": ("F8_E4M3", codes), "x_s": ("F32", np.ascontiguousarray(scale.T))}
+    return config, {"x": ("F16", x)}, outputs
+
+
+def swizzle_blockscale(rng):
+    """Tiles of 128 rows and 4 groups: row r and group g are at (r % 32) * 16 + (r % 128) // 32 * 4 + g % 4."""
+    rows, groups = 130, 6
+    scale = rng.integers(0, 0x7F, (rows, groups), dtype=np.uint8)
+    padded = np.zeros((256, 8), np.uint8)
+    tiles = padded.reshape(2, 2, 512)
+    for row in range(rows):
+        for group in range(groups):
+            at = row % 32 * 16 + row % 128 // 32 * 4 + group % 4
+            tiles[row // 128, group // 4, at] = scale[row, group]
+    config = {"scale_type": "float8_e4m3fn", "sf_layout": "128x4", "size_n": rows, "groups": groups}
+    return config, {"scale": ("F8_E4M3", scale)}, {"swizzled_scale": ("F8_E4M3", padded)}
+
+
+def cutlass_scaled_mm(rng):
+    """y = a_scale * weight_scale * (a . weight^T) + bias, of e4m3 codes."""
+    a, w = (e4m3(rng.standard_normal(shape)) for shape in ((5, 64), (32, 64)))
+    a_scales = rng.uniform(0.5, 1.5, (5, 1)).astype(np.float32)
+    w_scales = rng.uniform(0.5, 1.5, (32, 1)).astype(np.float32)
+    bias = rng.standard_normal(32).astype(np.float16)
+
+    def value(code):
+        exponent, fraction = code >> 3 & 15, code & 7
+        size = np.where(exponent == 0, fraction / 512.0, (1 + fraction / 8) * 2.0 ** (exponent.astype(int) - 7))
+        return np.where(code > 127, -size, size)
+
+    y = value(a) @ value(w).T * a_scales * w_scales.T + bias
+    config = {"dtype": "float16", "size_m": 5, "size_n": 32, "size_k": 64, "has_bias": True}
+    config.update(per_act_token_quant=True, per_out_ch_quant=True)
+    inputs = {"a": ("F8_E4M3", a), "a_scales": ("F32", a_scales), "weight": ("F8_E4M3", w)}
+    inputs.update(weight_scale=("F32", w_scales), bias=("F16", bias))
+    return config, inputs, {"y": ("F16", y.astype(np.float16))}
+
+
+MADE = [linear, router, moe_align_block_size, per_token_group_fp8_quant, swizzle_blockscale, cutlass_scaled_mm]
+
+
+@pytest.mark.parametrize("make", MADE, ids=lambda make: make.__name__)
+def test_a_case_by_hand(make, tmp_path):
+    config, inputs, outputs = make(np.random.default_rng(3))
+    path = tmp_path / "case.safetensors"
+    write_case(path, make.__name__, config, inputs, outputs)
+    report = marlinspike.Case.read(path).check()
+    assert report.verdict == "pass", report
+    for name, (dtype, values) in outputs.items():
+        wrong = values.copy()
+        # The highest bit but one of an element: another number, and no NaN.
+        flat = wrong.reshape(-1).view({1: np.uint8, 2: np.uint16, 4: np.uint32}[wrong.itemsize])
+        flat[flat.size // 2] ^= flat.dtype.type(1 << (8 * wrong.itemsize - 3 if dtype[0] == "F" else 1))
+        write_case(path, make.__name__, config, inputs, {**outputs, name: (dtype, wrong)})
+        try:
+            report = marlinspike.Case.read(path).check()
+        except marlinspike.Error as error:
+            assert f"out.{name}" in str(error)
+            continue
+        assert report[name].verdict == "fail", report
