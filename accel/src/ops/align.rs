@@ -3,6 +3,8 @@
 mod call;
 mod tables;
 
+use std::ops::Deref;
+
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::layer::Layer;
 
@@ -86,11 +88,24 @@ pub struct Runs {
 
 /// Tokens in blocks of one expert, in a device's memory.
 pub struct DeviceBlocks {
-    /// Absent where no product reads it.
-    pub(crate) sorted_token_ids: Option<Buffer<i32>>,
+    pub(crate) sorted_token_ids: Buffer<i32>,
+    placed: PlacedBlocks,
+}
+
+impl Deref for DeviceBlocks {
+    type Target = PlacedBlocks;
+
+    fn deref(&self) -> &PlacedBlocks {
+        &self.placed
+    }
+}
+
+/// The blocks of tokens without the order of their entries: for products whose rows lie in the order of blocks, each
+/// entry's at its [`place`](Self::place_of).
+pub struct PlacedBlocks {
     pub(crate) expert_ids: Buffer<i32>,
     pub(crate) num_tokens_post_padded: Buffer<i32>,
-    /// Position of each entry in `sorted_token_ids`; −1: left out.
+    /// Position of each entry among the sorted ones; −1: left out.
     place_of: Buffer<i32>,
     block_size: usize,
     entries: usize,
@@ -99,6 +114,12 @@ pub struct DeviceBlocks {
 }
 
 impl std::fmt::Debug for DeviceBlocks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.placed.fmt(f)
+    }
+}
+
+impl std::fmt::Debug for PlacedBlocks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { block_size, entries, experts, .. } = self;
         write!(f, "{entries} entries in blocks of {block_size} for {experts} experts")
@@ -109,7 +130,7 @@ impl std::fmt::Debug for DeviceBlocks {
 #[derive(Debug, Clone, Copy)]
 pub struct RoutedRows<'a> {
     /// Row `place_of[t]` of x and y is entry t's. Each block has as many entries as the product's plan has rows.
-    pub blocks: &'a DeviceBlocks,
+    pub blocks: &'a PlacedBlocks,
     /// One for each row of y, which it multiplies before that is rounded.
     pub row_weights: Option<&'a Buffer<f32>>,
 }
@@ -174,22 +195,20 @@ impl Runs {
         entries: usize,
         block_size: usize,
     ) -> Result<DeviceBlocks, AccelError> {
-        let blocks = self.room_without_order(device, entries, block_size)?;
-        let sorted_token_ids = Some(device.room(blocks.places)?);
-        Ok(DeviceBlocks { sorted_token_ids, ..blocks })
+        let placed = self.room_for_places(device, entries, block_size)?;
+        Ok(DeviceBlocks { sorted_token_ids: device.room(placed.places)?, placed })
     }
 
-    /// [`room`](Self::room) for an alignment that leaves out `sorted_token_ids`, for products whose rows are gathered by
-    /// [`place_of`](DeviceBlocks::place_of).
+    /// [`room`](Self::room) for an alignment that leaves out the order of entries.
     ///
     /// # Errors
     /// As [`room`](Self::room).
-    pub(crate) fn room_without_order(
+    pub(crate) fn room_for_places(
         &self,
         device: &Device,
         entries: usize,
         block_size: usize,
-    ) -> Result<DeviceBlocks, AccelError> {
+    ) -> Result<PlacedBlocks, AccelError> {
         check::positive(&ROW, "block_size", block_size)?;
         // Each run ends with at most one partial block, and there are no more nonempty runs than
         // entries.
@@ -203,8 +222,7 @@ impl Runs {
             let found = format!("{entries} entries");
             return Err(ROW.refuse("topk_ids", found, "a result below 2^31"));
         };
-        Ok(DeviceBlocks {
-            sorted_token_ids: None,
+        Ok(PlacedBlocks {
             expert_ids: device.room(most / block_size)?,
             num_tokens_post_padded: device.room(1)?,
             place_of: device.room(entries)?,
@@ -216,7 +234,7 @@ impl Runs {
     }
 }
 
-impl DeviceBlocks {
+impl PlacedBlocks {
     /// Entries of a block.
     pub fn block_size(&self) -> usize {
         self.block_size
@@ -265,6 +283,27 @@ pub fn align_on_device(
     topk_ids: &Buffer<i32>,
     blocks: &mut DeviceBlocks,
 ) -> Result<(), AccelError> {
+    let DeviceBlocks { sorted_token_ids, placed } = blocks;
+    align_with(device, runs, topk_ids, placed, Some(sorted_token_ids))
+}
+
+/// [`align_on_device`] without the order of entries.
+pub(crate) fn place_on_device(
+    device: &Device,
+    runs: &Runs,
+    topk_ids: &Buffer<i32>,
+    blocks: &mut PlacedBlocks,
+) -> Result<(), AccelError> {
+    align_with(device, runs, topk_ids, blocks, None)
+}
+
+fn align_with(
+    device: &Device,
+    runs: &Runs,
+    topk_ids: &Buffer<i32>,
+    blocks: &mut PlacedBlocks,
+    sorted_token_ids: Option<&mut Buffer<i32>>,
+) -> Result<(), AccelError> {
     let parts = [
         ("runs", runs.is_on(device)),
         ("topk_ids", topk_ids.is_on(device)),
@@ -291,7 +330,7 @@ pub fn align_on_device(
         num_runs: runs.runs as u32,
         block_size: blocks.block_size as u32,
         room: blocks.places() as u32,
-        sorted_token_ids: blocks.sorted_token_ids.as_ref().into(),
+        sorted_token_ids: sorted_token_ids.map(|sorted| &*sorted).into(),
         expert_ids: (&mut blocks.expert_ids).into(),
         num_tokens_post_padded: (&mut blocks.num_tokens_post_padded).into(),
         place_of: (&mut blocks.place_of).into(),
@@ -362,8 +401,7 @@ pub fn moe_align_block_size(
     let mut blocks = runs.room(device, topk_ids.len(), align.block_size)?;
     align_on_device(device, &runs, &device.upload(topk_ids)?, &mut blocks)?;
     let total = device.download(&blocks.num_tokens_post_padded)?.first().copied().unwrap_or(0);
-    let sorted = blocks.sorted_token_ids.as_ref().map(|sorted| device.download(sorted));
-    let mut sorted_token_ids = sorted.transpose()?.unwrap_or_default();
+    let mut sorted_token_ids = device.download(&blocks.sorted_token_ids)?;
     let mut expert_ids = device.download(&blocks.expert_ids)?;
     let entries = total.unsigned_abs() as usize;
     sorted_token_ids.truncate(entries);

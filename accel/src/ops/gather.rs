@@ -4,7 +4,7 @@ use marlinspike::moe::activation::Definition;
 use marlinspike::num::scalar::ScalarType;
 
 use super::{
-    align::DeviceBlocks,
+    align::PlacedBlocks,
     check,
     gemm::checks,
     quantize::{FP8_GROUP, fp8_scale_step},
@@ -86,7 +86,7 @@ impl<'a> RowSource<'a> {
     fn check(
         &self,
         device: &Device,
-        blocks: &DeviceBlocks,
+        blocks: &PlacedBlocks,
         size_k: usize,
     ) -> Result<(&'a Buffer<u16>, u32), AccelError> {
         let (buffer, width, top_k, count) = match self {
@@ -119,7 +119,7 @@ pub(crate) struct RouterWeights<'a> {
 }
 
 impl RouterWeights<'_> {
-    fn check(&self, device: &Device, blocks: &DeviceBlocks) -> Result<(), AccelError> {
+    fn check(&self, device: &Device, blocks: &PlacedBlocks) -> Result<(), AccelError> {
         let Self { of_entries, of_places } = self;
         let parts =
             [("topk_weights", of_entries.is_on(device)), ("row_weights", of_places.is_on(device))];
@@ -252,7 +252,7 @@ pub(crate) fn gather_on_device(
     rows: RowSource<'_>,
     dtype: ScalarType,
     size_k: usize,
-    blocks: &DeviceBlocks,
+    blocks: &PlacedBlocks,
     gathered: Gathered<'_>,
 ) -> Result<(), AccelError> {
     let (entries, places) = (blocks.entries(), blocks.places());

@@ -334,7 +334,7 @@ fn launch(
         size_n: shape.size_n as u32,
         size_k: shape.size_k as u32,
         chunk_k: cut.chunk as u32,
-        sorted_token_ids: routed_blocks.and_then(|blocks| blocks.sorted_token_ids.as_ref()).into(),
+        sorted_token_ids: routed_blocks.map(|blocks| &blocks.sorted_token_ids).into(),
         expert_ids: routed_blocks.map(|blocks| &blocks.expert_ids).into(),
         num_tokens_post_padded: routed_blocks.map(|blocks| &blocks.num_tokens_post_padded).into(),
         topk_weights: routed.and_then(|routed| routed.topk_weights).into(),

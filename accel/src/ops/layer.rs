@@ -13,7 +13,7 @@ use marlinspike::moe::layer::Layer;
 use marlinspike::num::scalar::ScalarType;
 
 use super::{
-    align::{DeviceBlocks, Runs},
+    align::{PlacedBlocks, Runs},
     check,
     gemm::{MOE as ROW, MarlinWeight, Tiling, is_fusible},
     sum::{Slots, sum_on_device},
@@ -64,7 +64,7 @@ impl Workspace {
     }
 
     /// The rows of slots, and their blocks if they are not in the slots' order.
-    pub(crate) fn slots(&self) -> (&Buffer<u16>, Option<&DeviceBlocks>) {
+    pub(crate) fn slots(&self) -> (&Buffer<u16>, Option<&PlacedBlocks>) {
         match &self.0 {
             Stages::InEntryOrder(work) => (&work.down, None),
             Stages::ManyRows(work) => work.slots(),

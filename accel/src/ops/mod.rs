@@ -4,6 +4,7 @@ pub mod activation;
 pub mod align;
 mod check;
 pub mod fp8_gemm;
+pub mod fp8_rows;
 pub(crate) mod gather;
 pub mod gemm;
 pub mod gemm_a8;

@@ -5,7 +5,7 @@ use marlinspike::num::array::{FloatView3, HalfArray2};
 use marlinspike::num::scalar::ScalarType;
 
 use super::{
-    align::{DeviceBlocks, Runs},
+    align::{PlacedBlocks, Runs},
     check,
 };
 use crate::{
@@ -76,7 +76,7 @@ pub enum Slots<'a> {
         runs: &'a Runs,
     },
     /// `down` is `[places, size_n]`: a slot's row is at its place. A slot without a place is not added.
-    InBlocks(&'a DeviceBlocks),
+    InBlocks(&'a PlacedBlocks),
 }
 
 impl Slots<'_> {

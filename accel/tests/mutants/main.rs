@@ -2,6 +2,7 @@
 #![allow(missing_docs)]
 
 mod fp8_gemm;
+mod fp8_rows;
 mod kit;
 mod many_rows;
 mod w4a8;

@@ -6,20 +6,20 @@ use std::thread;
 use crate::common::{
     self, Experts, Float, HALVES, Law, Random, Tokens, float_weight, some_to_none, weight,
 };
+use crate::fp8_rows::{self, NOT_WRITTEN, Rows, codes};
 use crate::many_rows::hopper_or_skip;
 use marlinspike::case::Activation;
 use marlinspike::method::{MethodLayer, Quantizer};
 use marlinspike::moe::activation::Definition;
-use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::layer::{Layer, Routed};
 use marlinspike::num::array::{FloatView2, rows_of};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
-use marlinspike::products::schedule::{Extras, GroupSum, MultiplyAdd, Schedule, Stack};
-use marlinspike::weight::{Table, TableData, Weight};
+use marlinspike::products::schedule::{Extras, GroupSum, MultiplyAdd, Schedule};
+use marlinspike::weight::Weight;
 use marlinspike_accel::{
     AccelError, Device,
-    ops::align::{RoutedRows, Runs, align_on_device},
+    ops::align::RoutedRows,
     ops::gemm::MarlinWeight,
     ops::gemm_a8::RowsA8,
     ops::gemm_w4a8::{W4a8Layer, W4a8Plan, moe_w4a8_gemm, w4a8_gemm, w4a8_gemm_planned},
@@ -28,7 +28,6 @@ use marlinspike_accel::{
 
 const SOURCE: &str = "marlin_gemm_a8_wgmma";
 const FP8: ScalarType = ScalarType::FLOAT8_E4M3FN;
-const NOT_WRITTEN: u16 = 0xabcd;
 /// Weights that the kernel takes: two types of integers in four sizes of groups, and MXFP4.
 const FORMS: usize = 9;
 
@@ -47,22 +46,6 @@ fn any_weight(
     weight(random, ty, dtype, shape, GroupSize::from_config(groups).unwrap(), bias)
 }
 
-/// Codes of a row: moderate ones, any without NaN, subnormal ones, zeros, or any.
-fn row(random: &mut Random, line: usize, len: usize) -> Vec<u8> {
-    let code = |random: &mut Random| {
-        let code = random.next() as u8;
-        match line % 7 {
-            1 if code & 0x7f == 0x7f => code ^ 1,
-            1 => code,
-            2 => code & 0x87,
-            3 => code & 0x80,
-            4 => code,
-            _ => code & 0xbf,
-        }
-    };
-    (0..len).map(|_| code(random)).collect()
-}
-
 /// A product, with the reference's outputs.
 struct Case {
     weight: Weight<'static>,
@@ -75,7 +58,7 @@ struct Case {
 impl Case {
     fn new(random: &mut Random, weight: Weight<'static>, dtype: ScalarType, size_m: usize) -> Self {
         let size_k = weight.shape().size_k;
-        let codes = (0..size_m).flat_map(|m| row(random, m, size_k)).collect();
+        let codes = (0..size_m).flat_map(|m| codes(random, m, size_k)).collect();
         let scale = |m: usize| match m % 41 {
             40 => f32::NAN,
             _ => (random.normal() * 0.02) as f32,
@@ -198,65 +181,29 @@ fn w4a8_products_with_experts_equal_the_reference() {
     let mut random = Random(0x4A8A_0005_89AB_CDEF);
     let (experts, dtype) = (5, HALVES[1]);
     let shape = Shape::new(384, 192);
-    let align =
-        Align { block_size: 1, num_experts: experts, expert_map: None, absent: Absent::Ignore };
-    let runs = Runs::new(&device, &align).unwrap();
     for form in [0, 3, 4, 6, 8] {
         let weights: Vec<Weight<'static>> =
             (0..experts).map(|_| any_weight(&mut random, form, dtype, shape, true)).collect();
         let there = MarlinWeight::for_8_bit(&device, &weights, dtype, FP8).unwrap();
         let counts = [1, 9, 20, 30, 50, 70, 100, 130, 200, 300, 333, 500, 600, 800];
         for (plan, entries) in W4a8Plan::all(&there).zip(counts) {
-            let ids: Vec<i32> =
-                (0..entries).map(|_| random.below(experts + 1) as i32 - 1).collect();
-            let mut blocks = runs.room(&device, entries, plan.rows as usize).unwrap();
-            align_on_device(&device, &runs, &device.upload(&ids).unwrap(), &mut blocks).unwrap();
-            let place_of = device.download(blocks.place_of()).unwrap();
-            let codes: Vec<u8> =
-                (0..entries).flat_map(|m| row(&mut random, m, shape.size_k)).collect();
+            let size = (entries, shape.size_k);
+            let rows = Rows::new(&device, &mut random, experts, size, plan.rows);
             let scales: Vec<f32> = (0..entries).map(|_| (random.normal() * 0.02) as f32).collect();
             let router: Vec<f32> = (0..entries).map(|_| random.normal() as f32).collect();
-
             let schedule = Schedule::canonical_wgmma(&weights[0], dtype).unwrap();
-            let wide: Vec<u32> = codes.iter().map(|&code| code.into()).collect();
-            let expert_of: Vec<Option<usize>> =
-                ids.iter().map(|&id| usize::try_from(id).ok()).collect();
-            let stack =
-                Stack { weights: &weights, expert_of: &expert_of, orders: None, places: None };
-            let extras = Extras {
-                activation_scales: Some(&scales),
-                router_weights: Some(&router),
-                order: None,
-            };
-            let wide = rows_of("x", &wide, shape.size_k).unwrap();
-            let wanted = schedule.execute_stack(wide, stack, extras).unwrap();
-            let wanted: Vec<u16> = wanted.into_iter().map(|bits| bits as u16).collect();
+            let wanted = rows.wanted(&schedule, &weights, (&scales, &router));
 
-            // Rows of padding hold NaN.
-            let places = blocks.places();
-            let mut x = vec![0x7f; places * shape.size_k];
-            let (mut scales_there, mut router_there) = (vec![f32::NAN; places], vec![0.0; places]);
-            for (m, &place) in place_of.iter().enumerate() {
-                let Ok(place) = usize::try_from(place) else { continue };
-                x[place * shape.size_k..][..shape.size_k]
-                    .copy_from_slice(&codes[m * shape.size_k..][..shape.size_k]);
-                (scales_there[place], router_there[place]) = (scales[m], router[m]);
-            }
-            let (x, scales) = (device.upload(&x).unwrap(), device.upload(&scales_there).unwrap());
-            let row_weights = device.upload(&router_there).unwrap();
+            let places = rows.blocks.places();
+            let (x, scales) = (rows.x(&device), rows.by_place(&scales, f32::NAN));
+            let scales = device.upload(&scales).unwrap();
+            let row_weights = device.upload(&rows.by_place(&router, 0.0)).unwrap();
             let mut y = device.upload(&vec![NOT_WRITTEN; places * shape.size_n]).unwrap();
-            let rows = RowsA8 { codes: &x, scales: &scales };
-            let routed = RoutedRows { blocks: &blocks, row_weights: Some(&row_weights) };
-            moe_w4a8_gemm(&device, rows, &there, &mut y, plan, routed).unwrap();
-            let y = device.download(&y).unwrap();
-            let (mut found, mut expected) = (Vec::new(), Vec::new());
-            for (m, &place) in place_of.iter().enumerate() {
-                if let Ok(place) = usize::try_from(place) {
-                    found.extend_from_slice(&y[place * shape.size_n..][..shape.size_n]);
-                    expected.extend_from_slice(&wanted[m * shape.size_n..][..shape.size_n]);
-                }
-            }
-            law.equal(&format!("form {form}, {entries} entries, {plan:?}"), &found, &expected);
+            let x = RowsA8 { codes: &x, scales: &scales };
+            let routed = RoutedRows { blocks: &rows.blocks, row_weights: Some(&row_weights) };
+            moe_w4a8_gemm(&device, x, &there, &mut y, plan, routed).unwrap();
+            let context = format!("form {form}, {entries} entries, {plan:?}");
+            rows.compare(&mut law, &context, &device.download(&y).unwrap(), &wanted);
         }
     }
     law.held();
@@ -303,19 +250,12 @@ fn w4a8_layers_equal_the_reference() {
     law.held();
 }
 
-/// A product whose bias cancels the f16 outputs of one row: what is left shows the f32 total's last bits, which 16 bits
-/// of a larger number hide.
+/// A product whose bias cancels the outputs of one row.
 fn cancelled(form: usize, size_m: usize) -> Case {
     let (shape, dtype) = (Shape::new(1280, 512), HALVES[0]);
     let draw = |weight| Case::new(&mut Random(0x4A8A_0003_89AB_CDEF), weight, dtype, size_m);
     let weight = any_weight(&mut Random(0x4A8A_0004_89AB_CDEF), form, dtype, shape, false);
-    let plain = draw(weight.clone());
-    let is_normal = |bits: &u16| (0x0400..0x7c00).contains(&(bits & 0x7fff));
-    let mut rows = plain.wanted.chunks_exact(shape.size_n);
-    let row = rows.find(|row| row.iter().filter(|bits| is_normal(bits)).count() > 400);
-    let bias = row.expect("a row of normal numbers").iter().map(|bits| bits ^ 0x8000).collect();
-    let bias = Table::new(dtype, 1, shape.size_n, TableData::B16(bias)).unwrap();
-    draw(Weight { bias: Some(bias), ..weight })
+    draw(fp8_rows::cancelled(weight.clone(), &draw(weight).wanted))
 }
 
 /// Needs no GPU: the cases tell the schedule from others near it.

@@ -54,9 +54,9 @@ impl DeviceBlocks {
                 format!("{expected:?}"),
             ));
         }
-        self.sorted_token_ids = Some(sorted_token_ids);
-        self.expert_ids = expert_ids;
-        self.num_tokens_post_padded = num_tokens_post_padded;
+        self.sorted_token_ids = sorted_token_ids;
+        self.placed.expert_ids = expert_ids;
+        self.placed.num_tokens_post_padded = num_tokens_post_padded;
         Ok(())
     }
 }

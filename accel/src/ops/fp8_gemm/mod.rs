@@ -14,15 +14,14 @@ pub use layer::{Fp8Layer, Fp8Workspace};
 pub use plan::Fp8Plan;
 pub use weight::{Fp8Scales, Fp8Sums, Fp8Weight};
 
-use super::check;
 use crate::{
     device::{Device, failed},
     error::AccelError,
-    launch::{Arguments, Grid, Kernel, Pointer, arguments, tensor_map::TensorMap},
+    launch::{Arguments, Kernel, Pointer, arguments, tensor_map::TensorMap},
     memory::Buffer,
     nvrtc::Parameter,
     operation::{Law, Mutant, Needs, Row},
-    ops::{align::RoutedRows, gemm::checks, quantize::fp8_scale_step},
+    ops::{align::RoutedRows, fp8_rows, gemm::checks, quantize::fp8_scale_step},
 };
 
 /// Upstream: `cutlass_scaled_mm`, DeepGEMM's `fp8_gemm_nt`.
@@ -177,15 +176,8 @@ pub fn fp8_gemm_planned(
     y: &mut Buffer<u16>,
     plan: Fp8Plan,
 ) -> Result<(), AccelError> {
-    let parts = [
-        ("x", x.codes.is_on(device) && x.scales.is_on(device)),
-        ("weight", weight.is_on(device)),
-        ("y", y.is_on(device)),
-    ];
-    check::same_device(&ROW, device, &parts)?;
-    if weight.experts() != 1 {
-        return Err(ROW.refuse("weight", format!("{} matrices", weight.experts()), "one matrix"));
-    }
+    on_device(&ROW, device, x, weight, y, None)?;
+    fp8_rows::one_matrix(&ROW, weight.experts())?;
     let shape = weight.shape();
     if !x.codes.len().is_multiple_of(shape.size_k) {
         let found = format!("{} codes", x.codes.len());
@@ -213,28 +205,27 @@ pub fn moe_fp8_gemm(
     plan: Fp8Plan,
     routed: RoutedRows<'_>,
 ) -> Result<(), AccelError> {
-    let RoutedRows { blocks, row_weights } = routed;
-    let are_weights_here = row_weights.is_none_or(|weights| weights.is_on(device));
-    let parts = [
-        ("x", x.codes.is_on(device) && x.scales.is_on(device)),
-        ("weight", weight.is_on(device)),
-        ("y", y.is_on(device)),
-        ("routing", blocks.is_on(device) && are_weights_here),
-    ];
-    check::same_device(&MOE, device, &parts)?;
-    let (shape, places) = (weight.shape(), blocks.places());
-    for (what, len, width) in [("x", x.codes.len(), shape.size_k), ("y", y.len(), shape.size_n)] {
-        if Some(len) != places.checked_mul(width) {
-            let expected = format!("[{places}, {width}], a row for each place");
-            return Err(MOE.refuse(what, format!("{len} elements"), expected));
-        }
-    }
-    checks::blocks(&MOE, blocks, plan.rows as usize, blocks.entries(), weight.experts())?;
-    checks::router_weights(&MOE, "row_weights", row_weights, places)?;
+    on_device(&MOE, device, x, weight, y, Some(routed))?;
+    let shape = weight.shape();
+    let lengths = [("x", x.codes.len(), shape.size_k), ("y", y.len(), shape.size_n)];
+    let places = fp8_rows::places(&MOE, &lengths, (plan.rows, weight.experts()), routed)?;
     if places == 0 {
         return Ok(());
     }
     launch(device, x, weight, y, plan, places, Some(routed))
+}
+
+/// Returns an error if any buffer belongs to another device.
+fn on_device(
+    row: &'static Row,
+    device: &Device,
+    x: RowsFp8<'_>,
+    weight: &Fp8Weight,
+    y: &Buffer<u16>,
+    routed: Option<RoutedRows<'_>>,
+) -> Result<(), AccelError> {
+    let x_here = x.codes.is_on(device) && x.scales.is_on(device);
+    fp8_rows::on_device(row, device, [x_here, weight.is_on(device)], y, routed)
 }
 
 /// Launches a checked product of `rows` rows.
@@ -253,14 +244,10 @@ fn launch(
     let x_scale_step = scale_step(row, x, weight, rows)?;
     let sizes = plan.sizes(row, device, weight.scales_of())?;
     let tiles = plan.tiles(rows, shape.size_n);
-    // Tiles are counted in 32 bits, raster and all.
-    if i32::try_from(tiles).is_err() || i32::try_from(rows).is_err() {
-        let found = format!("{rows} rows in {tiles} tiles");
-        return Err(row.refuse("rows", found, "fewer than 2^31 of either"));
-    }
+    let (rows, grid) = fp8_rows::grid(row, device, (rows, tiles), sizes)?;
     // `Fp8Weight` holds these below 2^31, and all experts' columns too.
     let (size_n, size_k) = (shape.size_n as u32, shape.size_k as u32);
-    let (all_columns, rows) = (size_n * weight.experts() as u32, rows as u32);
+    let all_columns = size_n * weight.experts() as u32;
     let map = |matrix, rows, box_rows| {
         TensorMap::of_bytes(device, matrix, rows, size_k, box_rows)
             .map_err(failed("cuTensorMapEncodeTiled"))
@@ -288,11 +275,6 @@ fn launch(
         expert_ids: blocks.map(|blocks| &blocks.expert_ids).into(),
         num_tokens_post_padded: blocks.map(|blocks| &blocks.num_tokens_post_padded).into(),
         row_weights: routed.and_then(|routed| routed.row_weights).into(),
-    };
-    let grid = Grid {
-        blocks: (device.multiprocessors().min(tiles as u32), 1, 1),
-        threads: (sizes.threads, 1, 1),
-        shared_bytes: sizes.shared_bytes,
     };
     let kind = (weight.scales_of(), weight.sums());
     let parameters = parameters(weight.dtype(), kind, is_moe, plan);

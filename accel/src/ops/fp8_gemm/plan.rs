@@ -9,6 +9,7 @@ use crate::{
     error::AccelError,
     nvrtc::{Arch, Parameter},
     operation::Row,
+    ops::fp8_rows::{self, Sizes},
     parameters::Memo,
 };
 
@@ -39,14 +40,6 @@ pub struct Fp8Plan {
     pub tile_n: u32,
     /// Warps that compute.
     pub warps: u32,
-}
-
-/// Sizes of a thread block.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Sizes {
-    pub(super) threads: u32,
-    pub(super) stages: u32,
-    pub(super) shared_bytes: u32,
 }
 
 static SIZES: Memo<(Fp8Plan, Fp8Scales), Sizes> = Memo::new();
@@ -101,8 +94,7 @@ impl Fp8Plan {
         };
         let is_compiled = rows == MANY_ROWS || FEW.contains(&[rows, warps]);
         if !fits || !is_compiled || !device.arch().has_wgmma() {
-            let found = format!("{self:?} on {}", device.arch());
-            return Err(row.refuse("plan", found, "a plan that the kernel has, sm_90a"));
+            return Err(fp8_rows::refuse_plan(row, device, &self));
         }
         self.sizes_within(scales, device.arch().shared_memory())
     }

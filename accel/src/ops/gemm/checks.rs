@@ -1,7 +1,7 @@
 //! Checks that all products share.
 
 use super::MarlinWeight;
-use crate::{error::AccelError, memory::Buffer, operation::Row, ops::align::DeviceBlocks};
+use crate::{error::AccelError, memory::Buffer, operation::Row, ops::align::PlacedBlocks};
 
 /// Returns an error for a weight that is packed for 8-bit activations.
 pub(super) fn for_16_bit(row: &Row, weight: &MarlinWeight) -> Result<(), AccelError> {
@@ -49,7 +49,7 @@ pub(crate) fn rows_of_y(
 /// Returns an error unless blocks have `block_size` entries each and `size_m` in all, for at most the weight's experts.
 pub(crate) fn blocks(
     row: &Row,
-    blocks: &DeviceBlocks,
+    blocks: &PlacedBlocks,
     block_size: usize,
     size_m: usize,
     experts: usize,

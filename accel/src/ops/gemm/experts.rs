@@ -39,7 +39,7 @@ impl Experts<'_> {
         let routing = Routing { is_early: self.is_early.into(), ..Routing::default() };
         match self.entries {
             Entries::Blocks(blocks) => Routing {
-                sorted_token_ids: blocks.sorted_token_ids.as_ref().into(),
+                sorted_token_ids: (&blocks.sorted_token_ids).into(),
                 expert_ids: (&blocks.expert_ids).into(),
                 num_tokens_post_padded: (&blocks.num_tokens_post_padded).into(),
                 ..routing

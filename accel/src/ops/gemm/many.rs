@@ -11,7 +11,7 @@ use crate::{
     memory::Buffer,
     operation::{Law, Mutant, Needs, Row},
     ops::{
-        align::{DeviceBlocks, RoutedRows},
+        align::{PlacedBlocks, RoutedRows},
         check,
     },
     parameters::Product,
@@ -178,7 +178,7 @@ fn launch(
     let waits = Waits::new(weight.cut());
     let sizes = plan.sizes(form, waits)?;
     let blocks = experts.map(|experts| experts.blocks);
-    let rows = blocks.map_or(size_m, DeviceBlocks::places);
+    let rows = blocks.map_or(size_m, PlacedBlocks::places);
     let blocks_of_rows = rows.div_ceil(plan.rows as usize);
     let tiles = blocks_of_rows.saturating_mul(shape.size_n.div_ceil(sizes.n_tile as usize));
     // Tiles are counted in 32 bits, raster and all.

@@ -10,16 +10,16 @@ use marlinspike::num::scalar::ScalarType;
 pub use layer::{W4a8Layer, W4a8Workspace};
 pub use plan::W4a8Plan;
 
-use super::check;
 use crate::{
     device::{Device, failed},
     error::AccelError,
-    launch::{Arguments, Grid, Kernel, Pointer, arguments, tensor_map::TensorMap},
+    launch::{Arguments, Kernel, Pointer, arguments, tensor_map::TensorMap},
     memory::Buffer,
     nvrtc::Parameter,
     operation::{Law, Mutant, Needs, Row},
     ops::{
         align::RoutedRows,
+        fp8_rows,
         gemm::{Form, MarlinWeight, checks},
         gemm_a8::RowsA8,
     },
@@ -160,9 +160,7 @@ pub fn w4a8_gemm_planned(
     plan: W4a8Plan,
 ) -> Result<(), AccelError> {
     on_device(&ROW, device, x, weight, y, None)?;
-    if weight.experts() != 1 {
-        return Err(ROW.refuse("weight", format!("{} matrices", weight.experts()), "one matrix"));
-    }
+    fp8_rows::one_matrix(&ROW, weight.experts())?;
     let shape = weight.shape();
     let rows = x.scales.len();
     if Some(x.codes.len()) != rows.checked_mul(shape.size_k) {
@@ -190,22 +188,14 @@ pub fn moe_w4a8_gemm(
     plan: W4a8Plan,
     routed: RoutedRows<'_>,
 ) -> Result<(), AccelError> {
-    let RoutedRows { blocks, row_weights } = routed;
     on_device(&MOE, device, x, weight, y, Some(routed))?;
-    let (shape, places) = (weight.shape(), blocks.places());
+    let shape = weight.shape();
     let lengths = [
         ("x", x.codes.len(), shape.size_k),
         ("x_scales", x.scales.len(), 1),
         ("y", y.len(), shape.size_n),
     ];
-    for (what, len, width) in lengths {
-        if Some(len) != places.checked_mul(width) {
-            let expected = format!("[{places}, {width}], a row for each place");
-            return Err(MOE.refuse(what, format!("{len} elements"), expected));
-        }
-    }
-    checks::blocks(&MOE, blocks, plan.rows as usize, blocks.entries(), weight.experts())?;
-    checks::router_weights(&MOE, "row_weights", row_weights, places)?;
+    let places = fp8_rows::places(&MOE, &lengths, (plan.rows, weight.experts()), routed)?;
     if places == 0 {
         return Ok(());
     }
@@ -226,16 +216,8 @@ fn on_device(
         let found = format!("packed for {input} activations");
         return Err(row.refuse("weight", found, "packed for float8_e4m3fn activations"));
     }
-    let routed_here = |r: RoutedRows<'_>| {
-        r.blocks.is_on(device) && r.row_weights.is_none_or(|weights| weights.is_on(device))
-    };
-    let parts = [
-        ("x", x.codes.is_on(device) && x.scales.is_on(device)),
-        ("weight", weight.is_on(device)),
-        ("y", y.is_on(device)),
-        ("routing", routed.is_none_or(routed_here)),
-    ];
-    check::same_device(row, device, &parts)
+    let x_here = x.codes.is_on(device) && x.scales.is_on(device);
+    fp8_rows::on_device(row, device, [x_here, weight.is_on(device)], y, routed)
 }
 
 /// Launches a checked product of `rows` rows.
@@ -253,13 +235,9 @@ fn launch(
     let shape = weight.shape();
     let sizes = plan.sizes(row, device, weight.form())?;
     let tiles = plan.tiles(rows, shape.size_n);
-    // Tiles are counted in 32 bits, raster and all.
-    if i32::try_from(tiles).is_err() || i32::try_from(rows).is_err() {
-        let found = format!("{rows} rows in {tiles} tiles");
-        return Err(row.refuse("rows", found, "fewer than 2^31 of either"));
-    }
+    let (rows, grid) = fp8_rows::grid(row, device, (rows, tiles), sizes)?;
     // `MarlinWeight` holds these below 2^31.
-    let (size_n, size_k, rows) = (shape.size_n as u32, shape.size_k as u32, rows as u32);
+    let (size_n, size_k) = (shape.size_n as u32, shape.size_k as u32);
     let map_failed = || failed("cuTensorMapEncodeTiled");
     let blocks = routed.map(|routed| routed.blocks);
     // x has `rows` rows of size_k codes and as many scales, y as many of size_n; the weight's buffers are what the
@@ -284,11 +262,6 @@ fn launch(
         expert_ids: blocks.map(|blocks| &blocks.expert_ids).into(),
         num_tokens_post_padded: blocks.map(|blocks| &blocks.num_tokens_post_padded).into(),
         row_weights: routed.and_then(|routed| routed.row_weights).into(),
-    };
-    let grid = Grid {
-        blocks: (device.multiprocessors().min(tiles as u32), 1, 1),
-        threads: (sizes.threads, 1, 1),
-        shared_bytes: sizes.shared_bytes,
     };
     let parameters = parameters(weight.dtype(), weight.form(), is_moe, plan);
     kernel.launch(device, &parameters, grid, arguments)

@@ -9,6 +9,7 @@ use crate::{
     error::AccelError,
     nvrtc::{Arch, Parameter},
     operation::Row,
+    ops::fp8_rows::{self, Sizes},
     ops::gemm::{Form, MarlinWeight},
     parameters::{Codes, Memo},
 };
@@ -32,14 +33,6 @@ pub struct W4a8Plan {
     /// Divides the columns of `warps`: with 4 or 8, four warpgroups share 64 or 32 columns and compute different stages of k,
     /// which needs groups of 128 k or one group.
     pub splits: u32,
-}
-
-/// Sizes of a thread block.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Sizes {
-    pub(super) threads: u32,
-    pub(super) stages: u32,
-    pub(super) shared_bytes: u32,
 }
 
 static SIZES: Memo<(W4a8Plan, Form), Sizes> = Memo::new();
@@ -112,8 +105,7 @@ impl W4a8Plan {
             && tile_n.checked_mul(splits) <= Some(16 * warps);
         let fits = fits && self.serves(form);
         if !fits || !is_compiled || !device.arch().has_wgmma() {
-            let found = format!("{self:?} on {}", device.arch());
-            return Err(row.refuse("plan", found, "a plan that the kernel has, sm_90a"));
+            return Err(fp8_rows::refuse_plan(row, device, &self));
         }
         self.sizes_within(form, device.arch().shared_memory())
     }

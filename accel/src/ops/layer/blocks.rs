@@ -8,7 +8,7 @@ use crate::{
     error::AccelError,
     memory::Buffer,
     ops::{
-        align::{DeviceBlocks, RoutedRows, Runs, align_on_device},
+        align::{PlacedBlocks, RoutedRows, Runs, place_on_device},
         gather::{RouterWeights, RowSource},
         sum::{Slots, sum_on_device},
     },
@@ -32,7 +32,7 @@ pub(crate) trait Products {
         device: &Device,
         which: Which,
         rows: RowSource<'_>,
-        blocks: &DeviceBlocks,
+        blocks: &PlacedBlocks,
     ) -> Result<(), AccelError>;
 
     /// y `[places, N]` = the rows gathered last · the weight of the expert of each row's block.
@@ -74,7 +74,7 @@ pub(crate) struct RoutedTokens<'a> {
 #[derive(Debug)]
 pub(crate) struct BlockBuffers {
     top_k: usize,
-    blocks: DeviceBlocks,
+    blocks: PlacedBlocks,
     /// The router weights of the rows.
     row_weights: Buffer<f32>,
     gate_up: Buffer<u16>,
@@ -88,7 +88,7 @@ impl BlockBuffers {
     /// [`AccelError::Driver`].
     pub(crate) fn new(
         device: &Device,
-        blocks: DeviceBlocks,
+        blocks: PlacedBlocks,
         top_k: usize,
         columns: [usize; 2],
     ) -> Result<Self, AccelError> {
@@ -107,7 +107,7 @@ impl BlockBuffers {
     }
 
     /// The rows of slots, and their blocks.
-    pub(crate) fn slots(&self) -> (&Buffer<u16>, &DeviceBlocks) {
+    pub(crate) fn slots(&self) -> (&Buffer<u16>, &PlacedBlocks) {
         (&self.down, &self.blocks)
     }
 
@@ -142,7 +142,7 @@ impl BlockBuffers {
     ) -> Result<(), AccelError> {
         let Self { top_k, blocks, row_weights, gate_up, down } = self;
         let LayerInBlocks { runs, activation, router_weight_on_input, .. } = layer;
-        align_on_device(device, runs, tokens.topk_ids, blocks)?;
+        place_on_device(device, runs, tokens.topk_ids, blocks)?;
         let weights = RouterWeights { of_entries: tokens.topk_weights, of_places: row_weights };
         let rows = RowSource::X { x: tokens.x, top_k: *top_k, weights };
         products.gather(device, Which::W13, rows, blocks)?;

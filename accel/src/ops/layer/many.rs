@@ -9,7 +9,7 @@ use crate::{
     error::AccelError,
     memory::Buffer,
     ops::{
-        align::{DeviceBlocks, RoutedRows},
+        align::{PlacedBlocks, RoutedRows},
         check,
         gather::{Gathered, RowSource, gather_on_device},
         gemm::{ManyRows, MarlinWeight, many::moe_many_rows},
@@ -31,7 +31,7 @@ impl ManyRowsBuffers {
     }
 
     /// The rows of slots, and their blocks.
-    pub(super) fn slots(&self) -> (&Buffer<u16>, Option<&DeviceBlocks>) {
+    pub(super) fn slots(&self) -> (&Buffer<u16>, Option<&PlacedBlocks>) {
         let (down, blocks) = self.stages.slots();
         (down, Some(blocks))
     }
@@ -82,7 +82,7 @@ impl MarlinLayer {
             return Err(ROW.refuse("g_idx", "act-order", expected));
         }
         let (shape13, shape2) = (self.w13.shape(), self.w2.shape());
-        let blocks = self.runs.room_without_order(device, entries, rows)?;
+        let blocks = self.runs.room_for_places(device, entries, rows)?;
         let gathered = device.room(blocks.places() * shape13.size_k.max(shape2.size_k))?;
         let stages = BlockBuffers::new(device, blocks, top_k, [shape13.size_n, shape2.size_n])?;
         Ok(Workspace(Stages::ManyRows(ManyRowsBuffers { plans, gathered, stages })))
@@ -125,7 +125,7 @@ impl Products for Bits16<'_> {
         device: &Device,
         which: Which,
         rows: RowSource<'_>,
-        blocks: &DeviceBlocks,
+        blocks: &PlacedBlocks,
     ) -> Result<(), AccelError> {
         let weight = self.weights[which as usize];
         let (dtype, size_k) = (weight.dtype(), weight.shape().size_k);

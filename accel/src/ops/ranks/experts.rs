@@ -8,7 +8,7 @@ use crate::{
     memory::Buffer,
     nvrtc::Parameter,
     operation::{Law, Mutant, Needs, Row, lattice},
-    ops::{DeviceBlocks, MarlinLayer, Workspace, check},
+    ops::{MarlinLayer, Workspace, align::PlacedBlocks, check},
 };
 
 /// Upstream: the combine step of expert parallelism.
@@ -177,7 +177,7 @@ impl Rank {
             y: y.into(),
             topk_ids: topk_ids.into(),
             rank_of: rank_of.into(),
-            place_of: blocks.map(DeviceBlocks::place_of).into(),
+            place_of: blocks.map(PlacedBlocks::place_of).into(),
             tokens: tokens as u32,
             top_k: top_k as u32,
             size_n: hidden as u32,

@@ -1,25 +1,22 @@
 //! Products of experts, and layers.
 
-use super::{
-    BLOCKS, CHANNELS, KINDS, Kind, NOT_WRITTEN, UNPROMOTED, codes, moderate_weight, scale,
-    schedule, weight,
-};
+use super::{BLOCKS, CHANNELS, KINDS, Kind, UNPROMOTED, moderate_weight, scale, schedule, weight};
 use crate::common::{self, Experts, HALVES, Law, Random, Tokens, some_to_none};
+use crate::fp8_rows::{NOT_WRITTEN, Rows};
 use crate::many_rows::hopper_or_skip;
 use marlinspike::case::Activation;
 use marlinspike::method::{MethodLayer, Quantizer};
 use marlinspike::moe::activation::Definition;
-use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::layer::Routed;
-use marlinspike::num::array::{FloatView2, rows_of};
+use marlinspike::num::array::FloatView2;
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
-use marlinspike::products::schedule::{Extras, Schedule, Stack, Step, StepOp};
+use marlinspike::products::schedule::{Schedule, Step, StepOp};
 use marlinspike::quantize::Fp8GroupRule;
 use marlinspike::weight::Weight;
 use marlinspike_accel::{
     Device,
-    ops::align::{RoutedRows, Runs, align_on_device},
+    ops::align::RoutedRows,
     ops::fp8_gemm::{Fp8Layer, Fp8Plan, Fp8Scales, Fp8Weight, RowsFp8, moe_fp8_gemm},
     ops::fp8_scale_step,
     registry::{Mutant, mutants},
@@ -34,9 +31,6 @@ fn fp8_products_with_experts_equal_the_reference() {
     let (experts, dtype) = (5, HALVES[1]);
     // A tile of one expert ends in the columns of the next.
     let shape = Shape::new(384, 200);
-    let align =
-        Align { block_size: 1, num_experts: experts, expert_map: None, absent: Absent::Ignore };
-    let runs = Runs::new(&device, &align).unwrap();
     for kind in KINDS {
         let of = kind.0;
         let weights: Vec<Weight<'static>> =
@@ -44,60 +38,30 @@ fn fp8_products_with_experts_equal_the_reference() {
         let there = Fp8Weight::new(&device, &weights, dtype).unwrap().summed(kind.1).unwrap();
         let groups = weights[0].scales.rows();
         for (plan, entries) in Fp8Plan::all().zip([1, 9, 30, 70, 100, 200, 300, 333, 500, 450]) {
-            let ids: Vec<i32> =
-                (0..entries).map(|_| random.below(experts + 1) as i32 - 1).collect();
-            let mut blocks = runs.room(&device, entries, plan.rows as usize).unwrap();
-            align_on_device(&device, &runs, &device.upload(&ids).unwrap(), &mut blocks).unwrap();
-            let place_of = device.download(blocks.place_of()).unwrap();
-            let codes_of: Vec<u8> =
-                (0..entries).flat_map(|m| codes(&mut random, m, shape.size_k)).collect();
+            let size = (entries, shape.size_k);
+            let rows = Rows::new(&device, &mut random, experts, size, plan.rows);
             let of_rows: Vec<f32> = (0..entries * groups).map(|_| scale(&mut random)).collect();
             let router: Vec<f32> = (0..entries).map(|_| random.normal() as f32).collect();
-
             let schedule = routed_schedule(kind, dtype);
-            let wide: Vec<u32> = codes_of.iter().map(|&code| code.into()).collect();
-            let expert_of: Vec<Option<usize>> =
-                ids.iter().map(|&id| usize::try_from(id).ok()).collect();
-            let stack =
-                Stack { weights: &weights, expert_of: &expert_of, orders: None, places: None };
-            let extras = Extras {
-                activation_scales: Some(&of_rows),
-                router_weights: Some(&router),
-                order: None,
-            };
-            let wide = rows_of("x", &wide, shape.size_k).unwrap();
-            let wanted = schedule.execute_stack(wide, stack, extras).unwrap();
+            let wanted = rows.wanted(&schedule, &weights, (&of_rows, &router));
 
-            let places = blocks.places();
+            let places = rows.blocks.places();
             let step = fp8_scale_step(places);
-            let mut x = vec![0x7f; places * shape.size_k];
             let per_place = if of == Fp8Scales::Blocks { groups * step } else { places };
-            let (mut scales, mut weights_there) = (vec![f32::NAN; per_place], vec![0.0; places]);
-            for (m, &place) in place_of.iter().enumerate() {
-                let Ok(place) = usize::try_from(place) else { continue };
-                x[place * shape.size_k..][..shape.size_k]
-                    .copy_from_slice(&codes_of[m * shape.size_k..][..shape.size_k]);
-                weights_there[place] = router[m];
+            let mut scales = vec![f32::NAN; per_place];
+            for (m, place) in rows.placed() {
                 for group in 0..groups {
                     scales[group * step + place] = of_rows[m * groups + group];
                 }
             }
-            let (x, scales) = (device.upload(&x).unwrap(), device.upload(&scales).unwrap());
-            let row_weights = device.upload(&weights_there).unwrap();
+            let (x, scales) = (rows.x(&device), device.upload(&scales).unwrap());
+            let row_weights = device.upload(&rows.by_place(&router, 0.0)).unwrap();
             let mut y = device.upload(&vec![NOT_WRITTEN; places * shape.size_n]).unwrap();
-            let rows = RowsFp8 { codes: &x, scales: &scales };
-            let routed = RoutedRows { blocks: &blocks, row_weights: Some(&row_weights) };
-            moe_fp8_gemm(&device, rows, &there, &mut y, plan, routed).unwrap();
-            let y = device.download(&y).unwrap();
-            let wanted: Vec<u16> = wanted.into_iter().map(|bits| bits as u16).collect();
-            let (mut found, mut expected) = (Vec::new(), Vec::new());
-            for (m, &place) in place_of.iter().enumerate() {
-                if let Ok(place) = usize::try_from(place) {
-                    found.extend_from_slice(&y[place * shape.size_n..][..shape.size_n]);
-                    expected.extend_from_slice(&wanted[m * shape.size_n..][..shape.size_n]);
-                }
-            }
-            law.equal(&format!("{kind:?}, {entries} entries, {plan:?}"), &found, &expected);
+            let x = RowsFp8 { codes: &x, scales: &scales };
+            let routed = RoutedRows { blocks: &rows.blocks, row_weights: Some(&row_weights) };
+            moe_fp8_gemm(&device, x, &there, &mut y, plan, routed).unwrap();
+            let context = format!("{kind:?}, {entries} entries, {plan:?}");
+            rows.compare(&mut law, &context, &device.download(&y).unwrap(), &wanted);
         }
     }
     law.held();

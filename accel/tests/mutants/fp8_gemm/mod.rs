@@ -6,6 +6,7 @@ mod products;
 mod quantize;
 
 use crate::common::Random;
+use crate::fp8_rows::{NOT_WRITTEN, codes};
 use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
@@ -16,8 +17,6 @@ use marlinspike_accel::{
     ops::fp8_gemm::{Fp8Plan, Fp8Scales, Fp8Sums, Fp8Weight, RowsFp8, fp8_gemm, fp8_gemm_planned},
     ops::fp8_scale_step,
 };
-
-const NOT_WRITTEN: u16 = 0xabcd;
 
 /// What the kernel computes.
 type Kind = (Fp8Scales, Fp8Sums);
@@ -35,22 +34,6 @@ fn schedule((of, sums): Kind, dtype: ScalarType) -> Schedule {
         Fp8Scales::Blocks => Schedule::w8a8_fp8_blocks(Fp8BlockKernel::DeepGemm, dtype),
     };
     schedule.unwrap()
-}
-
-/// Codes of a row or column: moderate ones, any without NaN, subnormal ones, zeros, or any.
-fn codes(random: &mut Random, line: usize, len: usize) -> Vec<u8> {
-    let code = |random: &mut Random| {
-        let code = random.next() as u8;
-        match line % 7 {
-            1 if code & 0x7f == 0x7f => code ^ 1,
-            1 => code,
-            2 => code & 0x87,
-            3 => code & 0x80,
-            4 => code,
-            _ => code & 0xbf,
-        }
-    };
-    (0..len).map(|_| code(random)).collect()
 }
 
 /// Scales of usual size; one in thirty is tiny, huge, infinite, NaN, negative or zero.

@@ -1,9 +1,8 @@
 //! Dense products, under every plan.
 
-use super::{
-    BLOCKS, CHANNELS, Case, KINDS, Kind, NOT_WRITTEN, UNPROMOTED, moderate_weight, schedule, weight,
-};
+use super::{BLOCKS, CHANNELS, Case, KINDS, Kind, UNPROMOTED, moderate_weight, schedule, weight};
 use crate::common::{self, HALVES, Law, Random};
+use crate::fp8_rows::{self, NOT_WRITTEN};
 use crate::many_rows::hopper_or_skip;
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
@@ -84,20 +83,13 @@ fn fp8_rows_have_the_same_bits_for_every_m() {
     law.held();
 }
 
-/// A product whose bias cancels the f16 outputs of one row: what is left shows the f32 total's last bits, which 16 bits
-/// of a larger number hide.
+/// A product whose bias cancels the outputs of one row.
 fn cancelled(kind: Kind, size_m: usize) -> Case {
     let (shape, dtype) = (Shape::new(1280, 512), HALVES[0]);
     let draw =
         |weight| Case::with_weight(&mut Random(0xF8F8_0003_89AB_CDEF), kind, dtype, weight, size_m);
     let weight = moderate_weight(&mut Random(0xF8F8_0004_89AB_CDEF), kind.0, dtype, shape, false);
-    let plain = draw(weight.clone());
-    let is_normal = |bits: &u16| (0x0400..0x7c00).contains(&(bits & 0x7fff));
-    let mut rows = plain.wanted.chunks_exact(shape.size_n);
-    let row = rows.find(|row| row.iter().filter(|bits| is_normal(bits)).count() > 400);
-    let bias = row.expect("a row of normal numbers").iter().map(|bits| bits ^ 0x8000).collect();
-    let bias = Table::new(dtype, 1, shape.size_n, TableData::B16(bias)).unwrap();
-    draw(Weight { bias: Some(bias), ..weight })
+    draw(fp8_rows::cancelled(weight.clone(), &draw(weight).wanted))
 }
 
 /// Needs no GPU: the case tells a fused multiply-add from a product that is rounded before the sum.
