@@ -29,7 +29,9 @@ fn case() -> (Case<'static>, Vec<i8>, Vec<u32>) {
     });
     let Value::Object(config) = config else { panic!("keys") };
     let config = CaseConfig::from_json(Op::Linear, &config).expect("a config");
-    let mut case = vectors::case_of(config, &mut Rng::new(7)).expect("a case");
+    let mut case = vectors::case_of(config.clone(), &mut Rng::new(7)).expect("a case");
+    // The number of rows is drawn as well.
+    case.config = config;
     let mut state = 1u32;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
