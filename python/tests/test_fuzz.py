@@ -86,6 +86,18 @@ def test_bits_are_announced(monkeypatch):
     assert seen == [np.uint16]
 
 
+def test_a_finding_without_a_cause_says_what_is_wrong():
+    def kernel(inputs, config):
+        y = product(inputs, config)["y"]
+        y[-1, 7] = 3.75
+        return y
+
+    [finding] = run(kernel, findings=1).findings
+    assert finding.cause is None, finding
+    assert "1 of 64 values are wrong, the first at [0, 7]: expected 0x" in finding.wrong[0], finding
+    assert finding.wrong[0] in str(finding) and "n 7" in finding.wrong[0]
+
+
 def test_wrong_nibble_order():
     summary = run(lambda inputs, config: product(inputs, config, order=slice(None, None, -1)))
     assert [f.cause for f in summary.findings] == ["nibbles-swapped"], summary

@@ -206,7 +206,8 @@ fn compile_cpp(folder: &Path, source: &str) -> Option<()> {
         .to_vec();
     runs.push(vec!["-std=c++17", "-O1", "-shared", "-fPIC", "-o", "kernel.so", "kernel.cpp"]);
     for run in runs {
-        let made = Command::new("c++").args(strict).args(&run).current_dir(folder).output().unwrap();
+        let made =
+            Command::new("c++").args(strict).args(&run).current_dir(folder).output().unwrap();
         assert!(made.status.success(), "{run:?}: {}", String::from_utf8_lossy(&made.stderr));
     }
     Some(())

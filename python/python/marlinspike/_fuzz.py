@@ -57,6 +57,8 @@ class Finding:
     path: Optional[str]
     #: Why there are no outputs, such as the kernel's exception.
     fault: Optional[str] = None
+    #: The wrong outputs of the smallest case, each with its first wrong value and their place.
+    wrong: List[str] = field(default_factory=list)
 
     def case(self) -> Case:
         """The minimal case."""
@@ -70,6 +72,7 @@ class Finding:
             lines.append(f"  cause: {self.cause}: {self.explanation}")
         if self.fault:
             lines.append(f"  fault: {self.fault}")
+        lines += [f"  {text}" for text in self.wrong]
         lines.append(f"  smallest case: {' '.join(self.minimal)}")
         if self.path:
             lines.append(f"  kept in {self.path}: marlinspike.Case.read(...).check()")
@@ -81,6 +84,23 @@ def _fault(fault: Optional[Mapping[str, Any]]) -> Optional[str]:
     if not fault:
         return None
     return ", ".join(str(value) for key, value in fault.items() if key != "fault")
+
+
+def _wrong(report: Optional[Mapping[str, Any]]) -> List[str]:
+    """A line for each wrong output of a report."""
+    lines = []
+    for output in (report or {}).get("outputs", ()):
+        if output["verdict"] != "fail":
+            continue
+        line = f"{output['name']}: {output['mismatches']} of {output['elements']} values are wrong"
+        first = output["first_mismatch"]
+        if first:
+            line += f", the first at {first['index']}: expected {first['expected']}, found {first['found']}"
+        diagnosis = output["diagnosis"]
+        if diagnosis and diagnosis["strength"] == "place":
+            line += f"; {diagnosis['text']}"
+        lines.append(line)
+    return lines
 
 
 @dataclass(frozen=True)
@@ -119,6 +139,7 @@ class FuzzSummary:
                 Finding(
                     found["signature"], found["index"], cause.get("id"), cause.get("text"),
                     found["minimal"], found["runs"], path, _fault(found["failure"]["fault"]),
+                    _wrong(found["failure"]["report"]),
                 )
             )  # fmt: skip
         same = (

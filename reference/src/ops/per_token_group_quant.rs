@@ -15,8 +15,8 @@ use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Defined, Expected, Form, Mistake, bitwise, ids, known};
 use crate::ops::draw::{Rng, activations};
-use crate::ops::schema::{CaseError, Inputs, Reader, TensorRule, finite, stored};
 use crate::ops::quant::keys::divisible;
+use crate::ops::schema::{CaseError, Inputs, Reader, TensorRule, finite, stored};
 use crate::ops::tensors::{E4M3, F32, FLAGS, HALF, HALF_TYPES, I32, input, is, name_of, output};
 use crate::ops::{CaseConfig, Operation};
 use crate::quantize::{CodeBy, Fp8GroupOperations, Fp8GroupRule, ScaleBy, per_group_fp8_by};
@@ -261,9 +261,8 @@ impl GroupQuant {
         let group = if self.by_row { c.size_k } else { c.group_size };
         let by = |values: &[u16], ue8m0: bool| {
             let rows = FloatView2::from_rows("x", c.dtype, c.size_k, values)?;
-            Ok::<_, crate::Error>(
-                per_group_fp8_by(rows, group, self.operations, ue8m0)?.into_vecs(),
-            )
+            let made = per_group_fp8_by(rows, group, self.operations, ue8m0)?;
+            Ok::<_, crate::Error>(made.into_vecs())
         };
         let stated = self.rounding == Rounding::Stated;
         let (codes, scales) = by(&self.scaled_by, c.use_ue8m0 && stated)?;

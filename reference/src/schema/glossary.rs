@@ -102,7 +102,10 @@ const KEYS: &[(&str, &str)] = &[
     ("schedule_w13", "the schedule of `gate_up`"),
     ("schedule_w2", "the schedule of `down`"),
     ("scoring_func", "logits to scores"),
-    ("sf_layout", "tile of the interleaved scales; see [Block scales](flashinfer.md#block-scales)"),
+    (
+        "sf_layout",
+        "tile of the interleaved scales; see [Layouts of 4-bit experts](operations.md#layouts-of-4-bit-experts)",
+    ),
     ("size_k", "K: input features"),
     ("size_m", "M: rows of activations"),
     ("size_n", "N: output features"),

@@ -21,9 +21,10 @@ shapes and types under one config.
 - `round_up(a, b)` is the smallest multiple of b that is at least a. \"computed\" sizes are printed by `--config`.
 - act-order is on with `desc_act` and a `group_size` other than -1. A rank holds a slice of K where `is_k_full` is false or
   `tensor_parallel.style` is `row`.
-- `uint4b8` is a code less 8, `uint8b128` a code less 128, `uint4` and `uint8` a code less its zero point. A GPTQ word of
-  `qweight` holds consecutive k of one column, the first in its lowest bits. A word of AWQ's `qweight` and `qzeros` holds
-  consecutive columns: of 8 columns, the fields from the lowest bits up are 0, 2, 4, 6, 1, 3, 5 and 7; of 4 columns, 0, 2, 1 and 3.
+- `uint4b8` is a code less 8, `uint8b128` a code less 128, `uint4` and `uint8` a code less its zero point. Where `qweight` is
+  [size_k / 8 or / 4, size_n], a word holds consecutive k of one column, the first in its lowest bits. Where it is divided along
+  N, a word of `qweight` and `qzeros` holds consecutive columns: of 8 columns, the fields from the lowest bits up are 0, 2, 4, 6,
+  1, 3, 5 and 7; of 4 columns, 0, 2, 1 and 3.
 - [Operations](operations.md) says what each operation computes, and [Layouts](layouts.md) where a kernel's layout has each value.
 - Outputs that a case lacks are not checked.
 - Instead of its keys, `router` takes a model's `config.json`, or a [stated routing](models.md#state-a-routing).

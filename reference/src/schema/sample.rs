@@ -247,7 +247,8 @@ pub(super) fn constraints(op: Op, samples: &[Sample], path: &str) -> Vec<String>
             && expected.starts_with("a multiple of")
         {
             let of_groups = expected.ends_with("(whole groups)");
-            let of_groups = of_groups.then(|| "a multiple of `group_size` (whole groups)".to_owned());
+            let of_groups =
+                of_groups.then(|| "a multiple of `group_size` (whole groups)".to_owned());
             found.insert(of_groups.unwrap_or(expected));
         }
     }

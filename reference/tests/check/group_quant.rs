@@ -83,7 +83,7 @@ fn each_rule_accepts_its_own_codes() {
     }
 }
 
-/// What vLLM 0.33.0's operator returned on an H200 for this value beside a largest one of 1.625.
+/// What vLLM 0.33.0's operator returned on an H200 for this value in a group with the largest magnitude 1.625.
 #[test]
 fn a_recorded_code() {
     let mut x = vec![0.0; GROUP];

@@ -16,8 +16,8 @@ const GROUP: usize = 128;
 const LOW: [usize; 4] = [3, 17, 18, 60];
 /// Every scale; the int16 scale of each is 4096.
 const SCALE: f32 = 1.0 / 1024.0;
-/// The scale of each row of activations.
-const ROW_SCALE: f32 = 1.0 / 8.0;
+/// The scale of each row of activations, times 1 / 4096 of the largest scale, which restores the int16 scales.
+const ROW_SCALE: f32 = SCALE / 4096.0 / 8.0;
 
 /// A case of int8 activations and uint4b8 weights: row 1 is -83, so that the sum of a column of [`LOW`] is
 /// 5.57e9 over K and 2.78e9 over each half of it.
@@ -29,7 +29,9 @@ fn case() -> (Case<'static>, Vec<i8>, Vec<u32>) {
     });
     let Value::Object(config) = config else { panic!("keys") };
     let config = CaseConfig::from_json(Op::Linear, &config).expect("a config");
-    let mut case = vectors::case_of(config, &mut Rng::new(7)).expect("a case");
+    let mut case = vectors::case_of(config.clone(), &mut Rng::new(7)).expect("a case");
+    // The number of rows is drawn as well.
+    case.config = config;
     let mut state = 1u32;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -76,7 +78,7 @@ fn judged(parts: usize, add: impl Fn(i64, i64) -> i64) -> OutputReport {
             let per = K / parts;
             let sums = (0..parts).map(|p| (p * per..(p + 1) * per).map(term).fold(0, &add));
             let sum: f64 = sums.map(|s| s as f64).sum();
-            y.push(f64_to_f16_rne(sum * f64::from(SCALE * ROW_SCALE) / 4096.0));
+            y.push(f64_to_f16_rne(sum * f64::from(ROW_SCALE)));
         }
     }
     let largest = y.iter().map(|&bits| f16_to_f32(bits).abs()).fold(0.0, f32::max);

@@ -235,24 +235,12 @@ fn diagnose(
             &biased(c, ids, found),
         );
     }
-    let k = c.router.top_k;
-    let moved = |t: usize| {
-        let row = &ids[t * k..][..k];
-        let weights: Vec<_> = (0..k).map(|j| c.bounds[t].weight(&c.router, row, j)).collect();
-        let mut free: Vec<usize> = (0..k).collect();
-        (0..k).all(|j| {
-            let fits = |&p: &usize| weights[p].1.ratio(weights[p].0, found[t * k + j]) <= 1.0;
-            free.iter().position(fits).map(|p| free.swap_remove(p)).is_some()
-        })
-    };
-    // Count once per token, since a token may have as many weights as experts.
-    let of_tokens = wrong.chunk_by(|a, b| a / k == b / k).filter(|of| !moved(of[0] / k));
-    let outside: Vec<usize> = of_tokens.flatten().copied().collect();
     offer(
         "weights-in-another-order",
         "a token's weights are right but belong to other entries of its topk_ids",
-        &outside,
+        &not_exchanged(c, ids, found, wrong),
     );
+    let k = c.router.top_k;
     if let Some((_, best)) = best {
         return best;
     }
@@ -265,6 +253,23 @@ fn diagnose(
         found[wrong[0]],
     );
     Diagnosis::place("outside-bound", text, wrong.len())
+}
+
+/// The wrong weights of tokens whose weights are not right in another order.
+fn not_exchanged(c: &Context<'_>, ids: &[usize], found: &[f32], wrong: &[usize]) -> Vec<usize> {
+    let k = c.router.top_k;
+    let moved = |t: usize| {
+        let row = &ids[t * k..][..k];
+        let weights: Vec<_> = (0..k).map(|j| c.bounds[t].weight(&c.router, row, j)).collect();
+        let mut free: Vec<usize> = (0..k).collect();
+        (0..k).all(|j| {
+            let fits = |&p: &usize| weights[p].1.ratio(weights[p].0, found[t * k + j]) <= 1.0;
+            free.iter().position(fits).map(|p| free.swap_remove(p)).is_some()
+        })
+    };
+    // Count once per token, since a token may have as many weights as experts.
+    let of_tokens = wrong.chunk_by(|a, b| a / k == b / k).filter(|of| !moved(of[0] / k));
+    of_tokens.flatten().copied().collect()
 }
 
 /// The chosen experts of the token of weight `i`.
