@@ -64,10 +64,10 @@ fn model_corpus() {
 
 #[test]
 fn input_mutations() {
-    corpus("input", input).hammer(SEED, MutatedFormat::Safetensors, mutations(2_500, 10_000));
+    corpus("input", input).hammer(SEED, MutatedFormat::Safetensors, mutations(2_000, 4_000));
 }
 
 #[test]
 fn model_mutations() {
-    corpus("model", model).hammer(SEED, MutatedFormat::Text, mutations(150, 600));
+    corpus("model", model).hammer(SEED, MutatedFormat::Text, mutations(150, 300));
 }

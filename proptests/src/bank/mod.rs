@@ -16,7 +16,7 @@ mod scales;
 mod table;
 
 pub use measure::{CASES, Measured, SEEDS, measure, on_all_cores};
-pub use table::{Row, fixed, markdown, row};
+pub use table::{Row, fixed, line, markdown, row, row_of};
 
 pub use crate::bug::{Bug, Wrong, right};
 use crate::ops;

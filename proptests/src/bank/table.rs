@@ -25,8 +25,16 @@ pub struct Row {
 /// # Errors
 /// As [`measure`].
 pub fn row(bug: &Bug) -> Result<Row, CampaignError> {
+    row_of(bug, 0..SEEDS)
+}
+
+/// As [`row`], at these seeds.
+///
+/// # Errors
+/// As [`measure`].
+pub fn row_of(bug: &Bug, seeds: impl IntoIterator<Item = u64>) -> Result<Row, CampaignError> {
     let campaign = bug.campaign(0)?;
-    let seeds = (0..SEEDS).map(|seed| measure(bug, &campaign.clone().with_seed(seed)));
+    let seeds = seeds.into_iter().map(|seed| measure(bug, &campaign.clone().with_seed(seed)));
     let seeds = seeds.collect::<Result<Vec<_>, _>>()?;
     let mut shrinking = campaign;
     // A limit of time would make the table depend on the machine.
@@ -97,16 +105,19 @@ pub fn fixed(bug: &Bug) -> String {
     format!("| {number} | {name} | {seen} | `{op}` | {filter} |")
 }
 
+/// The line of a row, without its end.
+pub fn line(row: &Row) -> String {
+    let (median, worst) = row.cases().unwrap_or_default();
+    let by = row.seeds.first().map_or("", |m| m.by.as_str());
+    format!("{} {by} | {median} | {worst} | {} | {} |", fixed(&row.bug), row.minimal, row.cause())
+}
+
 /// The page.
 pub fn markdown(rows: &[Row]) -> String {
     let mut page = PREFACE.to_owned();
     for row in rows {
-        let (median, worst) = row.cases().unwrap_or_default();
-        let by = row.seeds.first().map_or("", |m| m.by.as_str());
-        let (cause, minimal) = (row.cause(), &row.minimal);
-        let fixed = fixed(&row.bug);
         // Writing to a string cannot fail.
-        let _ = writeln!(page, "{fixed} {by} | {median} | {worst} | {minimal} | {cause} |");
+        let _ = writeln!(page, "{}", line(row));
     }
     page
 }

@@ -127,8 +127,8 @@ pub enum MutatedFormat {
     Text,
 }
 
-/// Mutations of each target: `usual`, or `full` with `MARLINSPIKE_TESTS=full`. `MARLINSPIKE_MUTATIONS`
-/// sets any other number, for a longer run by hand.
+/// Mutations of each target: `usual`, or `full` with `MARLINSPIKE_TESTS=full`, three times as many with
+/// `nightly`. `MARLINSPIKE_MUTATIONS` sets any other number, for a longer run by hand.
 ///
 /// # Panics
 /// If that variable is not a number.
@@ -138,5 +138,9 @@ pub fn mutations(usual: usize, full: usize) -> usize {
             panic!("MARLINSPIKE_MUTATIONS: found `{text}`, expected a number of mutations")
         });
     }
-    if std::env::var("MARLINSPIKE_TESTS").is_ok_and(|tests| tests == "full") { full } else { usual }
+    match std::env::var("MARLINSPIKE_TESTS").as_deref() {
+        Ok("nightly") => 3 * full,
+        Ok("full") => full,
+        _ => usual,
+    }
 }

@@ -16,7 +16,7 @@ fn corpus<X>(target: &str, entry: fn(&[u8]) -> Result<(), X>) -> Corpus<X> {
 }
 
 fn hammer<X>(target: &str, entry: fn(&[u8]) -> Result<(), X>, format: MutatedFormat) {
-    corpus(target, entry).hammer(0xf022, format, mutations(5_000, 25_000));
+    corpus(target, entry).hammer(0xf022, format, mutations(4_000, 10_000));
 }
 
 #[test]

@@ -11,9 +11,13 @@ use marlinspike::vectors::Rng;
 use marlinspike_golden::Manifest;
 use marlinspike_proptests::fuzz;
 
-/// Mutations in all: 4000 with `MARLINSPIKE_TESTS=full`, which `scripts/test` sets.
+/// Mutations in all: 1500 with `MARLINSPIKE_TESTS=full`, which `scripts/test` sets.
 fn mutations() -> usize {
-    if std::env::var("MARLINSPIKE_TESTS").is_ok_and(|tests| tests == "full") { 4000 } else { 250 }
+    match std::env::var("MARLINSPIKE_TESTS").as_deref() {
+        Ok("nightly") => 4000,
+        Ok("full") => 1500,
+        _ => 250,
+    }
 }
 /// Files of each operation.
 const FILES: usize = 4;
