@@ -234,43 +234,6 @@ impl Runs {
     }
 }
 
-impl PlacedBlocks {
-    /// Entries of a block.
-    pub fn block_size(&self) -> usize {
-        self.block_size
-    }
-
-    /// Tokens times experts per token.
-    pub fn entries(&self) -> usize {
-        self.entries
-    }
-
-    /// Position of each entry among the sorted ones, int32 `[entries]`, by the last alignment; −1 where its expert is
-    /// not on this rank.
-    pub fn place_of(&self) -> &Buffer<i32> {
-        &self.place_of
-    }
-
-    /// Capacity in entries, padding included.
-    pub fn places(&self) -> usize {
-        self.places
-    }
-
-    /// One more than the largest expert that a block can be for.
-    pub(crate) fn experts(&self) -> usize {
-        self.experts
-    }
-
-    /// Capacity in blocks.
-    pub(crate) fn most_blocks(&self) -> usize {
-        self.expert_ids.len()
-    }
-
-    pub(crate) fn is_on(&self, device: &Device) -> bool {
-        self.expert_ids.is_on(device)
-    }
-}
-
 /// Aligns flattened `topk_ids` in the device's memory: the bits of [`Align::run`]. Ids of no
 /// expert, including negative ones, are left out.
 ///

@@ -44,6 +44,7 @@ pub struct MarlinLayer {
 pub struct Workspace(Stages);
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "a workspace is made once and stays")]
 enum Stages {
     InEntryOrder(EntryBuffers),
     ManyRows(ManyRowsBuffers),

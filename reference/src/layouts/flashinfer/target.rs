@@ -1,4 +1,4 @@
-//! What files, options and help call these layouts. `scaled` stands for the titles of the formats with a
+//! What files, options and help call these layouts. `scaled` means the titles of the formats with a
 //! global scale, whose experts the layouts hold.
 
 /// Name on the command line and in converted folders.
