@@ -4,14 +4,14 @@ use std::time::Instant;
 
 use anyhow::Result;
 use marlinspike::case::{Activation, ScoringFunc};
-use marlinspike::layouts::e2m1::{GROUP, E2m1Layout, E2m1Stack, NR};
+use marlinspike::layouts::e2m1::{E2m1Layout, E2m1Stack, GROUP, NR};
 use marlinspike::moe::layer::Routed;
 use marlinspike::moe::router::Router;
 use marlinspike::num::array::{rows_mut, rows_of};
 use marlinspike::num::dims::Shape;
+use marlinspike::w4a8::e2m1::E2m1Layer;
 use marlinspike::w4a8::moe::{Mode, MoeConfig, Workspace};
 use marlinspike::w4a8::quantize::ActivationRounding;
-use marlinspike::w4a8::e2m1::{E2m1Layer};
 use marlinspike_bench::routing::Routing;
 use marlinspike_bench::tile::Tile;
 use marlinspike_bench::{Contender, Workload};

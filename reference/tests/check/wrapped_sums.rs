@@ -44,7 +44,7 @@ fn case() -> (Case<'static>, Vec<i8>, Vec<u32>) {
         LOW.into_iter().for_each(|n| row[n] = 0);
     }
     let signed = words.iter().map(|&w| w.cast_signed()).collect();
-    let scale = |i: usize| half(if i / N % 2 == 0 { SCALE } else { SCALE / 2.0 });
+    let scale = |i: usize| half(if (i / N).is_multiple_of(2) { SCALE } else { SCALE / 2.0 });
     let scales: Vec<u16> = (0..K / GROUP * N).map(scale).collect();
     let put = [
         Tensor::from_vec("a_q", DType::I8, vec![M, K], a.clone()),
@@ -74,7 +74,9 @@ fn judged(parts: usize, add: impl Fn(i64, i64) -> i64) -> OutputReport {
         for n in 0..N {
             let term = |k: usize| {
                 let code = i64::from(words[k / 8 * N + n] >> (k % 8 * 4) & 15) - 8;
-                i64::from(a[m * K + k]) * code * if k / GROUP % 2 == 0 { 4096 } else { 2048 }
+                i64::from(a[m * K + k])
+                    * code
+                    * if (k / GROUP).is_multiple_of(2) { 4096 } else { 2048 }
             };
             let per = K / parts;
             let sums = (0..parts).map(|p| (p * per..(p + 1) * per).map(term).fold(0, &add));

@@ -72,6 +72,9 @@ fn sharded<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     all
 }
 
+/// Which neighbour, and its number from the group's and the number of groups.
+type Neighbour = (&'static str, fn(usize, usize) -> usize);
+
 /// The scales of the group before or after, of three or more; at the ends those of the end or of the other
 /// end. Of two groups, each of these is also another mistake.
 fn neighbours<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
@@ -79,13 +82,13 @@ fn neighbours<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     if rows < 3 {
         return Vec::new();
     }
-    let reads: [(&str, fn(usize, usize) -> usize); 4] = [
+    let reads: [Neighbour; 4] = [
         ("before", |g, _| g.saturating_sub(1)),
         ("before", |g, rows| (g + rows - 1) % rows),
         ("after", |g, rows| (g + 1).min(rows - 1)),
         ("after", |g, rows| (g + 1) % rows),
     ];
-    let suspect = |(which, read): (&str, fn(usize, usize) -> usize)| {
+    let suspect = |(which, read): Neighbour| {
         let text = format!(
             "every row got the scales of the group {which} its own: the index of the group is off by one"
         );

@@ -109,9 +109,9 @@ impl Sums {
         }
         let x = scene.stage.rows.row(row);
         let (mut exact, mut magnitude) = (0.0, 0.0);
-        for k in 0..size_k {
+        for (k, &x) in x.iter().enumerate().take(size_k) {
             let scale = weight.scales.value(weight.groups.group_of(k), n);
-            let term = x[k] * code(weight, k, n) as f64 * scale;
+            let term = x * code(weight, k, n) as f64 * scale;
             exact += term;
             magnitude += term.abs();
         }
