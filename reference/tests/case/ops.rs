@@ -93,7 +93,7 @@ operations! {
     fp4_products wrong_fp4_products ScaledFp4Mm 40 20 10,
     fp8_products wrong_fp8_products ScaledMm 60 50 13,
     fp8_layers wrong_fp8_layers Fp8Moe 24 16 14,
-    fp8_groups wrong_fp8_groups PerTokenGroupQuant 96 48 11,
+    fp8_groups wrong_fp8_groups PerTokenGroupQuant 96 48 13,
     mxfp4_int8 wrong_mxfp4_int8 E2m1Int8Linear 192 96 13,
     mxfp4_int8_layers wrong_mxfp4_int8_layers E2m1Int8Moe 64 48 10,
 }
