@@ -1,5 +1,6 @@
 """The operators of ``marlinspike.torch``: on the CPU everywhere, on CUDA where there is a device."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -650,14 +651,21 @@ def test_strided_and_shifted_tensors():
 
 @cuda
 def test_a_kernel_that_is_not_loaded_is_refused_in_a_capture():
-    packed = Packed("int8", 64, 64, -1, torch.float16, bias=True).to("cuda")
-    x = torch.randn(2, 64).half().cuda()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with pytest.raises(marlinspike.Error, match="while a graph is captured"), torch.cuda.graph(graph):
-        packed.times(x)
-    torch.cuda.synchronize()
-    assert_same(packed.times(x), packed.to("cpu").times(x.cpu()))
+    # In a process of its own, which has loaded no kernel.
+    script = """
+import pytest, torch, marlinspike
+from test_torch_operators import Packed, assert_same
+packed = Packed("int8", 64, 64, -1, torch.float16, bias=True).to("cuda")
+x = torch.randn(2, 64).half().cuda()
+torch.cuda.synchronize()
+with pytest.raises(marlinspike.Error, match="while a graph is captured"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    packed.times(x)
+torch.cuda.synchronize()
+assert_same(packed.times(x), packed.to("cpu").times(x.cpu()))
+"""
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
 
 
 def test_the_tables_of_a_kept_expert_map_are_made_once_and_again_after_a_change():
