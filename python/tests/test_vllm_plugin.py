@@ -185,7 +185,7 @@ def layer(on_cuda):
 
 
 def quantized(scheme):
-    schemes = ("int4_w4a16", "mxfp4_w4a16", "fp8_w8a16", "nvfp4_w4a16")
+    schemes = ("int4_w4a16", "int8_w8a16", "mxfp4_w4a16", "fp8_w8a16", "nvfp4_w4a16")
     return types.SimpleNamespace(**{f"use_{name}": name == scheme for name in schemes})
 
 
@@ -371,6 +371,29 @@ def test_modules_as_in_0_33_are_replaced_too(plugin, anywhere, monkeypatch, capl
     assert torch.equal(out.view(torch.int16), one.view(torch.int16)) and not plugin.called
     with pytest.raises(RuntimeError, match="gemm1_clamp_limit is set"):
         plugin.experts.apply(experts(7.0), out, x, w1, w2, weights, ids, *rest)
+
+    # int8: twice the words of int4.
+    eight = experts(None)
+    eight.quant_config = quantized("int8_w8a16")
+    words = [torch.randint(-(2**31), 2**31 - 1, (4, w.shape[1], 2 * w.shape[2]), dtype=torch.int32).to(w.device) for w in (w1, w2)]
+    plugin.experts.apply(eight, out, x, *words, weights, ids, *rest)
+    expected = torch.ops.marlinspike.fused_marlin_moe(x, *words, None, None, s1, s2, weights, ids, "uint8b128")
+    assert torch.equal(out.view(torch.int16), expected.view(torch.int16)) and not plugin.called
+
+
+def test_a_module_that_cannot_be_imported_is_not_taken_for_a_moved_one(plugin, monkeypatch):
+    signatures, load = plugin.signatures, importlib.import_module
+    module(monkeypatch, signatures.COMPRESSED_BY_EXPERTS)
+
+    def broken(name, *rest):
+        if name == signatures.COMPRESSED:
+            raise ImportError("no symbol")
+        return load(name, *rest)
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    plugin.envs.VLLM_BATCH_INVARIANT = True
+    with pytest.raises(RuntimeError, match="fused_marlin_moe is missing: no symbol"):
+        plugin.register()
 
 
 @pytest.mark.skipif(not SOURCE, reason="VLLM_SOURCE is not set")

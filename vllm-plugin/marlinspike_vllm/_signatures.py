@@ -62,10 +62,13 @@ def resolve(module: Module) -> str:
 
 
 def exists(module: str) -> bool:
+    """Whether this release has the module. One that cannot be imported for want of another is there."""
     try:
         importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        return not f"{module}.".startswith(f"{error.name}.")
     except ImportError:
-        return False
+        return True
     return True
 
 

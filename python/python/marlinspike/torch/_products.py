@@ -230,8 +230,8 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def keep_expert_map(expert_map: torch.Tensor, local: int) -> None:
-    """Keeps what the operators compute from this map of all experts to the ``local`` ones of a rank: eight small kernels
-    fewer in each call with this tensor.
+    """Computes the operators' tables of this map of all experts to the ``local`` ones of a rank once and keeps them with the
+    tensor, which saves six small kernels in each call.
 
     The values must not change as long as graphs recorded with the map are replayed. A change by torch's operations is
     noticed by the next call, except of a tensor made in inference mode. Without effect while a graph is recorded.
