@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! moe_times [--sweep [--many] | --fp8] [--type TYPE] [E TOP_K H I [M ...]]
+//! moe_times --w8a8 channels|promoted|blocks [--sweep] [E TOP_K H I [M ...]]
 //! ```
 //!
 //! int4 codes in groups of 128 (`uint4b8`) or weights of another type; bf16, SiLU; by default the layers
@@ -10,13 +11,15 @@
 //! the experts that a routing hits, once each, at the bandwidth measured first. `--sweep` tries many
 //! tilings, of the first product, then of the second, and plans of many rows; `--part I COUNT` with it only compiles every
 //! COUNT-th of them, from the I-th on, for other processes to find in the cache of modules.
-//! `--fp8`: activations quantized to e4m3fn, on Hopper. `bench gpu` gives more, without the tilings.
+//! `--fp8`: activations quantized to e4m3fn, on Hopper. `--w8a8`: weights and activations of e4m3fn. `bench gpu` gives
+//! more, without the tilings.
 
 use std::process::ExitCode;
 
 use marlinspike::products::schedule::Cut;
 use marlinspike_accel::{
     AccelError, Device, limits,
+    ops::fp8_gemm::{Fp8Plan, Fp8Scales, Fp8Sums},
     ops::gemm::{ManyRows, Tiling},
     timing::REPLAYS,
     workload::{ExpertLayer, LayerPlans, Sizes, WEIGHT_TYPES, WeightType},
@@ -109,8 +112,47 @@ fn sweep_many(rows: usize, time: impl Fn(LayerPlans) -> Result<f32, AccelError>)
     }
 }
 
+/// Plans of one product of e4m3fn weights and activations, from the narrowest tiles on.
+fn fp8_plans() -> impl Iterator<Item = Fp8Plan> {
+    Fp8Plan::all().flat_map(|plan| {
+        let widths = match (plan.rows, plan.warps) {
+            (128, _) => vec![plan.tile_n],
+            (_, 4) => vec![64],
+            (_, 8) => vec![96, 128],
+            _ => vec![192, 256],
+        };
+        widths.into_iter().map(move |tile_n| Fp8Plan { tile_n, ..plan })
+    })
+}
+
+/// The fastest plans of the first product, then of the second with the best of the first, for each number of rows.
+fn sweep_fp8(rows: usize, time: impl Fn([Fp8Plan; 2]) -> Result<f32, AccelError>) {
+    for block in [8, 16, 32, 48, 64, 96, 128] {
+        if !(rows / 2..=(4 * rows).max(16)).contains(&(block as usize)) {
+            continue;
+        }
+        let all: Vec<_> = fp8_plans().filter(|plan| plan.rows == block).collect();
+        let fastest = |pairs: &mut dyn Iterator<Item = [Fp8Plan; 2]>| {
+            let timed = pairs.filter_map(|plans| Some((time(plans).ok()?, plans)));
+            let mut timed: Vec<_> = timed.collect();
+            timed.sort_by(|a, b| a.0.total_cmp(&b.0));
+            for (us, [first, second]) in timed.iter().take(4) {
+                let shape =
+                    |plan: &Fp8Plan| format!("{} columns by {} warps", plan.tile_n, plan.warps);
+                println!("    {us:.1} us: blocks of {block}, {}; {}", shape(first), shape(second));
+            }
+            timed.first().map(|(_, plans)| *plans)
+        };
+        let some = all[all.len() / 2];
+        if let Some([first, _]) = fastest(&mut all.iter().map(|&plan| [plan, some])) {
+            fastest(&mut all.iter().map(|&plan| [first, plan]));
+        }
+    }
+}
+
 fn main() -> Result<ExitCode, AnyError> {
     let (mut only_many, mut is_fp8) = (false, false);
+    let mut w8a8 = None;
     let (mut is_sweep, mut part, mut ty) = (false, None, Some(WEIGHT_TYPES[0]));
     let mut numbers = Vec::new();
     let mut arguments = std::env::args().skip(1);
@@ -119,6 +161,16 @@ fn main() -> Result<ExitCode, AnyError> {
             "--sweep" => is_sweep = true,
             "--many" => only_many = true,
             "--fp8" => is_fp8 = true,
+            "--w8a8" => {
+                w8a8 = Some(match arguments.next().as_deref() {
+                    Some("channels") => (Fp8Scales::Channels, Fp8Sums::Unpromoted),
+                    Some("promoted") => (Fp8Scales::Channels, Fp8Sums::Promoted),
+                    Some("blocks") => (Fp8Scales::Blocks, Fp8Sums::Promoted),
+                    found => Err(format!(
+                        "--w8a8: found {found:?}, expected channels, promoted or blocks"
+                    ))?,
+                });
+            }
             "--type" => ty = arguments.next().and_then(|name| WeightType::named(&name)),
             "--part" => {
                 let mut number = || arguments.next().unwrap_or_default().parse::<usize>();
@@ -147,13 +199,24 @@ fn main() -> Result<ExitCode, AnyError> {
     println!("{name}, {} multiprocessors, reads {read_tb:.2} TB/s", device.multiprocessors());
     for [num_experts, top_k, hidden_size, intermediate_size] in layers {
         let sizes = Sizes { num_experts, top_k, hidden_size, intermediate_size };
-        let layer = match is_fp8 {
-            true => ExpertLayer::w4a8(&device, ty, sizes)?,
-            false => ExpertLayer::new(&device, ty, sizes)?,
+        let layer = match (w8a8, is_fp8) {
+            (Some(kind), _) => ExpertLayer::fp8(&device, kind, sizes)?,
+            (None, true) => ExpertLayer::w4a8(&device, ty, sizes)?,
+            (None, false) => ExpertLayer::new(&device, ty, sizes)?,
         };
         for &size_m in tokens {
             let planned = |plans| Ok(layer.time(&device, size_m, Some(plans), REPLAYS)?.0.median);
             let time = |tilings| planned(LayerPlans::Tiled(tilings));
+            if let (Some(_), Some((first, count))) = (w8a8, part) {
+                for plan in fp8_plans().skip(first).step_by(count) {
+                    let _: Result<f32, AccelError> = planned(LayerPlans::Fp8([plan; 2]));
+                }
+                continue;
+            }
+            let rows = size_m * top_k / num_experts.min(size_m * top_k);
+            if w8a8.is_some() && is_sweep {
+                sweep_fp8(rows, |plans| planned(LayerPlans::Fp8(plans)));
+            }
             let both = of_layer(sizes, size_m);
             if let (Some((first, count)), true) = (part, only_many) {
                 for plan in ManyRows::all().skip(first).step_by(count) {
@@ -172,21 +235,22 @@ fn main() -> Result<ExitCode, AnyError> {
                 }
                 continue;
             }
-            if is_sweep {
+            if is_sweep && w8a8.is_none() {
                 if !only_many {
                     sweep(&both, time)?;
                 }
                 // With fewer rows of an expert they are slower.
                 if only_many || size_m * top_k / num_experts >= 16 {
-                    sweep_many(size_m * top_k / num_experts.min(size_m * top_k), planned);
+                    sweep_many(rows, planned);
                 }
             }
             let (times, hit) = layer.time(&device, size_m, None, REPLAYS)?;
             let limit = hit * layer.bytes_of_expert() as f64 / read * 1e6;
             println!(
-                "{}, {num_experts} experts, top {top_k}, H {hidden_size}, I {intermediate_size}, M \
+                "{}{num_experts} experts, top {top_k}, H {hidden_size}, I {intermediate_size}, M \
                  {size_m}: {:.1} us, {hit:.1} experts hit, limit {limit:.1}",
-                ty.name, times.median
+                w8a8.map_or(format!("{}, ", ty.name), |kind| format!("{kind:?}, ")),
+                times.median
             );
         }
     }

@@ -11,7 +11,7 @@
 //   w_map       W [experts * N, K]; boxes of 128 k x tile_n columns of y, 128-byte swizzle
 //   x_map       x [rows, K]; boxes of 128 k x ROWS rows, 128-byte swizzle. With IS_MOE the rows are those of the blocks
 //               of ROWS entries (gathered), padding included
-//   y_map       y; boxes of 64 columns x the least of ROWS and 64 rows, 128-byte swizzle
+//   y_map       y; boxes of 64 columns x ROWS rows, with 128 ROWS 64 rows, 128-byte swizzle
 //   w_scales    f32 [experts, N]; with HAS_BLOCKS [experts, N / 128, K / 128], both rounded up
 //   x_scales    f32 [rows], or one for all rows where x_scale_step is 0; with HAS_BLOCKS [K / 128, x_scale_step],
 //               x_scale_step a multiple of 4 and at least the number of rows
@@ -26,7 +26,7 @@
 //   HAS_BLOCKS  0 or 1: scales for 128 x 128 of W and 1 x 128 of x, else of columns and rows
 //   IS_PROMOTED 0 or 1: sums join a total in f32 after each 128 k; 1 with HAS_BLOCKS
 //   IS_MOE      0 or 1: experts
-//   ROWS        8, 16, 32 or 64; 128, with 8 WARPS
+//   ROWS        8, 16, 32, 48, 64 or 96; 128, with 8 WARPS
 //   WARPS       4, 8 or 16 warps of consumers
 //   IS_WIDE     0 or 1: tiles of 256 columns instead of 128, with 128 ROWS only
 //

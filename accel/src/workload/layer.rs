@@ -17,7 +17,7 @@ use crate::{
     memory::Buffer,
     ops::{
         MarlinLayer,
-        fp8_gemm::{Fp8Layer, Fp8Scales, Fp8Sums, Fp8Weight},
+        fp8_gemm::{Fp8Layer, Fp8Plan, Fp8Scales, Fp8Sums, Fp8Weight},
         gemm::{ManyRows, Tiling},
         gemm_w4a8::W4a8Layer,
     },
@@ -75,6 +75,8 @@ pub enum LayerPlans {
     Tiled([Tiling; 2]),
     /// For many rows.
     Many([ManyRows; 2]),
+    /// For weights and activations of e4m3fn.
+    Fp8([Fp8Plan; 2]),
 }
 
 /// A layer with SiLU, each of whose experts has matrices of its own in memory.
@@ -168,44 +170,44 @@ impl ExpertLayer {
         plans: Option<LayerPlans>,
     ) -> Result<Forward<'a>, AccelError> {
         let top_k = self.sizes.top_k;
-        let layer = match (&self.layer, plans) {
-            (AnyLayer::Marlin(layer), _) => layer,
+        // With the workspace that it names, which is of another type for each kind of layer.
+        macro_rules! forward {
+            ($layer:expr, $work:expr) => {{
+                let mut work = $work?;
+                Ok(Box::new(move |ids, y| $layer.forward(device, x, ids, weights, &mut work, y)))
+            }};
+        }
+        match (&self.layer, plans) {
+            (AnyLayer::Marlin(layer), None) => {
+                forward!(layer, layer.workspace(device, size_m, top_k))
+            }
+            (AnyLayer::Marlin(layer), Some(LayerPlans::Tiled(tilings))) => {
+                forward!(layer, layer.workspace_tiled(device, size_m, top_k, tilings))
+            }
+            (AnyLayer::Marlin(layer), Some(LayerPlans::Many(plans))) => {
+                forward!(layer, layer.workspace_many_rows(device, size_m, top_k, plans))
+            }
             (AnyLayer::Fp8(layer), None) => {
-                let mut work = layer.workspace(device, size_m, top_k)?;
-                return Ok(Box::new(move |ids, y| {
-                    layer.forward(device, x, ids, weights, &mut work, y)
-                }));
+                forward!(layer, layer.workspace(device, size_m, top_k))
+            }
+            (AnyLayer::Fp8(layer), Some(LayerPlans::Fp8(plans))) => {
+                forward!(layer, layer.workspace_planned(device, size_m, top_k, plans))
             }
             (AnyLayer::W4a8(layer), None) => {
-                let mut work = layer.workspace(device, size_m, top_k)?;
-                return Ok(Box::new(move |ids, y| {
-                    layer.forward(device, x, ids, weights, &mut work, y)
-                }));
+                forward!(layer, layer.workspace(device, size_m, top_k))
             }
-            (AnyLayer::W4a8(_) | AnyLayer::Fp8(_), Some(plans)) => {
-                return Err(AccelError::Argument {
-                    operation: "workload",
-                    what: "plans",
-                    found: format!("{plans:?}"),
-                    expected: "none for e4m3fn activations".into(),
-                });
-            }
-        };
-        let mut work = match plans {
-            None => layer.workspace(device, size_m, top_k)?,
-            Some(LayerPlans::Tiled(tilings)) => {
-                layer.workspace_tiled(device, size_m, top_k, tilings)?
-            }
-            Some(LayerPlans::Many(plans)) => {
-                layer.workspace_many_rows(device, size_m, top_k, plans)?
-            }
-        };
-        Ok(Box::new(move |ids, y| layer.forward(device, x, ids, weights, &mut work, y)))
+            (_, Some(plans)) => Err(AccelError::Argument {
+                operation: "workload",
+                what: "plans",
+                found: format!("{plans:?}"),
+                expected: "plans of this kind of layer".into(),
+            }),
+        }
     }
 
     /// Time of one layer of `size_m` tokens (alignment, `gate_up`, SiLU, `down`, sum), and how many
     /// experts its routing hits: means over the routings of a recording. By the plans that
-    /// the crate takes, or with 16-bit activations others.
+    /// the crate takes, or others.
     ///
     /// # Errors
     /// Those of the layer; [`AccelError::Driver`].

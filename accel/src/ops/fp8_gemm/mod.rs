@@ -259,7 +259,7 @@ fn launch(
     let arguments = Fp8GemmArguments {
         w_map: map(&weight.codes, all_columns, plan.tile_n)?,
         x_map: map(x.codes, rows, plan.rows)?,
-        y_map: TensorMap::new(device, y, rows, size_n, plan.rows.min(64))
+        y_map: TensorMap::new(device, y, rows, size_n, plan.rows_of_y())
             .map_err(failed("cuTensorMapEncodeTiled"))?,
         w_scales: (&weight.scales).into(),
         x_scales: x.scales.into(),

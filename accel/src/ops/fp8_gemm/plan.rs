@@ -45,8 +45,23 @@ pub struct Fp8Plan {
 static SIZES: Memo<(Fp8Plan, Fp8Scales), Sizes> = Memo::new();
 
 /// Rows and warps of few rows that the kernel is compiled with.
-const FEW: [[u32; 2]; 8] =
-    [[8, 4], [8, 16], [16, 4], [16, 16], [32, 4], [32, 16], [64, 4], [64, 8]];
+const FEW: [[u32; 2]; 15] = [
+    [8, 4],
+    [8, 8],
+    [8, 16],
+    [16, 4],
+    [16, 8],
+    [16, 16],
+    [32, 4],
+    [32, 8],
+    [32, 16],
+    [48, 4],
+    [48, 8],
+    [48, 16],
+    [64, 4],
+    [64, 8],
+    [96, 8],
+];
 
 impl Fp8Plan {
     /// Plans with the widest tiles, one for each set of parameters that the kernel is compiled with.
@@ -61,6 +76,11 @@ impl Fp8Plan {
     pub(super) fn parameters(self) -> [Parameter; 3] {
         let is_wide = self.rows == MANY_ROWS && self.tile_n != MANY_COLUMNS;
         [("WARPS", self.warps), ("ROWS", self.rows), ("IS_WIDE", is_wide.into())]
+    }
+
+    /// Rows that the copy engine writes at once.
+    pub(super) fn rows_of_y(self) -> u32 {
+        if self.rows == MANY_ROWS { MANY_ROWS / 2 } else { self.rows }
     }
 
     /// Blocks of rows whose tiles are computed concurrently.
