@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! moe_times [--sweep [--many] | --fp8] [--type TYPE] [E TOP_K H I [M ...]]
-//! moe_times --w8a8 channels|promoted|blocks [--sweep] [E TOP_K H I [M ...]]
+//! moe_times --w8a8 channels|promoted|blocks [--sweep | --plan ROWS,TILE_N,WARPS,TILE_N,WARPS] [E TOP_K H I [M ...]]
 //! ```
 //!
 //! int4 codes in groups of 128 (`uint4b8`) or weights of another type; bf16, SiLU; by default the layers
@@ -152,7 +152,7 @@ fn sweep_fp8(rows: usize, time: impl Fn([Fp8Plan; 2]) -> Result<f32, AccelError>
 
 fn main() -> Result<ExitCode, AnyError> {
     let (mut only_many, mut is_fp8) = (false, false);
-    let mut w8a8 = None;
+    let (mut w8a8, mut plan) = (None, None);
     let (mut is_sweep, mut part, mut ty) = (false, None, Some(WEIGHT_TYPES[0]));
     let mut numbers = Vec::new();
     let mut arguments = std::env::args().skip(1);
@@ -170,6 +170,16 @@ fn main() -> Result<ExitCode, AnyError> {
                         "--w8a8: found {found:?}, expected channels, promoted or blocks"
                     ))?,
                 });
+            }
+            "--plan" => {
+                let numbers = arguments.next().unwrap_or_default();
+                let numbers: Vec<u32> =
+                    numbers.split(',').map(str::parse).collect::<Result<_, _>>()?;
+                let [rows, n_1, warps_1, n_2, warps_2] = numbers[..] else {
+                    return Err("--plan: expected ROWS,TILE_N,WARPS,TILE_N,WARPS".into());
+                };
+                let of = |tile_n, warps| Fp8Plan { rows, tile_n, warps };
+                plan = Some(LayerPlans::Fp8([of(n_1, warps_1), of(n_2, warps_2)]));
             }
             "--type" => ty = arguments.next().and_then(|name| WeightType::named(&name)),
             "--part" => {
@@ -244,7 +254,7 @@ fn main() -> Result<ExitCode, AnyError> {
                     sweep_many(rows, planned);
                 }
             }
-            let (times, hit) = layer.time(&device, size_m, None, REPLAYS)?;
+            let (times, hit) = layer.time(&device, size_m, plan, REPLAYS)?;
             let limit = hit * layer.bytes_of_expert() as f64 / read * 1e6;
             println!(
                 "{}{num_experts} experts, top {top_k}, H {hidden_size}, I {intermediate_size}, M \
