@@ -40,9 +40,9 @@
 // Registers of a thread: consumers claim those that producers release. Together they are those of the launch: more
 // would never be granted.
 constexpr int PRODUCER_REGISTERS = WARPS <= 8 ? 40 : 32;
-constexpr int CONSUMER_REGISTERS = WARPS <= 8 ? 232 : 112;
+constexpr int CONSUMER_REGISTERS = RESIDENT == 2 ? 96 : WARPS <= 8 ? 232 : 112;
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     fp8_gemm(const __grid_constant__ TensorMap w_map,
         const __grid_constant__ TensorMap x_map,
         const __grid_constant__ TensorMap y_map,

@@ -20,6 +20,8 @@ use crate::{device::Device, error::AccelError, launch::Grid, memory::Buffer, ope
 pub(crate) struct Sizes {
     pub(crate) threads: u32,
     pub(crate) stages: u32,
+    /// Thread blocks on a multiprocessor.
+    pub(crate) resident: u32,
     pub(crate) shared_bytes: u32,
 }
 
@@ -81,7 +83,7 @@ pub(super) fn refuse_plan(row: &Row, device: &Device, plan: &impl Debug) -> Acce
     row.refuse("plan", found, "a plan that the kernel has, sm_90a")
 }
 
-/// The rows as a number of 32 bits, and a grid in which each multiprocessor has at most one of the thread blocks.
+/// The rows as a number of 32 bits, and a grid of as many thread blocks as run concurrently.
 ///
 /// # Errors
 /// [`AccelError::Argument`] for 2^31 rows or tiles: they are counted in 32 bits, raster and all.
@@ -96,7 +98,7 @@ pub(super) fn grid(
         return Err(row.refuse("rows", found, "fewer than 2^31 of either"));
     }
     let grid = Grid {
-        blocks: (device.multiprocessors().min(tiles as u32), 1, 1),
+        blocks: ((device.multiprocessors() * sizes.resident).min(tiles as u32), 1, 1),
         threads: (sizes.threads, 1, 1),
         shared_bytes: sizes.shared_bytes,
     };

@@ -71,10 +71,9 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map
         }
     }
     wait_for_last_kernel();
-    const unsigned blocks = p.blocks(), tiles = blocks * p.columns();
     Place place;
-    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
-        const Tile tile = tile_at(p, index, blocks);
+    for (Tiles tiles(p); !tiles.is_over(); tiles.advance()) {
+        const Tile tile = tiles.now;
         if (tile.expert < 0) {
             continue;
         }
@@ -107,15 +106,32 @@ struct BlockScales {
     unsigned count;
     float now, next;
 
-    // From the tile's column n, or the last one.
+    // Where those from the tile's column n, or the last one, are.
+    static __device__ __forceinline__ BlockScales place(const Product &p, const Tile &tile, unsigned n, unsigned lane) {
+        BlockScales scales;
+        scales.count = p.k_stages();
+        const unsigned rows = (p.size_n + STAGE_K - 1) / STAGE_K;
+        const unsigned row = min((tile.n0 + n) / STAGE_K + lane % PARTS, rows - 1);
+        scales.from = p.w_scales + (static_cast<size_t>(tile.expert) * rows + row) * scales.count;
+        return scales;
+    }
+
+    BlockScales() = default;
+
     __device__ __forceinline__ BlockScales(const Product &p, const Tile &tile, unsigned n, unsigned lane) {
         if constexpr (HAS_BLOCKS) {
-            count = p.k_stages();
-            const unsigned rows = (p.size_n + STAGE_K - 1) / STAGE_K;
-            const unsigned row = min((tile.n0 + n) / STAGE_K + lane % PARTS, rows - 1);
-            from = p.w_scales + (static_cast<size_t>(tile.expert) * rows + row) * count;
+            *this = place(p, tile, n, lane);
             now = from[min(lane / PARTS, count - 1)];
             next = from[min(STAGES + lane / PARTS, count - 1)];
+        }
+    }
+
+    // Fetches what the constructor reads.
+    static __device__ __forceinline__ void fetch(const Product &p, const Tile &tile, unsigned n, unsigned lane) {
+        if constexpr (HAS_BLOCKS) {
+            const BlockScales at = place(p, tile, n, lane);
+            prefetch(at.from + min(lane / PARTS, at.count - 1));
+            prefetch(at.from + min(STAGES + lane / PARTS, at.count - 1));
         }
     }
 

@@ -24,6 +24,30 @@ __device__ __forceinline__ Tile tile_at(const Product &p, unsigned index, unsign
     return {block * ROWS, in / side * p.tile_n, expert};
 }
 
+// The tiles of this thread block, in turn. A tile's expert is in memory, so that the next tile is looked up one ahead.
+template <class Product>
+struct Tiles {
+    const Product &p;
+    const unsigned blocks, count;
+    unsigned index;
+    Tile now, next;
+
+    __device__ __forceinline__ explicit Tiles(const Product &p)
+        : p(p), blocks(p.blocks()), count(blocks * p.columns()), index(blockIdx.x), now(at(index)), next(at(index + gridDim.x)) {}
+
+    __device__ __forceinline__ Tile at(unsigned index) const {
+        return index < count ? tile_at(p, index, blocks) : Tile{0, 0, -1};
+    }
+
+    __device__ __forceinline__ bool is_over() const { return index >= count; }
+
+    __device__ __forceinline__ void advance() {
+        index += gridDim.x;
+        now = next;
+        next = at(index + gridDim.x);
+    }
+};
+
 // A slot of the ring, and the parity of the passes over it.
 struct Place {
     unsigned slot = 0, phase = 0;

@@ -242,7 +242,7 @@ fn launch(
     let (row, kernel) = if is_moe { (&MOE, &MOE_KERNEL) } else { (&ROW, &KERNEL) };
     let shape = weight.shape();
     let x_scale_step = scale_step(row, x, weight, rows)?;
-    let sizes = plan.sizes(row, device, weight.scales_of())?;
+    let sizes = plan.sizes(row, device, (weight.scales_of(), is_moe))?;
     let tiles = plan.tiles(rows, shape.size_n);
     let (rows, grid) = fp8_rows::grid(row, device, (rows, tiles), sizes)?;
     // `Fp8Weight` holds these below 2^31, and all experts' columns too.

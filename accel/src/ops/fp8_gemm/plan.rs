@@ -42,7 +42,7 @@ pub struct Fp8Plan {
     pub warps: u32,
 }
 
-static SIZES: Memo<(Fp8Plan, Fp8Scales), Sizes> = Memo::new();
+static SIZES: Memo<(Fp8Plan, Fp8Scales, bool), Sizes> = Memo::new();
 
 /// Rows and warps of few rows that the kernel is compiled with.
 const FEW: [[u32; 2]; 15] = [
@@ -105,7 +105,7 @@ impl Fp8Plan {
         self,
         row: &Row,
         device: &Device,
-        scales: Fp8Scales,
+        (scales, is_moe): (Fp8Scales, bool),
     ) -> Result<Sizes, AccelError> {
         let Self { rows, tile_n, warps } = self;
         let fits = match rows {
@@ -116,23 +116,33 @@ impl Fp8Plan {
         if !fits || !is_compiled || !device.arch().has_wgmma() {
             return Err(fp8_rows::refuse_plan(row, device, &self));
         }
-        self.sizes_within(scales, device.arch().shared_memory())
+        self.sizes_within((scales, is_moe), device.arch().shared_memory())
     }
 
-    fn sizes_within(self, scales: Fp8Scales, most: u32) -> Result<Sizes, AccelError> {
-        SIZES.get((self, scales), || {
-            let all = parameters(ScalarType::BFLOAT16, (scales, Fp8Sums::Promoted), false, self);
+    fn sizes_within(
+        self,
+        (scales, is_moe): (Fp8Scales, bool),
+        most: u32,
+    ) -> Result<Sizes, AccelError> {
+        SIZES.get((self, scales, is_moe), || {
+            let all = parameters(ScalarType::BFLOAT16, (scales, Fp8Sums::Promoted), is_moe, self);
             let size = |name| constant(SOURCE, name, &all);
             let stage = size("STAGE_BYTES")? + self.tile_n * size("STAGE_K")?;
             let end = size("END_BYTES")?;
-            let two = ((most - RESERVED_BYTES) / 2).saturating_sub(end) / stage;
+            let resident = size("RESIDENT")?;
+            // Of one of `count` thread blocks on a multiprocessor.
+            let stages_of = |count| {
+                ((most + RESERVED_BYTES) / count - RESERVED_BYTES).saturating_sub(end) / stage
+            };
+            let two = stages_of(2 * resident);
             let stages = match two * 3 >= MOST_STAGES * 2 {
                 true => two.min(MOST_STAGES_OF_TWO),
-                false => ((most - end) / stage).min(MOST_STAGES),
+                false => stages_of(resident).min(MOST_STAGES),
             };
             Ok::<_, AccelError>(Sizes {
                 threads: size("THREADS")?,
                 stages,
+                resident,
                 shared_bytes: stages * stage + end,
             })
         })
@@ -157,12 +167,14 @@ impl Fp8Plan {
     /// The plans, of equal rows, for the two products of a layer with `entries` entries, spread evenly over its experts.
     pub(super) fn of_experts(weights: [&Fp8Weight; 2], entries: usize) -> [Self; 2] {
         let rows = entries.div_ceil(weights[0].experts().min(entries).max(1));
-        let few = |rows| Self { rows, tile_n: 64, warps: 4 };
+        let few = |rows| Self { rows, tile_n: 256, warps: 16 };
+        // Blocks that take all rows of nearly every expert: a second block would read its weights again.
         weights.map(|weight| match (rows, weight.sums()) {
-            (0..=8, _) => few(8),
-            (9..=16, _) => few(16),
-            (17..=96, _) => few(64),
-            (_, Fp8Sums::Promoted) => Self::MANY,
+            (0..=4, _) => few(8),
+            (5..=10, _) => few(16),
+            (11..=20, _) => few(32),
+            (21..=38, _) => few(48),
+            (39..=128, _) | (_, Fp8Sums::Promoted) => Self::MANY,
             (_, Fp8Sums::Unpromoted) => Self::WIDE,
         })
     }

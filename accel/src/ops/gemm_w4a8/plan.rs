@@ -118,6 +118,7 @@ impl W4a8Plan {
             let fitting = ((most - end) / stage).min(MOST_STAGES);
             let stages = fitting - fitting % size("STAGE_MULTIPLE")?;
             Ok::<_, AccelError>(Sizes {
+                resident: 1,
                 threads: size("THREADS")?,
                 stages,
                 shared_bytes: stages * stage + end,
