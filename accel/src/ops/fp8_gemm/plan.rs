@@ -131,7 +131,7 @@ impl Fp8Plan {
             let end = size("END_BYTES")?;
             let resident = size("RESIDENT")?;
             // Of one of `count` thread blocks on a multiprocessor.
-            let stages_of = |count| {
+            let stages_of = |count: u32| {
                 ((most + RESERVED_BYTES) / count - RESERVED_BYTES).saturating_sub(end) / stage
             };
             let two = stages_of(2 * resident);
