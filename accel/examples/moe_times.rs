@@ -1,7 +1,7 @@
 //! How long expert layers with Marlin weights take on this machine's GPU.
 //!
 //! ```text
-//! moe_times [--sweep [--many] | --fp8] [--type TYPE] [E TOP_K H I [M ...]]
+//! moe_times [--sweep [--many] | --fp8 [--plan ...]] [--type TYPE] [E TOP_K H I [M ...]]
 //! moe_times --w8a8 channels|promoted|blocks [--sweep | --plan ROWS,TILE_N,WARPS,TILE_N,WARPS] [E TOP_K H I [M ...]]
 //! ```
 //!
@@ -21,6 +21,7 @@ use marlinspike_accel::{
     AccelError, Device, limits,
     ops::fp8_gemm::{Fp8Plan, Fp8Scales, Fp8Sums},
     ops::gemm::{ManyRows, Tiling},
+    ops::gemm_w4a8::W4a8Plan,
     timing::REPLAYS,
     workload::{ExpertLayer, LayerPlans, Sizes, WEIGHT_TYPES, WeightType},
 };
@@ -127,7 +128,7 @@ fn fp8_plans() -> impl Iterator<Item = Fp8Plan> {
 
 /// The fastest plans of the first product, then of the second with the best of the first, for each number of rows.
 fn sweep_fp8(rows: usize, time: impl Fn([Fp8Plan; 2]) -> Result<f32, AccelError>) {
-    for block in [8, 16, 32, 48, 64, 96, 128] {
+    for block in [8, 16, 32, 48, 64, 128] {
         if !(rows / 2..=(4 * rows).max(16)).contains(&(block as usize)) {
             continue;
         }
@@ -178,8 +179,17 @@ fn main() -> Result<ExitCode, AnyError> {
                 let [rows, n_1, warps_1, n_2, warps_2] = numbers[..] else {
                     return Err("--plan: expected ROWS,TILE_N,WARPS,TILE_N,WARPS".into());
                 };
-                let of = |tile_n, warps| Fp8Plan { rows, tile_n, warps };
-                plan = Some(LayerPlans::Fp8([of(n_1, warps_1), of(n_2, warps_2)]));
+                let shapes = [(n_1, warps_1), (n_2, warps_2)];
+                plan = Some(if is_fp8 {
+                    LayerPlans::W4a8(shapes.map(|(tile_n, warps)| W4a8Plan {
+                        rows,
+                        tile_n,
+                        warps,
+                        splits: 1,
+                    }))
+                } else {
+                    LayerPlans::Fp8(shapes.map(|(tile_n, warps)| Fp8Plan { rows, tile_n, warps }))
+                });
             }
             "--type" => ty = arguments.next().and_then(|name| WeightType::named(&name)),
             "--part" => {

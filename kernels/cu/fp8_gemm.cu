@@ -26,7 +26,7 @@
 //   HAS_BLOCKS  0 or 1: scales for 128 x 128 of W and 1 x 128 of x, else of columns and rows
 //   IS_PROMOTED 0 or 1: sums join a total in f32 after each 128 k; 1 with HAS_BLOCKS
 //   IS_MOE      0 or 1: experts
-//   ROWS        8, 16, 32, 48, 64 or 96; 128, with 8 WARPS
+//   ROWS        8, 16, 32, 48 or 64; 128, with 8 WARPS
 //   WARPS       4, 8 or 16 warps of consumers
 //   IS_WIDE     0 or 1: tiles of 256 columns instead of 128, with 128 ROWS only
 //

@@ -35,10 +35,10 @@
 // Registers of a thread: consumers claim those that producers and promoters release. Together they are those of the launch:
 // more would never be granted.
 constexpr int PRODUCER_REGISTERS = WARPS <= 8 ? 24 : IS_SHARED ? 40 : 32;
-constexpr int CONSUMER_REGISTERS = WARPS <= 8 ? 240 : IS_SHARED ? 96 : 112;
+constexpr int CONSUMER_REGISTERS = RESIDENT == 2 ? 104 : WARPS <= 8 ? 240 : IS_SHARED ? 96 : 112;
 constexpr int PROMOTER_REGISTERS = 56;
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     marlin_gemm_a8_wgmma(const __grid_constant__ TensorMap x_map,
         const __grid_constant__ TensorMap y_map,
         const unsigned char *__restrict__ qweight,

@@ -25,6 +25,13 @@ pub(crate) struct Sizes {
     pub(crate) shared_bytes: u32,
 }
 
+/// Shared memory of one of `resident` thread blocks on a multiprocessor, of the `most` that one alone may have.
+pub(crate) fn room_of(most: u32, resident: u32) -> u32 {
+    // The device keeps as much of each thread block's.
+    const RESERVED_BYTES: u32 = 1024;
+    (most + RESERVED_BYTES) / resident - RESERVED_BYTES
+}
+
 /// Returns an error if any buffer belongs to another device. `is_here`: whether x and the weight are memory of `device`.
 pub(super) fn on_device(
     row: &'static Row,
@@ -218,15 +225,23 @@ impl<W: ExpertWeight<Plan = P>, P: Debug + Copy> Fp8RowsLayer<W> {
         Ok(Self { weights: [change(w13)?, change(w2)?], ..self })
     }
 
-    /// Room for the stages of `entries` entries by plans of `block_size` rows.
+    /// Room for the stages of `tokens` tokens that go to `top_k` experts each, by plans of so many rows.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for sizes of zero or beyond 2^31, and for plans of different rows; [`AccelError::Driver`].
     pub(super) fn room(
         &self,
         device: &Device,
-        (entries, top_k): (usize, usize),
-        plans: [P; 2],
-        block_size: u32,
+        row: &Row,
+        (tokens, top_k): (usize, usize),
+        (plans, rows): ([P; 2], [u32; 2]),
     ) -> Result<Fp8RowsWorkspace<P>, AccelError> {
-        let blocks = self.runs.room_for_places(device, entries, block_size as usize)?;
+        let entries = check::entries(row, tokens, top_k)?;
+        if rows[0] != rows[1] {
+            let found = format!("{} and {} rows", rows[0], rows[1]);
+            return Err(row.refuse("plan", found, "blocks of equal size"));
+        }
+        let blocks = self.runs.room_for_places(device, entries, rows[0] as usize)?;
         let places = blocks.places();
         let rows = |weight: &W| -> Result<Rows, AccelError> {
             let codes = device.room(places * weight.shape().size_k)?;

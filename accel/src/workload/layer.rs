@@ -19,7 +19,7 @@ use crate::{
         MarlinLayer,
         fp8_gemm::{Fp8Layer, Fp8Plan, Fp8Scales, Fp8Sums, Fp8Weight},
         gemm::{ManyRows, Tiling},
-        gemm_w4a8::W4a8Layer,
+        gemm_w4a8::{W4a8Layer, W4a8Plan},
     },
     timing::Times,
 };
@@ -77,6 +77,8 @@ pub enum LayerPlans {
     Many([ManyRows; 2]),
     /// For weights and activations of e4m3fn.
     Fp8([Fp8Plan; 2]),
+    /// For weights of 4 bits and activations of e4m3fn.
+    W4a8([W4a8Plan; 2]),
 }
 
 /// A layer with SiLU, each of whose experts has matrices of its own in memory.
@@ -195,6 +197,9 @@ impl ExpertLayer {
             }
             (AnyLayer::W4a8(layer), None) => {
                 forward!(layer, layer.workspace(device, size_m, top_k))
+            }
+            (AnyLayer::W4a8(layer), Some(LayerPlans::W4a8(plans))) => {
+                forward!(layer, layer.workspace_planned(device, size_m, top_k, plans))
             }
             (_, Some(plans)) => Err(AccelError::Argument {
                 operation: "workload",

@@ -174,15 +174,14 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
     const unsigned group = (threadIdx.x - PRODUCERS) / 128;
     const WarpTile warp = {threadIdx.x % 32, group, group * GROUP_N + threadIdx.x / 32 % 4 * 16};
     const Reader reader(p, memory, warp, pointer);
-    const unsigned blocks = p.blocks(), tiles = blocks * p.columns();
     const unsigned box = memory.y_at + group * BOX_BYTES;
     if (TAKES_TURNS && group == 1) {
         // The first turn is that of warpgroup 0.
         pass_turn(group);
     }
     Place place;
-    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
-        const Tile tile = tile_at(p, index, blocks);
+    for (Tiles tiles(p); !tiles.is_over(); tiles.advance()) {
+        const Tile tile = tiles.now;
         if (tile.expert < 0) {
             continue;
         }

@@ -89,12 +89,11 @@ __device__ __forceinline__ void copy_weights(const Product &p, const Memory &mem
 __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map, const Memory &memory, unsigned first) {
     constexpr unsigned STRIDE = PRODUCERS / 32;
     const unsigned k_stages = p.k_stages(), padded = (k_stages + PAIR - 1) / PAIR * PAIR;
-    const unsigned blocks = p.blocks(), tiles = blocks * p.columns();
     // No kernel writes weights. Which expert's they are, the last kernel may say.
     unsigned early = 0;
     if constexpr (!IS_MOE) {
         early = min(min(p.stages, k_stages), STRIDE * EARLY_STAGES);
-        const Tile tile = tile_at(p, blockIdx.x, blocks);
+        const Tile tile = tile_at(p, blockIdx.x, p.blocks());
         for (unsigned stage = first; stage < early; stage += STRIDE) {
             copy_weights(p, memory, tile, stage, stage);
         }
@@ -102,8 +101,8 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
     wait_for_last_kernel();
     Place base;
     unsigned count = 0;
-    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
-        const Tile tile = tile_at(p, index, blocks);
+    for (Tiles tiles(p); !tiles.is_over(); tiles.advance()) {
+        const Tile tile = tiles.now;
         if (tile.expert < 0) {
             continue;
         }

@@ -42,13 +42,13 @@ __device__ __forceinline__ void multiply_shared(const Product &p, const Memory &
     const WarpTile warp = {threadIdx.x % 32, group, in_group % COLUMN_WARPS * 16};
     const Reader reader(p, memory, warp, pointer);
     const PartSlots slots(memory, pointer);
-    const unsigned blocks = p.blocks(), tiles = blocks * p.columns(), k_stages = p.k_stages();
+    const unsigned k_stages = p.k_stages();
     const unsigned pairs = (k_stages + PAIR - 1) / PAIR, ring = p.stages / PAIR;
     const unsigned lane = warp.n * 2 + warp.lane;
     Place place;
     unsigned count = 0;
-    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
-        const Tile tile = tile_at(p, index, blocks);
+    for (Tiles tiles(p); !tiles.is_over(); tiles.advance()) {
+        const Tile tile = tiles.now;
         if (tile.expert < 0) {
             continue;
         }
@@ -121,11 +121,11 @@ __device__ __forceinline__ void promote_shared(const Product &p, const Memory &m
     const unsigned lane = at_lane % 32, in_tile = at_lane / 32 * 16 + lane / 4;
     static_assert(!IS_SHARED || SHARE * PROMOTED == ROWS / 2);
     const PartSlots slots(memory, pointer);
-    const unsigned blocks = p.blocks(), tiles = blocks * p.columns(), k_stages = p.k_stages();
+    const unsigned k_stages = p.k_stages();
     const unsigned pairs = (k_stages + PAIR - 1) / PAIR;
     unsigned count = 0;
-    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
-        const Tile tile = tile_at(p, index, blocks);
+    for (Tiles tiles(p); !tiles.is_over(); tiles.advance()) {
+        const Tile tile = tiles.now;
         if (tile.expert < 0) {
             continue;
         }

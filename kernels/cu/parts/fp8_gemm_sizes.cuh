@@ -8,8 +8,8 @@ constexpr unsigned STAGE_K = 128;
 // Whether rows of x are the 64-row side of the products (fp8_gemm_many.cuh), else the weights (fp8_gemm_few.cuh).
 constexpr bool HAS_MANY_ROWS = ROWS == 128;
 static_assert(HAS_MANY_ROWS ? WARPS == 8 : !IS_WIDE);
-// Thread blocks on a multiprocessor: with experts and few rows, one multiplies while another one writes its tile.
-constexpr unsigned RESIDENT = !IS_MOE || ROWS > 48 || WARPS == 16 ? 1 : 16 / WARPS - WARPS / 4 % 2;
+// Thread blocks on a multiprocessor: with experts and few rows, one multiplies while the other one writes its tile.
+constexpr unsigned RESIDENT = IS_MOE && WARPS == 8 && ROWS <= 32 ? 2 : 1;
 static_assert(IS_PROMOTED || !HAS_BLOCKS);
 constexpr unsigned X_BYTES = ROWS * STAGE_K;
 constexpr unsigned X_SCALE_BYTES = HAS_BLOCKS * ROWS * 4;

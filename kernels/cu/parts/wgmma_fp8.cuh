@@ -36,8 +36,6 @@ __device__ __forceinline__ void wgmma_fp8(float (&d)[N / 2], unsigned long long 
         WGMMA_FP8(48, WGMMA_2, "%24", "%25", "%26", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16));
     } else if constexpr (N == 64) {
         WGMMA_FP8(64, WGMMA_3, "%32", "%33", "%34", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24));
-    } else if constexpr (N == 96) {
-        WGMMA_FP8(96, WGMMA_5, "%48", "%49", "%50", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40));
     } else if constexpr (N == 128) {
         WGMMA_FP8(128, WGMMA_7, "%64", "%65", "%66", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40), WGMMA_D8(48), WGMMA_D8(56));
     } else {

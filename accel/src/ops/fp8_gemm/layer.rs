@@ -125,7 +125,7 @@ impl Fp8Layer {
         top_k: usize,
     ) -> Result<Fp8Workspace, AccelError> {
         let entries = check::entries(&ROW, tokens, top_k)?;
-        let plans = Fp8Plan::of_experts([&self.weights[0], &self.weights[1]], entries);
+        let plans = Fp8Plan::of_experts(self.weights[0].experts(), entries);
         self.workspace_planned(device, tokens, top_k, plans)
     }
 
@@ -140,12 +140,6 @@ impl Fp8Layer {
         top_k: usize,
         plans: [Fp8Plan; 2],
     ) -> Result<Fp8Workspace, AccelError> {
-        let entries = check::entries(&ROW, tokens, top_k)?;
-        let [rows, rows_of_w2] = plans.map(|plan| plan.rows);
-        if rows != rows_of_w2 {
-            let found = format!("{rows} and {rows_of_w2}");
-            return Err(ROW.refuse("plan", found, "blocks of equal size"));
-        }
-        self.room(device, (entries, top_k), plans, plans[0].rows)
+        self.room(device, &ROW, (tokens, top_k), (plans, plans.map(|plan| plan.rows)))
     }
 }

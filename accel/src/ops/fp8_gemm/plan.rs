@@ -20,8 +20,6 @@ const MOST_STAGES: u32 = 12;
 /// Stages where as many, [`MOST_STAGES`] less a third at least, leave room for a thread block of the next kernel, which then
 /// starts before this one's is over.
 const MOST_STAGES_OF_TWO: u32 = 20;
-/// Shared memory of a thread block that the device keeps.
-const RESERVED_BYTES: u32 = 1024;
 /// Rows of x, for each column of a tile, that thread blocks work on concurrently, so that these rows and the columns of W
 /// that they need stay in the L2 cache.
 const RASTER_ROWS: u32 = 8;
@@ -45,7 +43,7 @@ pub struct Fp8Plan {
 static SIZES: Memo<(Fp8Plan, Fp8Scales, bool), Sizes> = Memo::new();
 
 /// Rows and warps of few rows that the kernel is compiled with.
-const FEW: [[u32; 2]; 15] = [
+const FEW: [[u32; 2]; 12] = [
     [8, 4],
     [8, 8],
     [8, 16],
@@ -55,12 +53,9 @@ const FEW: [[u32; 2]; 15] = [
     [32, 4],
     [32, 8],
     [32, 16],
-    [48, 4],
-    [48, 8],
     [48, 16],
     [64, 4],
     [64, 8],
-    [96, 8],
 ];
 
 impl Fp8Plan {
@@ -131,9 +126,8 @@ impl Fp8Plan {
             let end = size("END_BYTES")?;
             let resident = size("RESIDENT")?;
             // Of one of `count` thread blocks on a multiprocessor.
-            let stages_of = |count: u32| {
-                ((most + RESERVED_BYTES) / count - RESERVED_BYTES).saturating_sub(end) / stage
-            };
+            let stages_of =
+                |resident| fp8_rows::room_of(most, resident).saturating_sub(end) / stage;
             let two = stages_of(2 * resident);
             let stages = match two * 3 >= MOST_STAGES * 2 {
                 true => two.min(MOST_STAGES_OF_TWO),
@@ -164,19 +158,19 @@ impl Fp8Plan {
         Self::of_shape(size_m, size_n, multiprocessors, many)
     }
 
-    /// The plans, of equal rows, for the two products of a layer with `entries` entries, spread evenly over its experts.
-    pub(super) fn of_experts(weights: [&Fp8Weight; 2], entries: usize) -> [Self; 2] {
-        let rows = entries.div_ceil(weights[0].experts().min(entries).max(1));
-        let few = |rows| Self { rows, tile_n: 256, warps: 16 };
+    /// The plans for the two products of a layer with `entries` entries, spread evenly over its experts.
+    pub(super) fn of_experts(experts: usize, entries: usize) -> [Self; 2] {
+        let rows = entries.div_ceil(experts.min(entries).max(1));
+        let few = |rows, warps| Self { rows, tile_n: 16 * warps, warps };
         // Blocks that take all rows of nearly every expert: a second block would read its weights again.
-        weights.map(|weight| match (rows, weight.sums()) {
-            (0..=4, _) => few(8),
-            (5..=10, _) => few(16),
-            (11..=20, _) => few(32),
-            (21..=38, _) => few(48),
-            (39..=128, _) | (_, Fp8Sums::Promoted) => Self::MANY,
-            (_, Fp8Sums::Unpromoted) => Self::WIDE,
-        })
+        [match rows {
+            0..=4 => few(8, 8),
+            5..=10 => few(16, 8),
+            11..=20 => few(32, 8),
+            21..=38 => few(48, 16),
+            39..=96 => Self::MANY,
+            _ => Self::WIDE,
+        }; 2]
     }
 
     fn of_shape(size_m: usize, size_n: usize, multiprocessors: u32, many: Self) -> Self {

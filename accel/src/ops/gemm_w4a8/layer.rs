@@ -91,6 +91,20 @@ impl W4a8Layer {
         let entries = check::entries(&ROW, tokens, top_k)?;
         let [w13, w2] = &self.weights;
         let plans = W4a8Plan::of_experts([w13, w2], entries, device.multiprocessors());
-        self.room(device, (entries, top_k), plans, plans[0].rows)
+        self.workspace_planned(device, tokens, top_k, plans)
+    }
+
+    /// [`Self::workspace`] by the caller's plans: the same bits, at another speed.
+    ///
+    /// # Errors
+    /// As [`Self::workspace`]; [`AccelError::Argument`] for plans of different rows.
+    pub fn workspace_planned(
+        &self,
+        device: &Device,
+        tokens: usize,
+        top_k: usize,
+        plans: [W4a8Plan; 2],
+    ) -> Result<W4a8Workspace, AccelError> {
+        self.room(device, &ROW, (tokens, top_k), (plans, plans.map(|plan| plan.rows)))
     }
 }

@@ -233,7 +233,7 @@ fn launch(
     let is_moe = routed.is_some();
     let (row, kernel) = if is_moe { (&MOE, &MOE_KERNEL) } else { (&ROW, &KERNEL) };
     let shape = weight.shape();
-    let sizes = plan.sizes(row, device, weight.form())?;
+    let sizes = plan.sizes(row, device, (weight.form(), is_moe))?;
     let tiles = plan.tiles(rows, shape.size_n);
     let (rows, grid) = fp8_rows::grid(row, device, (rows, tiles), sizes)?;
     // `MarlinWeight` holds these below 2^31.

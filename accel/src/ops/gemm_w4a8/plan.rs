@@ -35,10 +35,13 @@ pub struct W4a8Plan {
     pub splits: u32,
 }
 
-static SIZES: Memo<(W4a8Plan, Form), Sizes> = Memo::new();
+static SIZES: Memo<(W4a8Plan, Form, bool), Sizes> = Memo::new();
 
 /// Rows, warps and splits that the kernel is compiled with.
-const COMPILED: [[u32; 3]; 14] = [
+const COMPILED: [[u32; 3]; 17] = [
+    [8, 8, 1],
+    [16, 8, 1],
+    [32, 8, 1],
     [8, 16, 8],
     [8, 16, 4],
     [8, 16, 1],
@@ -97,7 +100,12 @@ impl W4a8Plan {
     /// # Errors
     /// [`AccelError::Argument`] for a plan that the kernel does not have, or another architecture than sm_90a;
     /// [`AccelError::Constant`].
-    pub(super) fn sizes(self, row: &Row, device: &Device, form: Form) -> Result<Sizes, AccelError> {
+    pub(super) fn sizes(
+        self,
+        row: &Row,
+        device: &Device,
+        (form, is_moe): (Form, bool),
+    ) -> Result<Sizes, AccelError> {
         let Self { rows, tile_n, warps, splits } = self;
         let is_compiled = COMPILED.contains(&[rows, warps, splits]);
         let fits = tile_n > 0
@@ -107,18 +115,20 @@ impl W4a8Plan {
         if !fits || !is_compiled || !device.arch().has_wgmma() {
             return Err(fp8_rows::refuse_plan(row, device, &self));
         }
-        self.sizes_within(form, device.arch().shared_memory())
+        self.sizes_within((form, is_moe), device.arch().shared_memory())
     }
 
-    fn sizes_within(self, form: Form, most: u32) -> Result<Sizes, AccelError> {
-        SIZES.get((self, form), || {
-            let all = parameters(ScalarType::BFLOAT16, form, false, self);
+    fn sizes_within(self, (form, is_moe): (Form, bool), most: u32) -> Result<Sizes, AccelError> {
+        SIZES.get((self, form, is_moe), || {
+            let all = parameters(ScalarType::BFLOAT16, form, is_moe, self);
             let size = |name| constant(SOURCE, name, &all);
             let (stage, end) = (size("STAGE_BYTES")?, size("END_BYTES")?);
-            let fitting = ((most - end) / stage).min(MOST_STAGES);
+            let resident = size("RESIDENT")?;
+            let room = fp8_rows::room_of(most, resident);
+            let fitting = ((room - end) / stage).min(MOST_STAGES);
             let stages = fitting - fitting % size("STAGE_MULTIPLE")?;
             Ok::<_, AccelError>(Sizes {
-                resident: 1,
+                resident,
                 threads: size("THREADS")?,
                 stages,
                 shared_bytes: stages * stage + end,
