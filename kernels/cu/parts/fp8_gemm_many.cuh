@@ -228,13 +228,14 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
                                         const unsigned char *pointer) {
     const unsigned group = (threadIdx.x - PRODUCERS) / 128, lane = threadIdx.x % 32;
     const Thread thread = {lane, group, group * GROUP_ROWS + threadIdx.x / 32 % 4 * 16 + lane / 4};
+    const unsigned blocks = p.blocks(), tiles = blocks * p.columns();
     const unsigned boxes = memory.start + memory.y_at + group * (2 * BOX_BYTES);
     if (HAS_TURNS && group == 1) {
         pass_turn(group);
     }
     Place place;
-    for (Tiles tiles(p); !tiles.is_over(); tiles.advance()) {
-        const Tile tile = tiles.now;
+    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
+        const Tile tile = tile_at(p, index, blocks);
         if (tile.expert < 0) {
             continue;
         }
@@ -259,9 +260,6 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
         }
         float total[PARTS][PART_N / 2];
         sum_tile(p, tile, memory, pointer, thread, place, total);
-        if (tiles.next.expert >= 0) {
-            BlockScales<PARTS>::fetch(p, tiles.next, 0, thread.lane);
-        }
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
             finish(p, tile, part * PART_N, thread, x_scale, row_weight, total[part]);

@@ -166,7 +166,7 @@ impl W4a8Plan {
 
     /// The plan of many rows whose last wave of tiles wastes least.
     fn many(size_m: usize, size_n: usize, form: Form, multiprocessors: u32) -> Self {
-        let plans = [256, 192, 128].map(|rows| Self { rows, tile_n: 128, warps: 8, splits: 1 });
+        let plans = [256, 192, 128].map(many);
         let time = |plan: &Self| {
             let waves = plan.tiles(size_m, size_n).div_ceil(multiprocessors as usize);
             waves * (plan.rows as usize + FIXED_ROWS)
@@ -183,19 +183,28 @@ impl W4a8Plan {
     ) -> [Self; 2] {
         let active = weights[0].experts().min(entries).max(1);
         let rows = entries.div_ceil(active);
-        let many = |rows| Self { rows, tile_n: 128, warps: 8, splits: 1 };
         let most = if weights.iter().all(|w| many(256).serves(w.form())) { 256 } else { 192 };
+        // Blocks that take all rows of nearly every expert: a second block would read its weights again.
         weights.map(|weight| {
             let columns = weight.shape().size_n.saturating_mul(active);
             match rows {
-                0..=32 => Self::few(rows, columns, weight.form(), multiprocessors),
-                33..=80 => many(64),
-                81..=144 => many(128),
-                145..=208 => many(192),
+                0..=4 if columns < multiprocessors as usize * 64 => {
+                    Self::few(8, columns, weight.form(), multiprocessors)
+                }
+                0..=4 => many(8),
+                5..=10 => many(16),
+                11..=40 => many(32),
+                41..=80 => many(64),
+                81..=320 => many(128),
                 _ => many(most),
             }
         })
     }
+}
+
+/// Tiles of 128 columns.
+fn many(rows: u32) -> W4a8Plan {
+    W4a8Plan { rows, tile_n: 128, warps: 8, splits: 1 }
 }
 
 /// Whether a stage is one part, so that warpgroups can take turns by stages.

@@ -37,7 +37,9 @@ fn fp8_products_with_experts_equal_the_reference() {
             (0..experts).map(|_| weight(&mut random, of, dtype, shape, true)).collect();
         let there = Fp8Weight::new(&device, &weights, dtype).unwrap().summed(kind.1).unwrap();
         let groups = weights[0].scales.rows();
-        for (plan, entries) in Fp8Plan::all().zip([1, 9, 30, 70, 100, 200, 300, 333, 500, 450].into_iter().cycle()) {
+        for (plan, entries) in
+            Fp8Plan::all().zip([1, 9, 30, 70, 100, 200, 300, 333, 500, 450].into_iter().cycle())
+        {
             let size = (entries, shape.size_k);
             let rows = Rows::new(&device, &mut random, experts, size, plan.rows);
             let of_rows: Vec<f32> = (0..entries * groups).map(|_| scale(&mut random)).collect();
