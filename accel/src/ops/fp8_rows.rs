@@ -225,7 +225,7 @@ impl<W: ExpertWeight<Plan = P>, P: Debug + Copy> Fp8RowsLayer<W> {
         Ok(Self { weights: [change(w13)?, change(w2)?], ..self })
     }
 
-    /// Room for the stages of `tokens` tokens that go to `top_k` experts each, by plans of so many rows.
+    /// Room for the stages of `tokens` tokens that go to `top_k` experts each, by plans of these rows.
     ///
     /// # Errors
     /// [`AccelError::Argument`] for sizes of zero or beyond 2^31, and for plans of different rows; [`AccelError::Driver`].
