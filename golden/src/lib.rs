@@ -16,11 +16,13 @@
 mod error;
 mod manifest;
 mod root;
+mod tier;
 mod verify;
 
 pub use error::GoldenError;
 pub use manifest::{CaseEntry, CheckpointEntry, FileEntry, Manifest, TableEntry};
 pub use root::find_root;
+pub use tier::{TIER_VARIABLE, Tier};
 
 /// Environment variable that names the golden folder and overrides the search.
 pub const ROOT_VARIABLE: &str = "MARLINSPIKE_GOLDEN";
