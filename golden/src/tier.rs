@@ -1,9 +1,6 @@
 //! How much the slow tests of the workspace try.
 
-use crate::{GoldenError, Result};
-
-/// Environment variable that chooses a [`Tier`].
-pub const TIER_VARIABLE: &str = "MARLINSPIKE_TESTS";
+use crate::{GoldenError, Result, TIER_VARIABLE};
 
 /// How many seeds, mutations, faults and configurations a slow test tries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
