@@ -92,4 +92,7 @@ pub enum GoldenError {
         /// Names listed.
         known: Vec<String>,
     },
+    /// The variable that says how much slow tests try holds another text.
+    #[error("{}: found `{_0}`, expected `full`, `nightly` or nothing", crate::TIER_VARIABLE)]
+    Tier(String),
 }

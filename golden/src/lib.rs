@@ -16,14 +16,19 @@
 mod error;
 mod manifest;
 mod root;
+mod tier;
 mod verify;
 
 pub use error::GoldenError;
 pub use manifest::{CaseEntry, CheckpointEntry, FileEntry, Manifest, TableEntry};
 pub use root::find_root;
+pub use tier::Tier;
 
 /// Environment variable that names the golden folder and overrides the search.
 pub const ROOT_VARIABLE: &str = "MARLINSPIKE_GOLDEN";
+
+/// Environment variable that chooses the [`Tier`] of the slow tests.
+pub const TIER_VARIABLE: &str = "MARLINSPIKE_TESTS";
 pub use verify::Verification;
 
 /// Result of this crate's fallible functions.

@@ -83,5 +83,11 @@ pub mod w4a8;
 pub mod weight;
 
 pub use error::{Error, ModuleError, Result};
+#[cfg(all(test, emulated))]
+extern crate self as marlinspike;
+#[cfg(all(test, emulated))]
+#[path = "../tests/emulated/mod.rs"]
+mod emulated;
+
 // The arrays and the 16-bit floats of the public functions.
 pub use {half, ndarray};

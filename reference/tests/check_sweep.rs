@@ -11,6 +11,7 @@ use std::time::Instant;
 use marlinspike::case::{Case, Limits};
 use marlinspike::check::{CaseReport, Verdict, check_case};
 use marlinspike::{Error, panics};
+use marlinspike_golden::Tier;
 use sweep::Raw;
 
 /// The system's allocator, counting the bytes in use and their maximum.
@@ -143,14 +144,9 @@ impl Sweep {
     }
 }
 
-/// One config in this many: every second with `MARLINSPIKE_TESTS=full`, which `scripts/test` sets,
-/// and every one with `nightly`.
+/// One config in this many.
 fn step() -> usize {
-    match std::env::var("MARLINSPIKE_TESTS").as_deref() {
-        Ok("nightly") => 1,
-        Ok("full") => 2,
-        _ => 4,
-    }
+    Tier::current().pick(4, 2, 1)
 }
 
 /// The only test of this file, since the allocations of another test would be counted, too.

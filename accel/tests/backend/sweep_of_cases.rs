@@ -8,6 +8,7 @@ use marlinspike::case::Case;
 use marlinspike::check::{Declared, Verdict};
 use marlinspike::panics;
 use marlinspike_accel::backend::{BackendError, Checked, Reference, check};
+use marlinspike_golden::Tier;
 use rayon::prelude::*;
 
 /// Checks `raw` by the reference's operations; a panic is wrong.
@@ -25,19 +26,10 @@ fn checked(raw: &Raw, what: &str, wrong: &mut Vec<String>) -> Option<Checked> {
     }
 }
 
-/// One change in this number: every second with `MARLINSPIKE_TESTS=full`, which `scripts/test` sets, and
-/// every one with `nightly`.
-fn step() -> usize {
-    match std::env::var("MARLINSPIKE_TESTS").as_deref() {
-        Ok("nightly") => 1,
-        Ok("full") => 2,
-        _ => 4,
-    }
-}
-
 #[test]
 fn no_shape_or_config_value_takes_the_backend_down() {
-    let step = step();
+    // One change in this number.
+    let step = Tier::current().pick(4, 2, 1);
     let bases = sweep::bases();
     let mut names = BTreeSet::new();
     bases.iter().for_each(|raw| sweep::names(&raw.config(), &mut names));

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use marlinspike_golden::Tier;
 use marlinspike_model::fuzz;
 use marlinspike_proptests::fuzz::corpus::{Corpus, MutatedFormat, mutations};
 
@@ -64,10 +65,18 @@ fn model_corpus() {
 
 #[test]
 fn input_mutations() {
-    corpus("input", input).hammer(SEED, MutatedFormat::Safetensors, mutations(2_000, 4_000));
+    corpus("input", input).hammer(
+        SEED,
+        MutatedFormat::Safetensors,
+        mutations(Tier::current().pick(2_000, 4_000, 12_000)),
+    );
 }
 
 #[test]
 fn model_mutations() {
-    corpus("model", model).hammer(SEED, MutatedFormat::Text, mutations(150, 300));
+    corpus("model", model).hammer(
+        SEED,
+        MutatedFormat::Text,
+        mutations(Tier::current().pick(150, 300, 900)),
+    );
 }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use crate::common::memory::{Fault, MemoryDisk, Power};
 use crate::common::runs::settings;
 use crate::common::{Format, write_tiny};
+use marlinspike_golden::Tier;
 use marlinspike_model::convert::error::ConvertError;
 use marlinspike_model::convert::execute::{Execution, MEMORY};
 use marlinspike_model::convert::manifest::{MANIFEST, PROGRESS};
@@ -120,14 +121,9 @@ const FAULTS: [Fault; 9] = [
 const POWER: [Power; 5] =
     [Power::Durable, Power::NamesOnly, Power::Some(1), Power::Some(2), Power::Some(3)];
 
-/// One fault in this many at each call, in turn: every second with `MARLINSPIKE_TESTS=full`, which
-/// `scripts/test` sets, and every one with `nightly`.
+/// One fault in this many at each call, in turn.
 fn step() -> usize {
-    match std::env::var("MARLINSPIKE_TESTS").as_deref() {
-        Ok("nightly") => 1,
-        Ok("full") => 2,
-        _ => 4,
-    }
+    Tier::current().pick(4, 2, 1)
 }
 
 /// Every fault at every call of a run from `start`, or some of the faults ([`step`]).

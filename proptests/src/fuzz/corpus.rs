@@ -113,8 +113,6 @@ impl<E> Corpus<E> {
         }
         println!("{target}: {count} mutations, {accepted} accepted, in {:.1?}", start.elapsed());
         assert!(accepted > count / 100, "{target}: only {accepted} of {count} accepted");
-        let elapsed = start.elapsed();
-        assert!(count > 25_000 || elapsed.as_secs() < 120, "{target} took {elapsed:.1?}");
     }
 }
 
@@ -127,20 +125,16 @@ pub enum MutatedFormat {
     Text,
 }
 
-/// Mutations of each target: `usual`, or `full` with `MARLINSPIKE_TESTS=full`, three times as many with
-/// `nightly`. `MARLINSPIKE_MUTATIONS` sets any other number, for a longer run by hand.
+/// Mutations of a target: `usual`, unless `MARLINSPIKE_MUTATIONS` sets another number, for a longer run
+/// by hand.
 ///
 /// # Panics
 /// If that variable is not a number.
-pub fn mutations(usual: usize, full: usize) -> usize {
+pub fn mutations(usual: usize) -> usize {
     if let Ok(text) = std::env::var("MARLINSPIKE_MUTATIONS") {
         return text.parse().unwrap_or_else(|_| {
             panic!("MARLINSPIKE_MUTATIONS: found `{text}`, expected a number of mutations")
         });
     }
-    match std::env::var("MARLINSPIKE_TESTS").as_deref() {
-        Ok("nightly") => 3 * full,
-        Ok("full") => full,
-        _ => usual,
-    }
+    usual
 }

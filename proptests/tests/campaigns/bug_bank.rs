@@ -4,19 +4,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
+use marlinspike_golden::Tier;
 use marlinspike_proptests::bank::{
     Bug, Measured, Row, SEEDS, bugs, fixed, line, markdown, measure, on_all_cores, right, row_of,
 };
 use marlinspike_proptests::campaign::{CampaignError, Limit};
 
-/// Every case of the right kernel with `MARLINSPIKE_TESTS=full`, which `scripts/test` sets.
+/// Every case of the right kernel.
 fn full() -> bool {
-    std::env::var("MARLINSPIKE_TESTS").is_ok_and(|tests| tests == "full") || nightly()
+    Tier::current() != Tier::Plain
 }
 
-/// Every seed, with `MARLINSPIKE_TESTS=nightly`.
+/// Every seed.
 fn nightly() -> bool {
-    std::env::var("MARLINSPIKE_TESTS").is_ok_and(|tests| tests == "nightly")
+    Tier::current() == Tier::Nightly
 }
 
 #[test]

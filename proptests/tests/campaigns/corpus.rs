@@ -7,6 +7,7 @@ use marlinspike::Error;
 use marlinspike::case::CaseError as C;
 use marlinspike::config::ConfigError as Q;
 use marlinspike::container::{ContainerError as E, IndexError as I};
+use marlinspike_golden::Tier;
 use marlinspike_proptests::fuzz::corpus::{Corpus, MutatedFormat, mutations};
 use marlinspike_proptests::fuzz::{self, ConfigFailure as F};
 
@@ -16,7 +17,11 @@ fn corpus<X>(target: &str, entry: fn(&[u8]) -> Result<(), X>) -> Corpus<X> {
 }
 
 fn hammer<X>(target: &str, entry: fn(&[u8]) -> Result<(), X>, format: MutatedFormat) {
-    corpus(target, entry).hammer(0xf022, format, mutations(4_000, 10_000));
+    corpus(target, entry).hammer(
+        0xf022,
+        format,
+        mutations(Tier::current().pick(4_000, 10_000, 30_000)),
+    );
 }
 
 #[test]

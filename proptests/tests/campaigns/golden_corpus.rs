@@ -8,17 +8,9 @@ use std::time::Instant;
 
 use marlinspike::case::Case;
 use marlinspike::vectors::Rng;
-use marlinspike_golden::Manifest;
+use marlinspike_golden::{Manifest, Tier};
 use marlinspike_proptests::fuzz;
 
-/// Mutations in all: 1500 with `MARLINSPIKE_TESTS=full`, which `scripts/test` sets.
-fn mutations() -> usize {
-    match std::env::var("MARLINSPIKE_TESTS").as_deref() {
-        Ok("nightly") => 4000,
-        Ok("full") => 1500,
-        _ => 250,
-    }
-}
 /// Files of each operation.
 const FILES: usize = 4;
 /// Largest number of files with more bytes than [`LARGE`]: what their mutations reach is the same,
@@ -180,7 +172,7 @@ fn cases_of_quantized_activations_are_accepted_by_the_door() {
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn mutations_of_golden_cases() {
-    let (seeds, count) = (seeds(), mutations());
+    let (seeds, count) = (seeds(), Tier::current().pick(250, 1500, 4000));
     let start = Instant::now();
     let is_accepted = |i: usize| {
         let mut rng = Rng::for_case(0x901d, i as u64);

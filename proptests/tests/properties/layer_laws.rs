@@ -2,6 +2,7 @@
 //! them.
 
 use marlinspike::vectors::Rng;
+use marlinspike_golden::Tier;
 use marlinspike_proptests::bank::on_all_cores;
 use marlinspike_proptests::ops::layer::laws::LAWS;
 use marlinspike_proptests::ops::{LayerInput, MoeLayer, moe_lattice};
@@ -15,16 +16,6 @@ fn reference(input: &LayerInput) -> Result<Vec<u16>, SubjectError> {
     stages.map(|s| s.y.into_bits()).map_err(|e| SubjectError(e.to_string()))
 }
 
-/// One configuration in this many: every third with `MARLINSPIKE_TESTS=full`, which `scripts/test`
-/// sets, and every one with `nightly`.
-fn step() -> usize {
-    match std::env::var("MARLINSPIKE_TESTS").as_deref() {
-        Ok("nightly") => 1,
-        Ok("full") => 3,
-        _ => 5,
-    }
-}
-
 /// Each configuration once, with the laws in turn: over the lattice, each law covers every format
 /// and every axis many times.
 #[test]
@@ -32,7 +23,8 @@ fn step() -> usize {
 fn laws_hold_over_the_whole_lattice() {
     let lattice = moe_lattice().unwrap();
     assert!(lattice.len() > 300, "{}", lattice.len());
-    let step = step();
+    // One configuration in this many.
+    let step = Tier::current().pick(5, 3, 1);
     let points: Vec<_> = lattice.iter().enumerate().step_by(step).enumerate().collect();
     let laws = on_all_cores(&points, |&(nth, (point, config))| {
         let seed = 0x1a77_1ce0 + point as u64;

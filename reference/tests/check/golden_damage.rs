@@ -1,22 +1,25 @@
 //! Every golden linear and MoE case passes, except those whose manifest entry states a fault of
 //! their producer. No damaged case passes.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
 use marlinspike::case::{Case, CaseConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};
 use marlinspike::num::scalar::{ScalarType, f64_to_bf16_rne, f64_to_f16_rne};
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike_golden::Manifest;
+use rayon::prelude::*;
 
 const PRODUCTS: [&str; 3] = ["y", "gate_up", "down"];
 
-/// Calls `with` for every case of the operation.
-fn each_case(op: &str, mut with: impl FnMut(&str, Case<'_>)) {
+/// Calls `with` for every case of the operation, on all cores.
+fn each_case(op: &str, with: impl Fn(&str, Case<'_>) + Sync) {
     let golden = Manifest::load().expect("the golden manifest");
-    for path in golden.case_paths(op) {
+    golden.case_paths(op).into_par_iter().with_max_len(1).for_each(|path| {
         let bytes = std::fs::read(&path).expect("a golden file");
         let case = Case::parse(&bytes).expect("a case");
         with(&path.file_name().expect("a name").to_string_lossy(), case);
-    }
+    });
 }
 
 /// The diagnosis that the manifest records for the case.
@@ -58,16 +61,16 @@ fn products<'c>(case: &'c Case<'_>) -> Vec<&'c str> {
 
 #[test]
 fn every_case_passes() {
-    let (mut cases, mut faults) = (0, 0);
+    let (cases, faults) = (AtomicUsize::new(0), AtomicUsize::new(0));
     for op in ["linear", "moe"] {
         each_case(op, |path, case| {
             let report = check_case(&case).expect("a report");
-            cases += 1;
+            cases.fetch_add(1, Relaxed);
             let Some(fault) = known_fault(path) else {
                 assert_eq!(report.verdict, Verdict::Pass, "{path}: {report:?}");
                 return;
             };
-            faults += 1;
+            faults.fetch_add(1, Relaxed);
             assert_eq!(report.verdict, Verdict::Fail, "{path}");
             let failed = report.outputs.into_iter().filter(|o| o.verdict != Verdict::Pass);
             let failed: Vec<_> = failed.map(|o| (o.name, o.diagnosis.expect("named"))).collect();
@@ -76,13 +79,14 @@ fn every_case_passes() {
             assert_eq!(found, ("y", fault.as_str(), 0), "{path}");
         });
     }
+    let (cases, faults) = (cases.into_inner(), faults.into_inner());
     assert_eq!(faults, 4);
     assert!(cases >= 29, "{cases}");
 }
 
 /// One element moved to one and a half bounds from the exact result.
 fn one_element_past_its_bound(op: &str) -> usize {
-    let mut checked = 0;
+    let checked = AtomicUsize::new(0);
     each_case(op, |path, case| {
         for output in products(&case) {
             let tensor = case.output(output).expect("an output");
@@ -120,10 +124,10 @@ fn one_element_past_its_bound(op: &str) -> usize {
             }
             let report = damaged(&case, output, |b| b[i] = wrong);
             assert_eq!(report.verdict, Verdict::Fail, "{path}: {output}: {i} {report:?}");
-            checked += 1;
+            checked.fetch_add(1, Relaxed);
         }
     });
-    checked
+    checked.into_inner()
 }
 
 #[test]
@@ -183,7 +187,7 @@ fn one_group_of_k_dropped() {
 /// Two rows of one expert are exchanged.
 #[test]
 fn one_experts_rows_swapped() {
-    let mut swapped = 0;
+    let swapped = AtomicUsize::new(0);
     each_case("moe", |path, case| {
         let ids = case.output("topk_ids").expect("ids").elements::<i32>().into_owned();
         for output in products(&case) {
@@ -199,16 +203,17 @@ fn one_experts_rows_swapped() {
                 (0..n).for_each(|i| bits.swap(a * n + i, b * n + i));
             });
             assert_eq!(report.verdict, Verdict::Fail, "{path}: {output}");
-            swapped += 1;
+            swapped.fetch_add(1, Relaxed);
         }
     });
+    let swapped = swapped.into_inner();
     assert!(swapped >= 12, "{swapped}");
 }
 
 /// The router weight multiplies a second time.
 #[test]
 fn router_weight_twice() {
-    let mut checked = 0;
+    let checked = AtomicUsize::new(0);
     each_case("moe", |path, case| {
         let weights = case.output("topk_weights").expect("weights").elements::<f32>().into_owned();
         let down = case.output("down").expect("down");
@@ -222,7 +227,8 @@ fn router_weight_twice() {
             }
         });
         assert_eq!(report.verdict, Verdict::Fail, "{path}");
-        checked += 1;
+        checked.fetch_add(1, Relaxed);
     });
+    let checked = checked.into_inner();
     assert!(checked >= 6, "{checked}");
 }

@@ -1,7 +1,7 @@
 //! Every layout over the whole lattice: each element has one place, each bit one element, and
 //! unpacking inverts packing.
 
-use crate::bijection::is_a_bijection;
+use super::bijection::is_a_bijection;
 use marlinspike::act_order;
 use marlinspike::case::{CaseConfig, LinearConfig, Op};
 use marlinspike::layouts::Layout;

@@ -1,7 +1,7 @@
 //! Row orders and packed rows of FlashInfer's kernels, compared with FlashInfer 0.6.8.post1 and
 //! vLLM 0.21.0 (`tables/flashinfer_layouts`), and their laws around every edge.
 
-use crate::bijection::is_a_bijection;
+use super::bijection::is_a_bijection;
 use crate::blackwell::Golden;
 use marlinspike::Error;
 use marlinspike::layouts::flashinfer::{BLOCK_K_BYTES, PackedRows, RowOrder, RowStep};

@@ -1,6 +1,6 @@
 //! Every code of every type decodes to its value, by three independent derivations.
 
-use crate::scalar_oracle::Grid;
+use super::scalar_oracle::Grid;
 use marlinspike::num::scalar::*;
 
 fn same(a: f64, b: f64) -> bool {

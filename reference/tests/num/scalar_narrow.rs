@@ -1,7 +1,7 @@
 //! Narrowing compared with exact comparisons of the target's values: at every rounding boundary of
 //! every target, exhaustively from 16-bit sources, and at random.
 
-use crate::scalar_oracle::{Grid, OVERFLOWS, ROUNDINGS};
+use super::scalar_oracle::{Grid, OVERFLOWS, ROUNDINGS};
 use marlinspike::num::scalar::*;
 use proptest::prelude::*;
 use {Overflow::*, Rounding::*};

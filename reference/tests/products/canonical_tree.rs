@@ -11,7 +11,7 @@ use marlinspike::products::schedule::{
 use marlinspike::products::tensor_core::Decoded;
 use marlinspike::weight::{Groups, Weight};
 
-use crate::schedule::{execute, weight, x};
+use super::schedule::{execute, weight, x};
 
 const F16: ScalarType = ScalarType::FLOAT16;
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;

@@ -1,6 +1,6 @@
 //! The fast layer has the bits of the plain one for all shapes, routes, kernels and thread counts.
 
-use crate::layers::{Batch, Given, Sizes};
+use super::layers::{Batch, Given, Sizes};
 #[allow(dead_code, reason = "each test uses a part")]
 use marlinspike::Error;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};

@@ -1,6 +1,6 @@
 //! Layers with a family's routing rule and activation: the fast layer has the bits of the definition.
 
-use crate::layers::{Batch, Given, Sizes};
+use super::layers::{Batch, Given, Sizes};
 use marlinspike::Error;
 use marlinspike::case::Activation;
 use marlinspike::moe::families::{

@@ -1,6 +1,6 @@
 //! The fast product has the bits of the plain one.
 
-use crate::layers::matrix;
+use super::layers::matrix;
 #[allow(dead_code, reason = "each test uses a part")]
 use marlinspike::Error;
 use marlinspike::case::ActivationRounding;

@@ -17,7 +17,7 @@ use marlinspike::w4a8::{Linear, LinearWorkspace, Values, kernels, linear, quanti
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use marlinspike::{Error, act_order};
 
-use crate::layers::{Batch, Given, Sizes};
+use super::layers::{Batch, Given, Sizes};
 
 const ROUNDING: ActivationRounding = ActivationRounding::HalfAway;
 const BOTH: CpuTables = CpuTables { zero_points: true, act_order: true };
