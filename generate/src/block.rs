@@ -38,8 +38,8 @@ impl Linear<'_> {
     /// `out` `[M, N]` of `x` `[M, K]`.
     pub(crate) fn forward(&self, x: &[f32], out: &mut Vec<f32>, w: &mut Workspaces) -> Result<()> {
         let (size_k, size_n) = match self {
-            Self::Int4(linear) => {
-                let shape = linear.weight().layout().shape();
+            Self::Packed(linear) => {
+                let shape = linear.shape();
                 (shape.size_k, shape.size_n)
             }
             Self::Dense(dense) => (dense.size_k(), dense.size_n()),
@@ -48,9 +48,9 @@ impl Linear<'_> {
         out.clear();
         out.resize(size_m * size_n, 0.0);
         match self {
-            Self::Int4(linear) => {
+            Self::Packed(linear) => {
                 let (x, out) = (rows(x, size_k), rows_mut(out, size_n));
-                linear.forward(x, &mut w.linear, out)?;
+                linear.forward(x.into(), &mut w.linear, out.into())?;
             }
             Self::Dense(dense) => dense.forward(x, out),
         }

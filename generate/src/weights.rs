@@ -9,9 +9,10 @@ use marlinspike::container::Container;
 use marlinspike::moe::families::{Renormalize, RoutingRule};
 use marlinspike::num::dims::Shape;
 use marlinspike::num::tensor::{DType, Tensor};
+use marlinspike::w4a8::experts;
+use marlinspike::w4a8::linears::{self, LinearLayer, LinearOptions};
 use marlinspike::w4a8::moe::{ExpertLayer, ExpertOptions, Mode};
 use marlinspike::w4a8::stored::{self, Description};
-use marlinspike::w4a8::{self, experts, fastest};
 use marlinspike_model::convert::settings::Format;
 use marlinspike_model::convert::target::int4;
 use marlinspike_model::model::{Model, values};
@@ -25,6 +26,9 @@ use crate::ops::norm::RmsNorm;
 /// How activations round, as KleidiAI's current kernels do.
 const ROUNDING: ActivationRounding = ActivationRounding::HalfAway;
 
+/// How packed linear layers run.
+const LINEAR: LinearOptions<'static> = LinearOptions { rounding: ROUNDING, kernel: None };
+
 /// How packed experts run.
 const EXPERTS: ExpertOptions<'static> =
     ExpertOptions { rounding: ROUNDING, mode: Mode::Extended, kernel: None };
@@ -35,8 +39,8 @@ const HARMLESS: &[&str] = &[".rotary_emb.inv_freq", ".k_scale", ".v_scale", ".q_
 /// A matrix, by the arithmetic of its products.
 #[derive(Debug)]
 pub(crate) enum Linear<'f> {
-    /// 4-bit weights times activations quantized to 8 bits.
-    Int4(Box<w4a8::Linear<'f>>),
+    /// Packed weights times activations quantized to 8 bits.
+    Packed(Box<dyn LinearLayer + 'f>),
     /// Weights that are not quantized.
     Dense(Dense<'f>),
 }
@@ -181,9 +185,9 @@ impl<'m, 'f> Weights<'m, 'f> {
     pub(crate) fn expanded(&self, module: &str, shape: Shape) -> Result<Dense<'f>> {
         let linear = match self.linear(module, shape, false)? {
             Linear::Dense(dense) => return Ok(dense),
-            Linear::Int4(linear) => linear,
+            Linear::Packed(linear) => linear,
         };
-        let floats = linear.weight().dequantized();
+        let floats = linear.dequantized();
         let (size_n, size_k) = (shape.size_n, shape.size_k);
         let tensor = Tensor::from_vec(module, DType::F32, vec![size_n, size_k], floats)?;
         Ok(Dense::new(tensor, size_n, size_k)?)
@@ -191,12 +195,11 @@ impl<'m, 'f> Weights<'m, 'f> {
 
     /// The matrix of `module`, `[K, N]`, with a bias if `has_bias`.
     pub(crate) fn linear(&self, module: &str, shape: Shape, has_bias: bool) -> Result<Linear<'f>> {
-        let (found, linear) = match &self.packed {
+        let linear = match &self.packed {
             Packed::Files(files, modules) => match modules.get(module) {
                 Some(&i) => {
                     self.mark(format!("{module}.rhs_packed"));
-                    let linear = w4a8::Linear::load(&files[i], module, ROUNDING)?;
-                    (linear.weight().layout().shape(), linear)
+                    linears::load(&files[i], module, LINEAR)?
                 }
                 None => return self.plain(module, shape, has_bias),
             },
@@ -207,21 +210,18 @@ impl<'m, 'f> Weights<'m, 'f> {
                     return Err(packer.refusal(refused).into());
                 }
                 match packer.description(module) {
-                    Ok(Description::Linear(described)) => {
-                        let linear = packer.linear(module, ROUNDING, fastest())?;
-                        (described.layout.shape(), linear)
-                    }
+                    Ok(Description::Linear(_)) => packer.linear(module, LINEAR)?,
                     _ => return self.plain(module, shape, has_bias),
                 }
             }
             Packed::None => return self.plain(module, shape, has_bias),
         };
-        if found != shape {
-            let found = [found.size_k, found.size_n];
+        if linear.shape() != shape {
+            let found = [linear.shape().size_k, linear.shape().size_n];
             let expected = format!("[{}, {}]", shape.size_k, shape.size_n);
             return Err(marlinspike::Error::shape(module, &found, expected).into());
         }
-        Ok(Linear::Int4(Box::new(linear)))
+        Ok(Linear::Packed(linear))
     }
 
     fn plain(&self, module: &str, shape: Shape, has_bias: bool) -> Result<Linear<'f>> {

@@ -10,6 +10,7 @@ const MODELS: &str = "reference/tests/config/checkpoint_models.rs";
 const METHOD: &str = "reference/tests/methods/method.rs";
 const METHODS: &str = "cli/tests/models/methods.rs";
 const INT8: &str = "cli/tests/models/int8.rs";
+const INT8_PATH: &str = "reference/tests/w4a8/int8.rs";
 const INTEGERS: &str = "reference/tests/methods/int8.rs";
 const BLOCKS: &str = "reference/tests/fp8_bound/blocks.rs";
 const LAYOUTS: &str = "reference/tests/layouts/fp8_blocks.rs";
@@ -129,11 +130,11 @@ const METHOD_TESTS: [(&str, [Test; 7]); 14] = [
         "W8A8-int8",
         [
             Some((INT8, "int8_linear_layers")),
-            None,
+            Some((INT8, "converted_int8_layers_run_with_every_kernel")),
             Some((INT8, "int8_experts")),
             Some((INTEGERS, "damaged_outputs_fail")),
             Some((INTEGERS, "recorded_cases_pass")),
-            None,
+            Some((INT8_PATH, "every_kernel_gives_the_bits_of_the_formulas")),
             None,
         ],
     ),

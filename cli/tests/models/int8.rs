@@ -10,8 +10,10 @@ use std::path::Path;
 use crate::common::Noise;
 use crate::support::{run, stderr, stdout};
 use marlinspike::container::{Container, write_container};
+use marlinspike::layouts::CPU_INT8;
 use marlinspike::num::scalar::f32_to_bf16_rne;
 use marlinspike::num::tensor::{DType, Tensor};
+use marlinspike::w4a8::{experts, linears};
 use serde_json::{Value, json};
 
 const LINEAR: &str = "model.layers.0.self_attn.o_proj";
@@ -233,11 +235,12 @@ fn int8_linear_layers() {
     }
 }
 
-/// Experts with a scale for each channel and each token, which upstream's Triton kernel multiplies.
-#[test]
-fn int8_experts() {
-    let temp = tempfile::tempdir().unwrap();
-    let dir = temp.path().join("experts");
+/// Codes and scales of a matrix.
+type Matrix = (Vec<i8>, Vec<f32>);
+
+/// A model of two experts, with a scale for each channel and each token: its tensors, and gate, up and down
+/// of each expert.
+fn int8_expert_model(dir: &Path) -> (Vec<Tensor<'static>>, Vec<Matrix>) {
     let mut tensors = Vec::new();
     let mut gates = Vec::new();
     for e in 0..2 {
@@ -254,7 +257,16 @@ fn int8_experts() {
     let name = "model.layers.0.mlp.gate.weight";
     tensors.push(Tensor::from_vec(name, DType::BF16, vec![2, SIZE_K], router).unwrap());
     let weights = int8_weights("channel");
-    model(&dir, &tensors, "int-quantized", weights, int8_inputs(true, true));
+    model(dir, &tensors, "int-quantized", weights, int8_inputs(true, true));
+    (tensors, gates)
+}
+
+/// Experts with a scale for each channel and each token, which upstream's Triton kernel multiplies.
+#[test]
+fn int8_experts() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("experts");
+    let (tensors, gates) = int8_expert_model(&dir);
     // `per_token_quant_int8`: halves away from zero.
     let row = |row: &[f32]| -> Row {
         let max = row.iter().fold(0f32, |m, v| m.max(v.abs()));
@@ -284,6 +296,110 @@ fn int8_experts() {
     assert_eq!(output.status.code(), Some(2), "{text}");
     for part in ["input_scale", EXPERTS] {
         assert!(text.contains(part), "{text}");
+    }
+}
+
+/// The linear layer of a model with these activations, and its output for [`activations`].
+fn dense(dir: &Path, dynamic_inputs: bool, symmetric: bool) -> Vec<u16> {
+    let weight = codes("dense", SIZE_N * SIZE_K);
+    let scales = floats("dense", SIZE_N, 1.0 / 512.0);
+    let bias: Vec<f32> = (0..SIZE_N).map(|n| n as f32 / 8.0 - 2.0).collect();
+    let half = bias.iter().map(|b| f32_to_bf16_rne(*b)).collect();
+    let of = |suffix: &str| format!("{LINEAR}.{suffix}");
+    let tensors = [
+        ints(&of("weight"), &[SIZE_N, SIZE_K], weight.clone()),
+        singles(&of("weight_scale"), &[SIZE_N, 1], scales.clone()),
+        Tensor::from_vec(of("bias"), DType::BF16, vec![SIZE_N], half).unwrap(),
+        singles(&of("input_scale"), &[1], vec![0.01]),
+    ];
+    let inputs = int8_inputs(dynamic_inputs, symmetric);
+    let used = if dynamic_inputs { &tensors[..3] } else { &tensors[..] };
+    model(dir, used, "int-quantized", int8_weights("channel"), inputs);
+    let x = activations();
+    let rows: Vec<Row> = x.chunks_exact(SIZE_K).map(|row| dynamic(row, true)).collect();
+    cutlass(&rows, &weight, &scales, Some(&bias))
+}
+
+/// Converted layers: the linear one gives the bits of CUTLASS's epilogue with every kernel.
+#[test]
+fn converted_int8_layers_run_with_every_kernel() {
+    let temp = tempfile::tempdir().unwrap();
+    let to = |name: &str| temp.path().join(name);
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let convert =
+        |from: &Path, out: &Path| run(["convert", &text(from), &text(out), "--to", "kleidiai"]);
+    let expected = dense(&to("dense"), true, true);
+    let made = convert(&to("dense"), &to("packed"));
+    assert_eq!(made.status.code(), Some(0), "{}", stderr(&made));
+    let bits = activations().iter().map(|v| (v.to_bits() >> 16) as u16).collect();
+    let x = Tensor::from_vec("x", DType::BF16, vec![TOKENS, SIZE_K], bits).unwrap();
+    write(&to("x"), &[x]);
+    for kernel in linears::kernel_names(&CPU_INT8) {
+        let (packed, input, output) = (text(&to("packed")), text(&to("x")), text(&to("y")));
+        let made = run([
+            "run",
+            "--json",
+            &packed,
+            "--check",
+            "--input",
+            &input,
+            "--output",
+            &output,
+            "--kernel",
+            kernel,
+            "--threads",
+            "3",
+        ]);
+        assert_eq!((made.status.code(), stderr(&made)), (Some(0), ""), "{kernel}");
+        let report: Value = serde_json::from_str(stdout(&made)).unwrap();
+        assert_eq!(
+            (&report["check"]["mismatches"], &report["source"]),
+            (&json!(0), &json!("packed"))
+        );
+        assert_eq!(report["arithmetic"], "int8 activations, quantized per token");
+        let bytes = fs::read(to("y")).unwrap();
+        let y = Container::parse(&bytes).unwrap().tensor("y").unwrap().elements::<u16>().to_vec();
+        assert_eq!(y, expected, "{kernel}");
+    }
+    let made = run(["run", &text(&to("packed")), "--kernel", "portable"]);
+    assert!(stderr(&made).contains("portable") && stderr(&made).contains("scalar"));
+    // Experts, on the whole and on two ranks.
+    int8_expert_model(&to("experts"));
+    for (name, more) in [("all", &[][..]), ("rank", &["--tp-size", "2", "--tp-rank", "1"][..])] {
+        let (from, out) = (text(&to("experts")), text(&to(name)));
+        let mut arguments = vec!["convert", &from, &out, "--to", "kleidiai"];
+        arguments.extend(more);
+        let made = run(arguments);
+        assert_eq!(made.status.code(), Some(0), "{}", stderr(&made));
+        let mut digests = Vec::new();
+        for kernel in experts::kernel_names(&CPU_INT8) {
+            let made =
+                run(["run", "--json", &out, "--check", "--tokens", "21", "--kernel", kernel]);
+            assert_eq!((made.status.code(), stderr(&made)), (Some(0), ""), "{kernel}");
+            let report: Value = serde_json::from_str(stdout(&made)).unwrap();
+            assert_eq!(
+                (&report["layer"], &report["check"]["mismatches"]),
+                (&json!(EXPERTS), &json!(0))
+            );
+            digests.push(report["sha256"].clone());
+        }
+        digests.dedup();
+        assert_eq!(digests.len(), 1, "{name}");
+    }
+    let found: Value =
+        serde_json::from_str(stdout(&run(["inspect", "--json", &text(&to("experts"))]))).unwrap();
+    let cpu = found["targets"].as_array().unwrap().iter().find(|t| t["target"] == "kleidiai");
+    assert_eq!((&cpu.unwrap()["takes"], &cpu.unwrap()["refused"]), (&json!(2), &json!([])));
+    // Activations that the path does not quantize so.
+    for (dynamic_inputs, symmetric, words) in
+        [(true, false, "dynamic asymmetric"), (false, true, "static symmetric")]
+    {
+        dense(&to(words), dynamic_inputs, symmetric);
+        let made = convert(&to(words), &to("refused"));
+        assert_eq!(made.status.code(), Some(2), "{words}");
+        let error = stderr(&made);
+        assert!(error.contains(LINEAR) && error.contains(words), "{error}");
+        assert!(!to("refused").exists());
     }
 }
 

@@ -4,8 +4,7 @@ use marlinspike::Result;
 use marlinspike::moe::families::{RouterTensors, Tokens};
 use marlinspike::moe::layer::Routed;
 use marlinspike::num::array::rows_of;
-use marlinspike::w4a8::scalar::Scalar;
-use marlinspike::w4a8::{self, LayerRouter, Values};
+use marlinspike::w4a8::{LayerRouter, Values};
 
 use super::input::{Inputs, Routing};
 use super::layer::Layer;
@@ -45,7 +44,7 @@ impl Layer<'_> {
     pub fn definition(&self, inputs: &Inputs<Values>) -> Result<Values> {
         let moe = match self {
             Self::Linear(linear) => {
-                return w4a8::linear(&Scalar, &inputs.x, linear.weight(), linear.rounding);
+                return linear.definition(&inputs.x);
             }
             Self::Moe(moe) => moe,
         };

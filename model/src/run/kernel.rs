@@ -2,7 +2,7 @@
 
 use marlinspike::layouts::CPU_FORMATS;
 use marlinspike::layouts::cpu::CpuFormat;
-use marlinspike::w4a8::{self, Kernel, experts};
+use marlinspike::w4a8::{experts, linears};
 
 use super::error::RunError;
 
@@ -30,12 +30,11 @@ pub(super) fn check_kernel(format: &CpuFormat, name: Option<&str>) -> Result<(),
     }
 }
 
-/// The kernel of a linear layer, or the fastest.
-pub(super) fn linear_kernel(name: Option<&str>) -> Result<Box<dyn Kernel>, RunError> {
-    let Some(name) = name else { return Ok(w4a8::fastest()) };
-    let mut all = w4a8::kernels();
-    match all.iter().position(|k| k.name() == name) {
-        Some(i) => Ok(all.swap_remove(i)),
-        None => Err(unknown(name, all.iter().map(|k| k.name()).collect())),
+/// Fails unless linear layers of `format` have a kernel of this name on this CPU.
+pub(super) fn check_linear(format: &CpuFormat, name: Option<&str>) -> Result<(), RunError> {
+    let known = linears::kernel_names(format);
+    match name {
+        Some(name) if !known.contains(&name) => Err(unknown(name, known)),
+        _ => Ok(()),
     }
 }

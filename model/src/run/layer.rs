@@ -7,16 +7,16 @@ use marlinspike::case::ActivationRounding;
 use marlinspike::container::Container;
 use marlinspike::moe::layer::Routed;
 use marlinspike::num::array::rows_of;
+use marlinspike::w4a8::linears::{self, LinearLayer, LinearOptions};
 use marlinspike::w4a8::moe::{ExpertLayer, ExpertOptions, Mode};
-use marlinspike::w4a8::packed::PackedRhs;
 use marlinspike::w4a8::stored::{self, Description};
-use marlinspike::w4a8::{Linear, LinearWorkspace, Values, experts};
+use marlinspike::w4a8::{LinearWorkspace, Values, experts};
 use marlinspike::{Error, Result};
 
 use super::error::RunError;
 use super::has_method;
 use super::input::{Inputs, Routing, Sizes};
-use super::kernel::{check_kernel, linear_kernel};
+use super::kernel::{check_kernel, check_linear};
 use super::origin::{self, Partial};
 use super::output::LayerKind;
 use super::pack::Packer;
@@ -57,21 +57,7 @@ pub enum Layer<'f> {
     /// Experts.
     Moe(Box<dyn ExpertLayer + 'f>),
     /// One matrix.
-    Linear(LinearLayer<'f>),
-}
-
-/// A linear layer, and what its definition needs.
-#[derive(Debug)]
-pub struct LinearLayer<'f> {
-    layer: Linear<'f>,
-    pub(super) rounding: ActivationRounding,
-}
-
-impl<'f> LinearLayer<'f> {
-    /// The packed weight.
-    pub fn weight(&self) -> &PackedRhs<'f> {
-        self.layer.weight()
-    }
+    Linear(Box<dyn LinearLayer + 'f>),
 }
 
 /// Runs a layer on its inputs, into an output of [`Layer::output`].
@@ -239,10 +225,9 @@ fn packed<'f>(
             let options = ExpertOptions { rounding, mode: Mode::Extended, kernel };
             Layer::Moe(experts::load(file, &module, options)?)
         }
-        Description::Linear(_) => {
-            let kernel = linear_kernel(kernel)?;
-            let layer = Linear::load(file, &module, rounding)?.with_kernel(kernel);
-            Layer::Linear(LinearLayer { layer, rounding })
+        Description::Linear(linear) => {
+            check_linear(linear.format, kernel)?;
+            Layer::Linear(linears::load(file, &module, LinearOptions { rounding, kernel })?)
         }
     };
     Ok(Loaded { module, packed: true, layer, partial, arithmetic, notes: Vec::new() })
@@ -270,10 +255,10 @@ fn checkpoint<'f>(files: &ModelFiles, options: LoadOptions<'_>) -> Result<Loaded
             let options = ExpertOptions { rounding, mode: Mode::Extended, kernel };
             Layer::Moe(pool.install(|| packer.experts(&module, options))?)
         }
-        Description::Linear(_) => {
-            let kernel = linear_kernel(kernel)?;
-            let layer = pool.install(|| packer.linear(&module, rounding, kernel))?;
-            Layer::Linear(LinearLayer { layer, rounding })
+        Description::Linear(linear) => {
+            check_linear(linear.format, kernel)?;
+            let options = LinearOptions { rounding, kernel };
+            Layer::Linear(pool.install(|| packer.linear(&module, options))?)
         }
     };
     let notes = match &layer {
@@ -296,7 +281,7 @@ impl Layer<'_> {
     pub fn kernel_name(&self) -> &'static str {
         match self {
             Self::Moe(moe) => moe.kernel_name(),
-            Self::Linear(linear) => linear.layer.kernel_name(),
+            Self::Linear(linear) => linear.kernel_name(),
         }
     }
 
@@ -309,7 +294,7 @@ impl Layer<'_> {
                 hidden_size: moe.hidden_size(),
                 intermediate_size: moe.intermediate_size(),
             },
-            Self::Linear(linear) => LayerKind::Linear(linear.weight().layout().shape()),
+            Self::Linear(linear) => LayerKind::Linear(linear.shape()),
         }
     }
 
@@ -317,7 +302,7 @@ impl Layer<'_> {
     pub fn size_n(&self) -> usize {
         match self {
             Self::Moe(moe) => moe.hidden_size(),
-            Self::Linear(linear) => linear.weight().layout().shape().size_n,
+            Self::Linear(linear) => linear.shape().size_n,
         }
     }
 
@@ -325,7 +310,7 @@ impl Layer<'_> {
     pub fn size_k(&self) -> usize {
         match self {
             Self::Moe(moe) => moe.hidden_size(),
-            Self::Linear(linear) => linear.weight().layout().shape().size_k,
+            Self::Linear(linear) => linear.shape().size_k,
         }
     }
 
@@ -358,9 +343,7 @@ impl Layer<'_> {
         match self {
             Self::Linear(linear) => {
                 let mut workspace = LinearWorkspace::default();
-                Box::new(move |y| {
-                    linear.layer.forward(inputs.x.view(k)?, &mut workspace, y.view_mut(n)?)
-                })
+                Box::new(move |y| linear.forward(inputs.x.view(k)?, &mut workspace, y.view_mut(n)?))
             }
             Self::Moe(moe) => {
                 let mut workspace = moe.workspace(inputs.x.len() / self.size_k());

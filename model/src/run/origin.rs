@@ -4,7 +4,6 @@
 use std::path::Path;
 
 use marlinspike::container::Container;
-use marlinspike::layouts::CPU_INT4;
 use marlinspike::w4a8::stored::{Description, MoeDescription};
 use serde_json::Value;
 
@@ -109,7 +108,7 @@ pub fn of_ranks(
 pub fn arithmetic(described: &Description, quantizes: Option<bool>) -> String {
     let format = match described {
         Description::Moe(moe) => moe.format,
-        Description::Linear(_) => &CPU_INT4,
+        Description::Linear(linear) => linear.format,
     };
     let path = format!("int8 activations, {}", format.activations);
     match quantizes {
@@ -126,5 +125,5 @@ pub fn arithmetic(described: &Description, quantizes: Option<bool>) -> String {
 pub fn quantizes(section: Option<&Value>, module: &str) -> Option<bool> {
     let layers = section?.get("layers")?;
     let layer = layers.get(module).or_else(|| layers.get(format!("{module}.w13")))?;
-    Some(layer["scheme"].as_str()? != "w4a8 int8")
+    Some(!matches!(layer["scheme"].as_str()?, "w4a8 int8" | "w8a8 int8"))
 }

@@ -1,10 +1,9 @@
 //! Layers of an original checkpoint for the int4 path, packed into memory.
 
-use marlinspike::case::ActivationRounding;
+use marlinspike::w4a8::experts;
+use marlinspike::w4a8::linears::{self, LinearLayer, LinearOptions};
 use marlinspike::w4a8::moe::{ExpertLayer, ExpertOptions};
-use marlinspike::w4a8::packed::PackedRhs;
 use marlinspike::w4a8::stored::Description;
-use marlinspike::w4a8::{Kernel, Linear, experts};
 use marlinspike::{Error, Result};
 
 use super::error::RunError;
@@ -90,15 +89,13 @@ impl<'m, 'f> Packer<'m, 'f> {
     pub fn linear(
         &self,
         module: &str,
-        rounding: ActivationRounding,
-        kernel: Box<dyn Kernel>,
-    ) -> Result<Linear<'static>> {
+        options: LinearOptions<'_>,
+    ) -> Result<Box<dyn LinearLayer + 'static>> {
         let Description::Linear(described) = self.description(module)? else {
             return Err(Error::missing(module, "a linear layer"));
         };
-        let layout = described.layout;
-        let weight = PackedRhs::new(layout, self.stack(module, Role::Dense, layout.packed_len())?)?;
-        Ok(Linear::new(weight, rounding).with_kernel(kernel))
+        let bytes = self.stack(module, Role::Dense, described.sizes()?.packed_len)?;
+        linears::layer(*described, bytes.into(), options)
     }
 
     /// Packs experts on rayon's current pool.

@@ -9,6 +9,7 @@ pub mod cpu;
 pub mod deepgemm;
 pub mod e2m1;
 pub mod flashinfer;
+pub mod int8;
 pub mod kleidi;
 pub mod marlin;
 pub mod packed_rows;
@@ -30,6 +31,7 @@ pub const ALL: &[&[Named]] = &[
     deepgemm::ALL,
     kleidi::positions::ALL,
     e2m1::positions::ALL,
+    int8::ALL,
 ];
 
 /// Layouts of the experts of kernel libraries.
@@ -47,8 +49,11 @@ pub static CPU_INT4: CpuFormat = kleidi::FORMAT;
 /// e2m1 codes with a power of two for each 32 k, for CPU kernels.
 pub static CPU_E2M1: CpuFormat = e2m1::FORMAT;
 
+/// Int8 codes with a scale for each column, for CPU kernels.
+pub static CPU_INT8: CpuFormat = int8::FORMAT;
+
 /// Every format of the CPU kernels.
-pub static CPU_FORMATS: [&CpuFormat; 2] = [&CPU_INT4, &CPU_E2M1];
+pub static CPU_FORMATS: [&CpuFormat; 3] = [&CPU_INT4, &CPU_E2M1, &CPU_INT8];
 
 /// Bits `[bit, bit + width)` of element `element` of a packed tensor (row-major).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

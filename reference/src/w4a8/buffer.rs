@@ -1,7 +1,7 @@
 //! Memory for the panels of a batch.
 
 use super::parallel::Split;
-use super::quantize::{Extremes, GROUP, Scaled, group_codes};
+use super::quantize::{Extremes, GROUP, Symmetric, group_codes};
 use super::wide::Loop;
 use super::{Kernel, Line, Panel};
 use crate::w4a8::packed::{CHUNK, PIECE, RhsLayout, padded_k};
@@ -29,6 +29,13 @@ pub(super) enum RowCodes {
         /// What kernels add to each weight so that it is not negative.
         offset: i32,
     },
+    /// A scale for each row, for int8 weights.
+    Symmetric {
+        /// Which operator's rule.
+        rounding: ActivationRounding,
+        /// Whether kernels take q + 128.
+        unsigned: bool,
+    },
 }
 
 impl RowCodes {
@@ -37,13 +44,22 @@ impl RowCodes {
         match self {
             Self::PerRow(_) => 8,
             Self::PerGroup { offset } => offset,
+            Self::Symmetric { .. } => 0,
+        }
+    }
+
+    /// What the bytes of panels differ from the codes in.
+    fn flip(self) -> u64 {
+        match self {
+            Self::Symmetric { unsigned: true, .. } => 0x8080_8080_8080_8080,
+            _ => 0,
         }
     }
 
     /// Scales per row and group that are stored.
     fn scales(self) -> usize {
         match self {
-            Self::PerRow(_) => 0,
+            Self::PerRow(_) | Self::Symmetric { .. } => 0,
             Self::PerGroup { .. } => 1,
         }
     }
@@ -86,6 +102,17 @@ impl RowShape {
     pub(super) fn of_groups(groups: usize, offset: i32) -> Self {
         let codes = RowCodes::PerGroup { offset };
         Self { padded_k: groups * GROUP, groups, group: GROUP, codes, lines: 0 }
+    }
+
+    /// For int8 weights of `padded_k` codes in each column; codes by rows, too, if `lines`.
+    pub(super) fn of_tokens(
+        padded_k: usize,
+        rounding: ActivationRounding,
+        [unsigned, lines]: [bool; 2],
+    ) -> Self {
+        let codes = RowCodes::Symmetric { rounding, unsigned };
+        let lines = if lines { Line::per_row(padded_k) } else { 0 };
+        Self { padded_k, groups: 1, group: padded_k, codes, lines }
     }
 
     /// Scales of a row's groups that are stored.
@@ -190,9 +217,9 @@ impl Split for PanelsMut<'_> {
 impl PanelsMut<'_> {
     /// Prepares row `m` of the panel for its codes.
     #[inline(always)]
-    fn begin(&mut self, m: usize, row: &Scaled) {
-        self.negated_zero_points[m] = row.negated_zero_point();
-        self.reciprocals[m] = row.reciprocal();
+    fn begin(&mut self, m: usize, negated_zero_point: i32, reciprocal: f32) {
+        self.negated_zero_points[m] = negated_zero_point;
+        self.reciprocals[m] = reciprocal;
         let rows = self.reciprocals.len();
         self.starts.iter_mut().skip(m).step_by(rows).for_each(|start| *start = 0);
     }
@@ -200,13 +227,14 @@ impl PanelsMut<'_> {
     /// Stores chunks of row `m` from chunk `first` on.
     #[inline(always)]
     fn put(&mut self, m: usize, first: usize, codes: &[u8]) {
-        let rows = self.reciprocals.len();
+        let (rows, flip) = (self.reciprocals.len(), self.shape.codes.flip());
         for (chunk, codes) in (first..).zip(codes.chunks_exact(CHUNK)) {
             let to = &mut self.codes[chunk * CHUNK * rows..][..CHUNK * rows];
             let mut sum = 0;
             for (to, piece) in to.chunks_exact_mut(PIECE * rows).zip(codes.chunks_exact(PIECE)) {
-                to[m * PIECE..][..PIECE].copy_from_slice(piece);
-                sum += biased_sums(piece);
+                let bits = word(piece);
+                to[m * PIECE..][..PIECE].copy_from_slice(&(bits ^ flip).to_le_bytes());
+                sum += biased_sums(bits);
             }
             let start = &mut self.starts[chunk * CHUNK / self.shape.group * rows + m];
             let sum = total(sum) - 128 * CHUNK as i32;
@@ -260,14 +288,20 @@ impl PanelsMut<'_> {
     }
 }
 
+/// The bytes of a piece as an integer.
+#[inline(always)]
+fn word(piece: &[u8]) -> u64 {
+    let mut bytes = [0; PIECE];
+    bytes.copy_from_slice(piece);
+    u64::from_le_bytes(bytes)
+}
+
 /// Sums of pairs of eight codes, each with 128 added, in 16 bits. The sums of a chunk's pieces can be
 /// added without overflow.
 #[inline(always)]
-fn biased_sums(piece: &[u8]) -> u64 {
+fn biased_sums(piece: u64) -> u64 {
     const LOW: u64 = 0x00ff_00ff_00ff_00ff;
-    let mut bytes = [0; PIECE];
-    bytes.copy_from_slice(piece);
-    let biased = u64::from_le_bytes(bytes) ^ 0x8080_8080_8080_8080;
+    let biased = piece ^ 0x8080_8080_8080_8080;
     (biased & LOW) + (biased >> 8 & LOW)
 }
 
@@ -302,22 +336,42 @@ impl<'t, T: Copy + 't, S: Iterator<Item = &'t [T]> + Clone, V: Fn(T) -> f32 + Co
             RowCodes::PerGroup { .. } => {
                 return self.panel.put_groups(self.m, self.segments, self.value);
             }
+            RowCodes::Symmetric { rounding, .. } => return self.put_token(rounding),
         };
         let mut extremes = Extremes::new();
         for segment in self.segments.clone() {
             extremes.add(segment, self.value);
         }
         let row = extremes.scaled(rounding);
-        self.panel.begin(self.m, &row);
+        self.panel.begin(self.m, row.negated_zero_point(), row.reciprocal());
+        self.put_codes(|activations, value, codes| row.codes(activations, value, codes));
+    }
+}
+
+impl<'t, T: Copy + 't, S: Iterator<Item = &'t [T]> + Clone, V: Fn(T) -> f32 + Copy>
+    Quantize<'_, '_, S, V>
+{
+    /// Stores the row's codes, which `convert` makes of stretches of it.
+    #[inline(always)]
+    fn put_codes(self, convert: impl Fn(&[T], V, &mut [u8])) {
         let (mut at, mut codes) = (0, [0; STRETCH]);
         for segment in self.segments {
             for activations in segment.chunks(STRETCH) {
                 let codes = &mut codes[..activations.len().next_multiple_of(CHUNK)];
-                row.codes(activations, self.value, codes);
+                convert(activations, self.value, codes);
                 self.panel.put(self.m, at, codes);
                 at += codes.len() / CHUNK;
             }
         }
+    }
+
+    /// Stores the row with one scale. Chunks past its end keep what they held: weights there are zeros.
+    #[inline(always)]
+    fn put_token(self, rounding: ActivationRounding) {
+        let segments = self.segments.clone();
+        let row = Symmetric::of(segments, self.value, rounding);
+        self.panel.begin(self.m, 0, row.scale());
+        self.put_codes(|activations, value, codes| row.codes(activations, value, codes));
     }
 }
 

@@ -62,6 +62,11 @@ impl<W: Packed<Kernel = K>, K: ?Sized> LinearOf<W, K> {
         &self.weight
     }
 
+    /// How activations are rounded.
+    pub(super) fn rounding(&self) -> ActivationRounding {
+        self.rounding
+    }
+
     /// The kernel's name.
     pub fn kernel_name(&self) -> &'static str {
         W::kernel_name(&self.kernel)

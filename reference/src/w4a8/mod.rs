@@ -33,8 +33,10 @@ mod buffer;
 pub mod e2m1;
 pub mod experts;
 mod gather;
+pub mod int8;
 pub mod limits;
 mod linear;
+pub mod linears;
 mod matrices;
 pub mod moe;
 pub mod neon;
@@ -225,7 +227,9 @@ pub(crate) const PANELS: usize = if cfg!(target_arch = "aarch64") { 2 } else { 1
 pub(crate) const MAX_PANELS: usize = if cfg!(target_arch = "x86_64") { 16 } else { PANELS };
 
 /// What runs the experts of each format.
-static ENGINES: [moe::Engine; 2] = [moe::ENGINE, e2m1::ENGINE];
+static ENGINES: [moe::Engine; 3] = [moe::ENGINE, e2m1::ENGINE, int8::ENGINE];
+/// What runs the linear layers of each format that has them.
+static LINEARS: [linears::LinearEngine; 2] = [linears::INT4, int8::LINEAR];
 
 /// Every kernel that this CPU supports, slowest first.
 pub fn kernels() -> Vec<Box<dyn Kernel>> {

@@ -31,7 +31,7 @@ use crate::moe::activation::Activation;
 use crate::num::dims::{GroupSize, Shape};
 use crate::{Error, Result};
 pub use dense::LinearDescription;
-pub use load::{expert_bytes, experts, linear};
+pub use load::{expert_bytes, experts, linear, linear_bytes};
 pub use routing::{OperatorRouting, StoredRouting};
 use tables::tables;
 
@@ -45,8 +45,8 @@ pub const VERSION: u32 = 1;
 /// read where the rule is upstream's.
 pub const FAMILY_VERSION: u32 = 2;
 
-/// Version of experts' descriptions that name a format other than int4 under `weights`. The rest is as
-/// in [`FAMILY_VERSION`].
+/// Version of descriptions that name a format other than int4 under `weights`. The rest is as in
+/// [`FAMILY_VERSION`] for experts, as in [`LINEAR_TABLES_VERSION`] for linear layers.
 pub const FORMAT_VERSION: u32 = 3;
 
 /// Version of experts' descriptions with tables after the blocks. The rest is as in [`FORMAT_VERSION`].
@@ -185,7 +185,7 @@ fn head(file: &Container<'_>, module: &str) -> Result<Head> {
         let expected = format!("a JSON object with `version` and `layer` ({e})");
         Error::value(place(module, ""), &[], short(text), expected)
     })?;
-    let newest = if head.layer == "moe" { TABLES_VERSION } else { LINEAR_TABLES_VERSION };
+    let newest = if head.layer == "moe" { TABLES_VERSION } else { FORMAT_VERSION };
     if !(VERSION..=newest).contains(&head.version) {
         let expected = format!("{VERSION} to {newest}");
         return Err(Error::value(place(module, "version"), &[], head.version, expected));

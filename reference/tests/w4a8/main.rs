@@ -6,6 +6,7 @@ mod check;
 mod engine;
 mod family;
 mod golden;
+mod int8;
 mod kernels;
 mod layers;
 mod layout;

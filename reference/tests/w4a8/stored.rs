@@ -187,7 +187,7 @@ fn a_description_comes_back() {
         assert_eq!(Description::read(&file, EXPERTS).unwrap(), Description::Moe(moe));
     }
     let layout = RhsLayout::new(Shape::new(40, 3), GroupSize::Channel, 4).unwrap();
-    let linear = LinearDescription { layout, group_size: GroupSize::Channel };
+    let linear = LinearDescription::int4(layout, GroupSize::Channel);
     model.metadata.insert(key(LINEAR), linear.to_json().to_string());
     let bytes = model.bytes();
     let file = Container::parse(&bytes).unwrap();

@@ -302,8 +302,7 @@ fn stored_tables() {
     for tables in TABLES {
         let weight = weight(Shape::new(96, 12), GroupSize::Of(32), tables, &mut rng);
         let packed = pack(&weight, 8, tables);
-        let described =
-            LinearDescription { layout: packed.layout(), group_size: GroupSize::Of(32) };
+        let described = LinearDescription::int4(packed.layout(), GroupSize::Of(32));
         let bytes = packed.bytes().to_vec();
         let tensor = Tensor::from_vec("a.rhs_packed", DType::U8, vec![bytes.len()], bytes).unwrap();
         let file = |text: String| {

@@ -3,7 +3,8 @@
 //! It takes 4-bit codes: compressed-tensors with dynamic 8-bit activations, compressed-tensors with
 //! 16-bit activations (which the path quantizes), and GPTQ. Zero points and the order of rows of
 //! act-order are tables after a matrix's blocks. Experts of e2m1 codes with a power of two
-//! for each 32 k are packed in their own format ([`CPU_E2M1`]).
+//! for each 32 k are packed in their own format ([`CPU_E2M1`]), as are 8-bit codes with 8-bit activations
+//! ([`CPU_INT8`]).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,12 +14,11 @@ use marlinspike::config::Scheme;
 use marlinspike::container::TensorSpec;
 use marlinspike::layers::ExpertMap;
 use marlinspike::layouts::cpu::{CpuFormat, CpuSizes, CpuTables};
-use marlinspike::layouts::{CPU_E2M1, CPU_INT4};
+use marlinspike::layouts::{CPU_E2M1, CPU_INT4, CPU_INT8};
 use marlinspike::moe::ScoringFunc;
 use marlinspike::moe::activation::{Activation, Columns, Definition};
 use marlinspike::moe::families::Renormalize;
 use marlinspike::num::dims::{GroupSize, Shape};
-use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::DType;
 use marlinspike::prepare::gate_up::{GateUp, reorder};
 use marlinspike::w4a8::FamilyRouting;
@@ -31,8 +31,10 @@ use marlinspike::weight::Weight;
 use serde_json::{Value, json};
 
 mod order;
+mod reasons;
 
 use order::unordered;
+use reasons::reasons;
 
 use super::{Choice, Context, Described, Descriptor, Format, Planned, Target};
 use crate::convert::job::Job;
@@ -99,6 +101,7 @@ impl Int4 {
     fn format(&self, scheme: &Scheme) -> (&'static CpuFormat, usize) {
         match scheme {
             Scheme::Block { .. } => (&CPU_E2M1, CPU_E2M1.nr[0]),
+            Scheme::W8A8Int8 { .. } => (&CPU_INT8, CPU_INT8.nr[0]),
             _ => (&CPU_INT4, self.nr),
         }
     }
@@ -215,8 +218,10 @@ impl Target for Int4 {
             let stack = &layers.stacks[i];
             let Ok(plan) = &planned[i] else { continue };
             if stack.role == Role::Dense {
-                let Ok(layout) = self.layout(plan, plan.slice.shape) else { continue };
-                let linear = LinearDescription { layout, group_size: plan.groups.size };
+                let (format, nr) = self.format(&plan.scheme);
+                let (shape, group_size) = (plan.slice.shape, plan.groups.size);
+                let tables = tables(plan);
+                let linear = LinearDescription { format, shape, group_size, nr, tables };
                 all.insert(stack.module.clone(), described(stack, Description::Linear(linear)));
                 continue;
             }
@@ -283,29 +288,6 @@ impl Target for Int4 {
     fn runs_packed(&self) -> bool {
         true
     }
-}
-
-/// The reasons why the path does not take weights of `scheme`.
-fn reasons(scheme: &Scheme, role: Role) -> Vec<String> {
-    let w = match scheme {
-        Scheme::W4A8Int8 { .. } => return Vec::new(),
-        Scheme::Block { format, .. }
-            if format.element == CPU_E2M1.element && format.scale == ScalarType::FLOAT8_E8M0FNU =>
-        {
-            let found = format!("found a linear layer of {}, expected experts", scheme.label());
-            return if role == Role::Dense { vec![found] } else { Vec::new() };
-        }
-        Scheme::W4A8Fp8 { .. } => {
-            return vec!["activations: found float8_e4m3fn, expected int8".to_owned()];
-        }
-        Scheme::Wna16(w) => w,
-        other => return vec![format!("found {}, expected integers of 4 bits", other.label())],
-    };
-    let mut reasons = Vec::new();
-    if w.bits() != 4 {
-        reasons.push(format!("weights of {} bits: found {0}, expected 4", w.bits()));
-    }
-    reasons
 }
 
 /// The experts of a layer whose first planned stack is `plan`, w13.

@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 
 use super::Kernel;
+use crate::Result;
 use crate::layouts::CPU_E2M1;
 use crate::layouts::e2m1::{E2m1Layout, E2m1Stack};
 use crate::moe::ScoringFunc;
@@ -14,11 +15,10 @@ use crate::moe::activation::Activation;
 use crate::moe::layer::Routed;
 use crate::moe::router::Router;
 use crate::num::tensor::Tensor;
-use crate::w4a8::moe::{Engine, Experts, LayerOf, Mode, MoeConfig, gated, kernel_names, load};
+use crate::w4a8::Values;
+use crate::w4a8::moe::{Engine, Experts, LayerOf, Mode, MoeConfig, kernel_names, load};
 use crate::w4a8::quantize::ActivationRounding;
 use crate::w4a8::stored::MoeDescription;
-use crate::w4a8::{LayerRouter, Values};
-use crate::{Error, Result};
 
 /// Experts of e2m1 codes.
 pub(in crate::w4a8) const ENGINE: Engine = Engine {
@@ -38,28 +38,12 @@ impl<'a> E2m1Layer<'a> {
     /// kernel of this CPU.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for an activation that the engine lacks, and for router weights on the
-    /// input; [`Error::Size`], [`Error::Shape`] and [`Error::Value`] naming the part that does not agree.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for an activation that the engine lacks, and for
+    /// router weights on the input; [`Error::Size`](crate::Error::Size),
+    /// [`Error::Shape`](crate::Error::Shape) and [`Error::Value`](crate::Error::Value) naming the part that
+    /// does not agree.
     pub fn new(w13: E2m1Stack<'a>, w2: E2m1Stack<'a>, config: MoeConfig<'a>) -> Result<Self> {
-        let kind = gated(&config.router, config.activation)?;
-        let by_rule = match &config.router {
-            LayerRouter::Operator(_) => false,
-            LayerRouter::Family(family) => family.rule().apply_router_weight_on_input,
-        };
-        if by_rule || config.router_weight_on_input {
-            let what = format!("{} experts with router weights on the input", CPU_E2M1.title);
-            return Err(Error::unsupported(what, "expected them on the output"));
-        }
-        let (gate_up, down) = (w13.layout().shape(), w2.layout().shape());
-        if gate_up.size_n != 2 * down.size_k {
-            let expected = format!("[{}, {}], twice K of w2", gate_up.size_k, 2 * down.size_k);
-            return Err(Error::shape("w13", &[gate_up.size_k, gate_up.size_n], expected));
-        }
-        if down.size_n != gate_up.size_k {
-            let expected = format!("[{}, {}], K of w13", down.size_k, gate_up.size_k);
-            return Err(Error::shape("w2", &[down.size_k, down.size_n], expected));
-        }
-        Self::of([w13, w2], MoeConfig { mode: Mode::Extended, ..config }, kind)
+        Self::weighted_output(CPU_E2M1.title, [w13, w2], config)
     }
 
     /// The experts of a checkpoint of gpt-oss, packed on rayon's current pool. `tensor` returns a tensor of

@@ -127,7 +127,7 @@ pub(in crate::w4a8) fn load<'a, S: Experts<'a>>(
 ///
 /// # Errors
 /// [`Error::Size`] naming the known kernels.
-fn named_kernel<P: Packed>(name: Option<&str>) -> Result<Box<P::Kernel>> {
+pub(in crate::w4a8) fn named_kernel<P: Packed>(name: Option<&str>) -> Result<Box<P::Kernel>> {
     let Some(name) = name else { return Ok(P::fastest()) };
     let mut all = P::kernels();
     match all.iter().position(|kernel| P::kernel_name(kernel) == name) {

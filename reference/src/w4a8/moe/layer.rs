@@ -207,10 +207,7 @@ pub(super) fn admit(config: &MoeConfig<'_>, dtype: ScalarType) -> Result<()> {
 }
 
 /// The activation of a layer, which its router may state.
-pub(in crate::w4a8) fn gated(
-    router: &LayerRouter<'_>,
-    activation: Activation,
-) -> Result<GatedActivation> {
+pub(super) fn gated(router: &LayerRouter<'_>, activation: Activation) -> Result<GatedActivation> {
     let LayerRouter::Family(family) = router else {
         let refused = Refusal::Activation { found: activation };
         return Ok(GatedActivation::of(activation).ok_or(refused)?);

@@ -19,6 +19,7 @@ mod experts;
 mod layer;
 mod load;
 mod parts;
+mod plain;
 mod refusal;
 mod route;
 mod steps;
@@ -30,8 +31,8 @@ pub use layer::{LayerOf, MoeConfig, MoeLayer};
 pub use refusal::{Mode, Refusal, Settings};
 pub use workspace::Workspace;
 
-pub(super) use experts::{Engine, kernel_names, load};
-pub(super) use layer::{Experts, gated};
+pub(super) use experts::{Engine, kernel_names, load, named_kernel};
+pub(super) use layer::Experts;
 pub(super) use load::ENGINE;
 
 use std::borrow::Cow;

@@ -18,10 +18,13 @@
 
 mod groups;
 mod row;
+mod symmetric;
 
 pub(super) use groups::group_codes;
 pub use groups::{GROUP, QuantizedGroups, quantize_groups};
-pub(super) use row::{Extremes, Scaled};
+pub(super) use row::Extremes;
+pub(super) use symmetric::Symmetric;
+pub use symmetric::{QuantizedTokens, quantize_tokens};
 
 use super::Values;
 use crate::named::named;

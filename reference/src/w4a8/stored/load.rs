@@ -60,15 +60,27 @@ pub fn experts<'a>(
     Ok((described, w13, w2))
 }
 
-/// The weight of the linear layer `module`, borrowed from the file's bytes.
+/// The linear layer `module` in any format: description and bytes, borrowed from the file's.
 ///
 /// # Errors
 /// As [`LinearDescription::read`]; [`ContainerError`](crate::container::ContainerError), [`Error::Dtype`] and [`Error::Shape`]
 /// naming the tensor that is missing or does not match the description.
+pub fn linear_bytes<'a>(
+    file: &Container<'a>,
+    module: &str,
+) -> Result<(LinearDescription, Cow<'a, [u8]>)> {
+    let described = LinearDescription::read(file, module)?;
+    let shape = [described.sizes()?.packed_len];
+    Ok((described, packed(file, &format!("{module}.rhs_packed"), &shape)?))
+}
+
+/// The int4 weight of the linear layer `module`, borrowed from the file's bytes.
+///
+/// # Errors
+/// As [`linear_bytes`]; [`Error::Unsupported`] for another format.
 pub fn linear<'a>(file: &Container<'a>, module: &str) -> Result<PackedRhs<'a>> {
-    let layout = LinearDescription::read(file, module)?.layout;
-    let bytes = packed(file, &format!("{module}.rhs_packed"), &[layout.packed_len()])?;
-    PackedRhs::new(layout, bytes)
+    let (described, bytes) = linear_bytes(file, module)?;
+    PackedRhs::new(described.int4_layout()?, bytes)
 }
 
 impl<'a> Linear<'a> {

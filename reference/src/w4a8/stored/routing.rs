@@ -131,7 +131,11 @@ pub(super) fn read_family(file: &Container<'_>, module: &str) -> Result<MoeDescr
 }
 
 /// The format that a description of this version names.
-fn format(module: &str, version: u32, weights: Option<&str>) -> Result<&'static CpuFormat> {
+pub(super) fn format(
+    module: &str,
+    version: u32,
+    weights: Option<&str>,
+) -> Result<&'static CpuFormat> {
     let place = || place(module, "weights");
     match weights {
         None if version < FORMAT_VERSION => Ok(&CPU_INT4),

@@ -6,7 +6,7 @@
 //! are those of [`portable`](super::portable).
 #![allow(unsafe_code)]
 
-mod amx;
+pub(super) mod amx;
 mod avx512;
 mod stream;
 #[cfg(test)]
@@ -99,7 +99,7 @@ fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
 }
 
 /// Whether CPUID names Intel.
-fn is_intel() -> bool {
+pub(super) fn is_intel() -> bool {
     let id = cpuid(0, 0);
     [id.ebx, id.edx, id.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel"
 }

@@ -10,15 +10,16 @@
 //! with the products of the next group. A group of 32 fills only half of a tile: the next group needs
 //! other sums.
 
-mod plan;
+pub(in crate::w4a8) mod plan;
 mod strip;
 #[cfg(test)]
 mod tests;
-mod unit;
+pub(in crate::w4a8) mod unit;
 
 use super::Avx512Vnni;
 use crate::w4a8::packed::CHUNK;
 use crate::w4a8::{Blocks, Kernel, MAX_PANELS, MAX_ROWS, Panel, Run, Tile};
+pub(in crate::w4a8) use plan::Rows;
 use plan::{Batch, LONGEST_GROUP};
 use unit::Unit;
 pub(in crate::w4a8) use unit::chains;
@@ -113,11 +114,11 @@ impl<U: Unit> Kernel for Tiled<U> {
 }
 
 /// Rows of a batch at most.
-const BATCH_ROWS: usize = MAX_PANELS * MAX_ROWS;
+pub(in crate::w4a8) const BATCH_ROWS: usize = MAX_PANELS * MAX_ROWS;
 
 impl Batch {
     /// The rows of all panels, if their lines follow one another in memory.
-    fn new(panels: &[Panel<'_>]) -> Option<Self> {
+    pub(in crate::w4a8) fn new(panels: &[Panel<'_>]) -> Option<Self> {
         let lines = panels.first()?.lines().as_ptr();
         let mut batch = Self {
             lines: lines.expose_provenance(),

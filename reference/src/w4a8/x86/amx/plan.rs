@@ -19,26 +19,56 @@ const TILES: usize = BATCH_ROWS / ROWS;
 
 /// Rows that follow one another in memory.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(in crate::w4a8) struct Batch {
     /// The address of the first row's lines, which are exposed together with those of all others.
-    pub(super) lines: usize,
-    pub(super) rows: usize,
+    pub(in crate::w4a8) lines: usize,
+    pub(in crate::w4a8) rows: usize,
     /// Codes of a row.
-    pub(super) codes: usize,
-    pub(super) negated_zero_points: [i32; BATCH_ROWS],
-    pub(super) reciprocals: [f32; BATCH_ROWS],
+    pub(in crate::w4a8) codes: usize,
+    pub(in crate::w4a8) negated_zero_points: [i32; BATCH_ROWS],
+    pub(in crate::w4a8) reciprocals: [f32; BATCH_ROWS],
+}
+
+/// The division of a batch into tiles of rows.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::w4a8) struct Rows {
+    /// The first row, by its address, and bytes from one row to the next.
+    first: *const u8,
+    pub(in crate::w4a8) stride: usize,
+    /// Rows, tiles of rows, and rows of a tile: the last tile ends with the last row.
+    pub(in crate::w4a8) count: usize,
+    pub(in crate::w4a8) tiles: usize,
+    pub(in crate::w4a8) height: usize,
+}
+
+impl Rows {
+    /// Of a batch with one row or more.
+    pub(in crate::w4a8) fn of(batch: &Batch) -> Self {
+        let (count, tiles) = (batch.rows, batch.rows.div_ceil(ROWS));
+        Self {
+            first: std::ptr::with_exposed_provenance(batch.lines),
+            stride: Line::per_row(batch.codes) * size_of::<Line>(),
+            count,
+            tiles,
+            height: count.div_ceil(tiles),
+        }
+    }
+
+    /// The first row of tile `t`.
+    pub(in crate::w4a8) fn row(&self, t: usize) -> usize {
+        (t * self.height).min(self.count - self.height)
+    }
+
+    /// Its address.
+    pub(in crate::w4a8) fn at(&self, t: usize) -> *const u8 {
+        self.first.wrapping_add(self.row(t) * self.stride)
+    }
 }
 
 /// The division of a product's rows and k.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
-    /// The first row, by its address, and bytes from one row to the next.
-    pub(super) first: *const u8,
-    pub(super) stride: usize,
-    /// Rows, tiles of rows, and rows of a tile: the last tile ends with the last row.
-    pub(super) rows: usize,
-    pub(super) tiles: usize,
-    pub(super) height: usize,
+    pub(super) rows: Rows,
     /// k of a step: of a tile.
     pub(super) step: usize,
     /// k of a group, and groups of a stretch.
@@ -63,24 +93,14 @@ impl Plan {
         assert!(channel_wise || group <= LONGEST_GROUP);
         assert!(rhs.bytes.len() == rhs.columns.div_ceil(NR) * block);
         assert!(y.len() >= stride.saturating_mul(rows - 1).saturating_add(rhs.columns));
-        let tiles = rows.div_ceil(ROWS);
         Self {
-            first: std::ptr::with_exposed_provenance(batch.lines),
-            stride: Line::per_row(batch.codes) * size_of::<Line>(),
-            rows,
-            tiles,
-            height: rows.div_ceil(tiles),
+            rows: Rows::of(batch),
             step: if group.is_multiple_of(ROW_BYTES) { ROW_BYTES } else { CHUNK },
             group,
             groups,
             block,
             group_bytes,
         }
-    }
-
-    /// The first row of tile `t`.
-    pub(super) fn row(&self, t: usize) -> usize {
-        (t * self.height).min(self.rows - self.height)
     }
 
     /// Products of `N` tiles from tile `t` on, from k `k` on, of `steps` steps.
@@ -91,12 +111,11 @@ impl Plan {
         weights: *const u8,
         steps: usize,
     ) -> Operands<N> {
-        let row = |i| self.first.wrapping_add(self.row(t + i) * self.stride + k);
         Operands {
-            rows: std::array::from_fn(row),
-            stride: self.stride,
+            rows: std::array::from_fn(|i| self.rows.at(t + i).wrapping_add(k)),
+            stride: self.rows.stride,
             weights,
-            tile: [self.height, self.step],
+            tile: [self.rows.height, self.step],
             steps,
         }
     }

@@ -20,7 +20,7 @@ use crate::w4a8::packed::CHUNK;
 pub(super) fn run<U: Unit>(unit: U, batch: &Batch, rhs: Run<'_>, y: &mut [f32], stride: usize) {
     let plan = Plan::checked(batch, rhs, y, stride);
     let channel_wise = rhs.layout.is_channel_wise();
-    let _tiles = unit.configure(plan.height, plan.step);
+    let _tiles = unit.configure(plan.rows.height, plan.step);
     let mut memory = MaybeUninit::<Memory>::uninit();
     let memory = memory.as_mut_ptr();
     // SAFETY: the field is within the memory; zeros are valid integers.
@@ -33,14 +33,14 @@ pub(super) fn run<U: Unit>(unit: U, batch: &Batch, rhs: Run<'_>, y: &mut [f32], 
         // SAFETY: `Plan::checked` checked the lengths of rows, blocks and `y`. The functions write
         // what they read of the memory.
         unsafe {
-            match (channel_wise, plan.height > ROWS / 2) {
+            match (channel_wise, plan.rows.height > ROWS / 2) {
                 (true, _) => channel_sums(unit, &plan, pair, memory),
                 (false, true) => group_sums::<U, ROWS>(unit, &plan, pair, memory),
                 (false, false) => group_sums::<U, { ROWS / 2 }>(unit, &plan, pair, memory),
             }
-            for t in 0..plan.tiles {
-                for m in 0..plan.height {
-                    let row = plan.row(t) + m;
+            for t in 0..plan.rows.tiles {
+                for m in 0..plan.rows.height {
+                    let row = plan.rows.row(t) + m;
                     let sums = (&raw const (*memory).sums[t]).cast::<u32>().add(m * COLUMNS);
                     let factors = (batch.negated_zero_points[row], batch.reciprocals[row]);
                     let sum = match channel_wise {
@@ -116,7 +116,7 @@ unsafe fn group_sums<U: Unit, const H: usize>(
                 let found = _mm512_mul_ps(found, _mm512_set1_ps(1.0 / 16.0));
                 _mm512_store_ps(scales.add(g * COLUMNS), found);
             }
-            for t in 0..plan.tiles {
+            for t in 0..plan.rows.tiles {
                 add_groups::<U, H>(unit, plan, [t, first, count], pair, memory);
             }
         }
@@ -155,7 +155,7 @@ unsafe fn add_groups<U: Unit, const H: usize>(
             unit.multiply::<1, false>(operands, ring.add(g % (LAG + 1) * TILE));
         };
         // What the next stretch decodes, shared by the tiles; after the last stretch, the next strip.
-        let share = plan.group_bytes.div_ceil(plan.tiles);
+        let share = plan.group_bytes.div_ceil(plan.rows.tiles);
         let ahead = match first + count < plan.groups {
             true => count * plan.group_bytes,
             false => plan.block + (plan.block - first * plan.group_bytes),
@@ -202,7 +202,7 @@ unsafe fn channel_sums<U: Unit>(unit: U, plan: &Plan, pair: Pair, memory: *mut M
             decode(pair.map(|block| block.add(k * NR / 2)), size / CHUNK, weights);
             let steps = size / plan.step;
             let mut t = 0;
-            while t < plan.tiles {
+            while t < plan.rows.tiles {
                 let sums = sums.add(t * TILE);
                 macro_rules! multiply {
                     ($n:literal) => {{
@@ -215,7 +215,7 @@ unsafe fn channel_sums<U: Unit>(unit: U, plan: &Plan, pair: Pair, memory: *mut M
                     }};
                 }
                 // Several tiles, because products of one tile wait for each other.
-                t += match plan.tiles - t {
+                t += match plan.rows.tiles - t {
                     4.. => multiply!(4),
                     2.. => multiply!(2),
                     _ => multiply!(1),

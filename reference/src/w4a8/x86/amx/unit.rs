@@ -6,29 +6,31 @@ use std::sync::OnceLock;
 use crate::w4a8::x86::cpuid;
 
 /// Columns of a tile of results: 32-bit values of a row of 64 bytes.
-pub(super) const COLUMNS: usize = 16;
+pub(in crate::w4a8) const COLUMNS: usize = 16;
 /// Rows of a tile.
-pub(super) const ROWS: usize = 16;
+pub(in crate::w4a8) const ROWS: usize = 16;
 /// Bytes of a tile's row.
-pub(super) const ROW_BYTES: usize = 64;
+pub(in crate::w4a8) const ROW_BYTES: usize = 64;
 
 /// Rows of activations times sixteen columns of weights, a number of steps of k.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Operands<const N: usize> {
+pub(in crate::w4a8) struct Operands<const N: usize> {
     /// The first row of each tile of rows.
-    pub(super) rows: [*const u8; N],
+    pub(in crate::w4a8) rows: [*const u8; N],
     /// Bytes from one row to the next.
-    pub(super) stride: usize,
+    pub(in crate::w4a8) stride: usize,
     /// Weights `[k / 4][16][4]`.
-    pub(super) weights: *const u8,
+    pub(in crate::w4a8) weights: *const u8,
     /// Rows of a tile, and k of a step.
-    pub(super) tile: [usize; 2],
+    pub(in crate::w4a8) tile: [usize; 2],
     /// Steps, at least one.
-    pub(super) steps: usize,
+    pub(in crate::w4a8) steps: usize,
 }
 
 /// What multiplies tiles of int8.
-pub(super) trait Unit: Copy + std::fmt::Debug + Send + Sync + 'static {
+pub(in crate::w4a8) trait Unit:
+    Copy + std::fmt::Debug + Send + Sync + 'static
+{
     /// The unit, if this process may use it.
     fn new() -> Option<Self>;
 
@@ -45,7 +47,7 @@ pub(super) trait Unit: Copy + std::fmt::Debug + Send + Sync + 'static {
 
 /// The CPU's unit. A value proves that the CPU has it and that Linux has permitted its use.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Amx(());
+pub(in crate::w4a8) struct Amx(());
 
 /// Whether the CPU has tiles of 16 rows of 64 bytes and multiplies int8.
 fn supported() -> bool {
@@ -112,8 +114,8 @@ impl Configuration {
 }
 
 /// Releases the tiles when dropped, so that nothing of them is saved when threads are switched.
-pub(super) struct Tiles {
-    pub(super) unit: Option<Amx>,
+pub(in crate::w4a8) struct Tiles {
+    pub(in crate::w4a8) unit: Option<Amx>,
 }
 
 impl Drop for Tiles {
