@@ -38,7 +38,7 @@ def read_limit(program, threads):
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         return None
-    return json.loads(done.stdout)["machine"]["limits"][0]["read_bytes_per_second"]
+    return json.loads(done.stdout)["limits"][0]["read_gb_s"]["best"] * 1e9
 
 
 def main():

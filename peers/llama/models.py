@@ -25,7 +25,7 @@ class Random:
 
     def __init__(self):
         rng = np.random.default_rng(17)
-        self.codes = rng.integers(0, 16, 1 << 26, dtype=np.uint8)
+        self.codes = rng.integers(1, 16, 1 << 26, dtype=np.uint8)
         self.mantissas = rng.integers(0, 4, 1 << 22, dtype=np.uint8)
         self.at = 0
 

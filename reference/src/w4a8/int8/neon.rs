@@ -13,7 +13,8 @@ use super::kernel::{Int8Run, Kernel};
 use crate::layouts::int8::{Int8Tail, NR, PIECE};
 use crate::w4a8::Panel;
 use crate::w4a8::neon::ops::{
-    Bytes, Ints, floats, from_lanes, halves, ints, lanes, mul, mul_add, sdot_lane, smmla, to_floats,
+    Bytes, Ints, add_ints, as_floats, as_ints, floats, from_lanes, halves, ints, lanes, mul,
+    mul_add, sdot_lane, smmla, to_floats,
 };
 use crate::w4a8::neon::{NeonDotprod, NeonI8mm};
 use crate::w4a8::panel::for_rows;
@@ -131,8 +132,7 @@ fn by_lanes<const M: usize>(
             }
         }
         if M == 1 {
-            // SAFETY: NEON is part of the target; only registers are accessed.
-            acc[0] = unsafe { vaddq_s32(acc[0], other) };
+            acc[0] = add_ints(acc[0], other);
         }
         acc
     });
@@ -166,11 +166,8 @@ fn by_pairs<const M: usize>(
         }
         let mut rows = [ints(0); M];
         for i in 0..M.div_ceil(2) {
-            // SAFETY: NEON is part of the target; only registers are accessed.
-            let [first, second] = unsafe {
-                let [left, right] = acc[i].map(|x| vreinterpretq_f32_s32(x));
-                halves(left, right).map(|x| vreinterpretq_s32_f32(x))
-            };
+            let [left, right] = acc[i].map(as_floats);
+            let [first, second] = halves(left, right).map(as_ints);
             rows[2 * i] = first;
             if 2 * i + 1 < M {
                 rows[2 * i + 1] = second;

@@ -140,7 +140,7 @@ mod tests {
         for size_n in [1, 16, 63, 64, 65, 130, 160] {
             let layout = Int8Layout::new(Shape::new(68, size_n)).unwrap();
             let bytes: Vec<u8> =
-                (0..layout.packed_len()).map(|i| (i * 2_654_435_761 >> 9) as u8 & 0x3f).collect();
+                (0..layout.packed_len()).map(|i| (i * 2_654_435_761 / 512) as u8 & 0x3f).collect();
             let weight = PackedInt8::new("w", layout, bytes).unwrap();
             let x = Values::F32((0..68).map(|k| (k * 37 % 41) as f32 - 20.0).collect());
             let of = |kernel: Avx512Vnni| {
