@@ -651,12 +651,14 @@ def test_strided_and_shifted_tensors():
 
 @cuda
 def test_a_kernel_that_is_not_loaded_is_refused_in_a_capture():
-    # In a process of its own, which has loaded no kernel.
+    # In a process of its own, which has not loaded this kernel.
     script = """
 import pytest, torch, marlinspike
 from test_torch_operators import Packed, assert_same
 packed = Packed("int8", 64, 64, -1, torch.float16, bias=True).to("cuda")
 x = torch.randn(2, 64).half().cuda()
+# Another kernel, which opens the device.
+Packed("int4", 64, 64, 64, torch.float16).to("cuda").times(x)
 torch.cuda.synchronize()
 with pytest.raises(marlinspike.Error, match="while a graph is captured"), torch.cuda.graph(torch.cuda.CUDAGraph()):
     packed.times(x)

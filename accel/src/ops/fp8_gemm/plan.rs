@@ -208,3 +208,34 @@ pub(super) fn variants(arch: Arch, is_moe: bool) -> Result<Vec<Vec<Parameter>>, 
     }
     Ok(all)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With rows drawn independently, an expert has more than the mean and 1.6 standard deviations in one of 18 cases.
+    #[test]
+    fn a_block_takes_nearly_all_rows_of_an_expert() {
+        for mean in 1..=96usize {
+            let plans = Fp8Plan::of_experts(64, 64 * mean);
+            let most = mean as f64 + 1.6 * (mean as f64).sqrt();
+            for plan in plans {
+                assert!(f64::from(plan.rows) >= most.min(128.0).floor(), "{mean} rows: {plan:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn thread_blocks_that_share_a_multiprocessor_fit_into_its_memory() {
+        // Of an H200's multiprocessor, and what one thread block may have.
+        let (all, most) = (228 * 1024, 227 * 1024);
+        for plan in Fp8Plan::all() {
+            for kind in [Fp8Scales::Channels, Fp8Scales::Blocks] {
+                let sizes = plan.sizes_within((kind, true), most).unwrap();
+                assert!(sizes.resident * (sizes.shared_bytes + 1024) <= all, "{plan:?}: {sizes:?}");
+                assert!(sizes.stages >= 4, "{plan:?}: {sizes:?}");
+                assert_eq!(sizes.resident == 2, plan.warps == 8 && plan.rows <= 32, "{plan:?}");
+            }
+        }
+    }
+}
