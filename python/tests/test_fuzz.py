@@ -45,6 +45,30 @@ def test_a_right_kernel_passes():
     assert len(summary.coverage["group_size"]) > 2
 
 
+def widened(bits):
+    return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def rounded(values):
+    """bfloat16 bits of finite values, to nearest even."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+@pytest.mark.filterwarnings("ignore:.*is bfloat16")
+def test_a_right_bfloat16_kernel_passes_and_nothing_is_left_unchecked():
+    def kernel(inputs, config):
+        codes, scales = unpack(inputs["qweight"]), widened(inputs["scales"])
+        w = (codes - 8) * np.repeat(scales, config["size_k"] // len(scales), axis=0)
+        return {"y": rounded(widened(inputs["x"]) @ w)}
+
+    # Scales of every size are among them: with larger ones, partial sums may overflow.
+    for seed in (0, 2, 5):
+        where = WHERE.replace("float16", "bfloat16")
+        summary = marlinspike.run_fuzz(kernel, "linear", where, cases=40, seed=seed)
+        assert summary.ok and summary.passed == 40, summary
+
+
 def test_zero_point_off_by_one():
     summary = run(lambda inputs, config: product(inputs, config, zero=9))
     assert [f.cause for f in summary.findings] == ["zero-off-by-one"], summary

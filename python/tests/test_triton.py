@@ -26,8 +26,7 @@ def run(kernel, where=triton_linear.WHERE, cases=12):
 
 def test_the_kernel_passes():
     summary = run(triton_linear.kernel)
-    # Some bfloat16 cases have outputs without a bound, since partial sums may overflow: they stay unchecked.
-    assert not summary.findings and summary.passed >= 10 and summary.passed + summary.unchecked == 12, summary
+    assert summary.ok and summary.passed == 12, summary
 
 
 def test_a_forgotten_g_idx_is_named():
