@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Module as _, Tensor};
 use half::bf16;
 use marlinspike::moe::math;
+use marlinspike::w4a8::Values;
+use marlinspike::w4a8::linears::LinearOptions;
 use marlinspike::w4a8::moe::{ExpertOptions, Mode};
-use marlinspike::w4a8::scalar::Scalar;
-use marlinspike::w4a8::{self, Values};
 use marlinspike_bench::tile::activations;
 use marlinspike_candle::{Error, PackedFolder};
 use marlinspike_model::convert;
@@ -19,6 +19,8 @@ use marlinspike_model::model::{Model, ModelFiles, values};
 use marlinspike_model::run::pack::Packer;
 
 use crate::common::{ROUNDING, bits, lanes, pool};
+
+const OPTIONS: LinearOptions<'static> = LinearOptions { rounding: ROUNDING, kernel: None };
 
 /// Tiny models with int4 experts, and the place of a block in each.
 const MODELS: [(&str, &str); 4] = [
@@ -79,9 +81,8 @@ fn defined_block(model: &Model<'_>, place: &str, x: &[f32], dtype: DType) -> Vec
         return y;
     }
     let product = |name: &str, x: &Values| {
-        let linear =
-            packer.linear(&format!("{shared}.{name}"), ROUNDING, Box::new(Scalar)).unwrap();
-        w4a8::linear(&Scalar, x, linear.weight(), ROUNDING).unwrap().to_f32()
+        let linear = packer.linear(&format!("{shared}.{name}"), OPTIONS).unwrap();
+        linear.definition(x).unwrap().to_f32()
     };
     let (gate, up) = (product("gate_proj", &row), product("up_proj", &row));
     let inner = gate.iter().zip(&up).map(|(&g, &u)| round(dtype, g / (1.0 + math::exp(-g)) * u));
@@ -140,9 +141,9 @@ fn every_layer_loads_by_its_name() {
             }
             let linear = folder.linear(module).unwrap();
             let x = drawn(3, linear.size_k(), DType::F32);
-            let own = packer.linear(module, ROUNDING, Box::new(Scalar)).unwrap();
+            let own = packer.linear(module, OPTIONS).unwrap();
             let rows = Values::F32(x.flatten_all().unwrap().to_vec1().unwrap());
-            let expected = w4a8::linear(&Scalar, &rows, own.weight(), ROUNDING).unwrap();
+            let expected = own.definition(&rows).unwrap();
             assert!(bits(&linear.forward(&x).unwrap()) == expected.bits(), "{name} {module}");
         }
     }
