@@ -153,7 +153,7 @@ fn sweep_fp8(rows: usize, time: impl Fn([Fp8Plan; 2]) -> Result<f32, AccelError>
 
 fn main() -> Result<ExitCode, AnyError> {
     let (mut only_many, mut is_fp8) = (false, false);
-    let (mut w8a8, mut plan) = (None, None);
+    let (mut w8a8, mut shapes) = (None, None);
     let (mut is_sweep, mut part, mut ty) = (false, None, Some(WEIGHT_TYPES[0]));
     let mut numbers = Vec::new();
     let mut arguments = std::env::args().skip(1);
@@ -179,17 +179,8 @@ fn main() -> Result<ExitCode, AnyError> {
                 let [rows, n_1, warps_1, n_2, warps_2] = numbers[..] else {
                     return Err("--plan: expected ROWS,TILE_N,WARPS,TILE_N,WARPS".into());
                 };
-                let shapes = [(n_1, warps_1), (n_2, warps_2)];
-                plan = Some(if is_fp8 {
-                    LayerPlans::W4a8(shapes.map(|(tile_n, warps)| W4a8Plan {
-                        rows,
-                        tile_n,
-                        warps,
-                        splits: 1,
-                    }))
-                } else {
-                    LayerPlans::Fp8(shapes.map(|(tile_n, warps)| Fp8Plan { rows, tile_n, warps }))
-                });
+                let shape = |tile_n, warps| Fp8Plan { rows, tile_n, warps };
+                shapes = Some([shape(n_1, warps_1), shape(n_2, warps_2)]);
             }
             "--type" => ty = arguments.next().and_then(|name| WeightType::named(&name)),
             "--part" => {
@@ -199,6 +190,15 @@ fn main() -> Result<ExitCode, AnyError> {
             _ => numbers.push(argument.parse::<usize>()?),
         }
     }
+    let plan = shapes.map(|shapes: [Fp8Plan; 2]| match is_fp8 {
+        true => LayerPlans::W4a8(shapes.map(|Fp8Plan { rows, tile_n, warps }| W4a8Plan {
+            rows,
+            tile_n,
+            warps,
+            splits: 1,
+        })),
+        false => LayerPlans::Fp8(shapes),
+    });
     let layers = match numbers[..] {
         [] => Some(GPU_LAYERS.to_vec()),
         [experts, top_k, h, i, ..] => Some(vec![[experts, top_k, h, i]]),
@@ -207,7 +207,8 @@ fn main() -> Result<ExitCode, AnyError> {
     let (Some(ty), Some(layers)) = (ty, layers) else {
         let types = WEIGHT_TYPES.map(|ty| ty.name).join(", ");
         eprintln!(
-            "usage: moe_times [--sweep [--many] | --fp8] [--type TYPE] [E TOP_K H I [M ...]]; types: {types}"
+            "usage: moe_times [--sweep [--many] | --fp8 | --w8a8 channels|promoted|blocks [--sweep]] [--plan ...] \
+             [--type TYPE] [E TOP_K H I [M ...]]; types: {types}"
         );
         return Ok(ExitCode::from(2));
     };

@@ -124,6 +124,15 @@ pub(crate) trait ExpertWeight {
     /// How a product is divided.
     type Plan: Debug + Copy;
 
+    /// The operation that multiplies.
+    fn row() -> &'static Row;
+
+    /// The plans, of equal rows, for a layer's products of `entries` entries.
+    fn plans(weights: [&Self; 2], entries: usize, device: &Device) -> [Self::Plan; 2];
+
+    /// Rows of a plan's blocks.
+    fn rows(plan: Self::Plan) -> u32;
+
     fn shape(&self) -> Shape;
 
     fn dtype(&self) -> ScalarType;
@@ -225,23 +234,49 @@ impl<W: ExpertWeight<Plan = P>, P: Debug + Copy> Fp8RowsLayer<W> {
         Ok(Self { weights: [change(w13)?, change(w2)?], ..self })
     }
 
-    /// Room for the stages of `tokens` tokens that go to `top_k` experts each, by plans of these rows.
+    /// Memory for the stages of `tokens` tokens that go to `top_k` experts each.
     ///
     /// # Errors
-    /// [`AccelError::Argument`] for sizes of zero or beyond 2^31, and for plans of different rows; [`AccelError::Driver`].
-    pub(super) fn room(
+    /// [`AccelError::Argument`] for sizes of zero or beyond 2^31; [`AccelError::Driver`].
+    pub fn workspace(
         &self,
         device: &Device,
-        row: &Row,
-        (tokens, top_k): (usize, usize),
-        (plans, rows): ([P; 2], [u32; 2]),
+        tokens: usize,
+        top_k: usize,
     ) -> Result<Fp8RowsWorkspace<P>, AccelError> {
-        let entries = check::entries(row, tokens, top_k)?;
-        if rows[0] != rows[1] {
-            let found = format!("{} and {} rows", rows[0], rows[1]);
-            return Err(row.refuse("plan", found, "blocks of equal size"));
+        let entries = check::entries(W::row(), tokens, top_k)?;
+        let plans = W::plans(self.weights.each_ref(), entries, device);
+        self.room(device, (entries, top_k), plans)
+    }
+
+    /// [`Self::workspace`] by the caller's plans: the same bits, at another speed.
+    ///
+    /// # Errors
+    /// As [`Self::workspace`]; [`AccelError::Argument`] for plans of different rows.
+    pub fn workspace_planned(
+        &self,
+        device: &Device,
+        tokens: usize,
+        top_k: usize,
+        plans: [P; 2],
+    ) -> Result<Fp8RowsWorkspace<P>, AccelError> {
+        let entries = check::entries(W::row(), tokens, top_k)?;
+        let [rows, rows_of_w2] = plans.map(W::rows);
+        if rows != rows_of_w2 {
+            let found = format!("{rows} and {rows_of_w2} rows");
+            return Err(W::row().refuse("plan", found, "blocks of equal size"));
         }
-        let blocks = self.runs.room_for_places(device, entries, rows[0] as usize)?;
+        self.room(device, (entries, top_k), plans)
+    }
+
+    /// Room for the stages of `entries` entries.
+    fn room(
+        &self,
+        device: &Device,
+        (entries, top_k): (usize, usize),
+        plans: [P; 2],
+    ) -> Result<Fp8RowsWorkspace<P>, AccelError> {
+        let blocks = self.runs.room_for_places(device, entries, W::rows(plans[0]) as usize)?;
         let places = blocks.places();
         let rows = |weight: &W| -> Result<Rows, AccelError> {
             let codes = device.room(places * weight.shape().size_k)?;

@@ -24,7 +24,7 @@ __device__ __forceinline__ Tile tile_at(const Product &p, unsigned index, unsign
     return {block * ROWS, in / side * p.tile_n, expert};
 }
 
-// The tiles of this thread block, in turn. A tile's expert is in memory, so that the next tile is looked up one ahead.
+// The tiles of this thread block, in turn. Each is looked up one tile ahead, since its expert must be read from memory.
 template <class Product>
 struct Tiles {
     const Product &p;

@@ -9,6 +9,7 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
+    operation::Row,
     ops::{
         align::RoutedRows,
         check,
@@ -29,6 +30,18 @@ pub type Fp8Workspace = Fp8RowsWorkspace<Fp8Plan>;
 
 impl ExpertWeight for Fp8Weight {
     type Plan = Fp8Plan;
+
+    fn row() -> &'static Row {
+        &ROW
+    }
+
+    fn plans(weights: [&Self; 2], entries: usize, _: &Device) -> [Fp8Plan; 2] {
+        [Fp8Plan::of_experts(weights[0].experts(), entries); 2]
+    }
+
+    fn rows(plan: Fp8Plan) -> u32 {
+        plan.rows
+    }
 
     fn shape(&self) -> Shape {
         self.shape()
@@ -112,34 +125,5 @@ impl Fp8Layer {
     pub fn bytes_of_expert(&self) -> usize {
         let [w13, w2] = &self.weights;
         (w13.bytes() + w2.bytes()) / w13.experts()
-    }
-
-    /// Memory for the stages of `tokens` tokens that go to `top_k` experts each.
-    ///
-    /// # Errors
-    /// [`AccelError::Argument`] for sizes of zero or beyond 2^31; [`AccelError::Driver`].
-    pub fn workspace(
-        &self,
-        device: &Device,
-        tokens: usize,
-        top_k: usize,
-    ) -> Result<Fp8Workspace, AccelError> {
-        let entries = check::entries(&ROW, tokens, top_k)?;
-        let plans = Fp8Plan::of_experts(self.weights[0].experts(), entries);
-        self.workspace_planned(device, tokens, top_k, plans)
-    }
-
-    /// [`Self::workspace`] by the caller's plans: the same bits, at another speed.
-    ///
-    /// # Errors
-    /// As [`Self::workspace`]; [`AccelError::Argument`] for plans of different rows.
-    pub fn workspace_planned(
-        &self,
-        device: &Device,
-        tokens: usize,
-        top_k: usize,
-        plans: [Fp8Plan; 2],
-    ) -> Result<Fp8Workspace, AccelError> {
-        self.room(device, &ROW, (tokens, top_k), (plans, plans.map(|plan| plan.rows)))
     }
 }

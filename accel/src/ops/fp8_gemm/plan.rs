@@ -125,9 +125,8 @@ impl Fp8Plan {
             let stage = size("STAGE_BYTES")? + self.tile_n * size("STAGE_K")?;
             let end = size("END_BYTES")?;
             let resident = size("RESIDENT")?;
-            // Of one of `count` thread blocks on a multiprocessor.
-            let stages_of =
-                |resident| fp8_rows::room_of(most, resident).saturating_sub(end) / stage;
+            // Stages of one of `count` thread blocks on a multiprocessor.
+            let stages_of = |count| fp8_rows::room_of(most, count).saturating_sub(end) / stage;
             let two = stages_of(2 * resident);
             let stages = match two * 3 >= MOST_STAGES * 2 {
                 true => two.min(MOST_STAGES_OF_TWO),
@@ -158,19 +157,19 @@ impl Fp8Plan {
         Self::of_shape(size_m, size_n, multiprocessors, many)
     }
 
-    /// The plans for the two products of a layer with `entries` entries, spread evenly over its experts.
-    pub(super) fn of_experts(experts: usize, entries: usize) -> [Self; 2] {
+    /// The plan for both products of a layer with `entries` entries, spread evenly over its experts.
+    pub(super) fn of_experts(experts: usize, entries: usize) -> Self {
         let rows = entries.div_ceil(experts.min(entries).max(1));
         let few = |rows, warps| Self { rows, tile_n: 16 * warps, warps };
         // Blocks that take all rows of nearly every expert: a second block would read its weights again.
-        [match rows {
+        match rows {
             0..=4 => few(8, 8),
             5..=10 => few(16, 8),
             11..=20 => few(32, 8),
             21..=38 => few(48, 16),
             39..=96 => Self::MANY,
             _ => Self::WIDE,
-        }; 2]
+        }
     }
 
     fn of_shape(size_m: usize, size_n: usize, multiprocessors: u32, many: Self) -> Self {
@@ -217,11 +216,9 @@ mod tests {
     #[test]
     fn a_block_takes_nearly_all_rows_of_an_expert() {
         for mean in 1..=96usize {
-            let plans = Fp8Plan::of_experts(64, 64 * mean);
+            let plan = Fp8Plan::of_experts(64, 64 * mean);
             let most = mean as f64 + 1.6 * (mean as f64).sqrt();
-            for plan in plans {
-                assert!(f64::from(plan.rows) >= most.min(128.0).floor(), "{mean} rows: {plan:?}");
-            }
+            assert!(f64::from(plan.rows) >= most.min(128.0).floor(), "{mean} rows: {plan:?}");
         }
     }
 

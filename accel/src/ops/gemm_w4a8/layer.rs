@@ -9,6 +9,7 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
+    operation::Row,
     ops::{
         align::RoutedRows,
         check,
@@ -28,6 +29,18 @@ pub type W4a8Workspace = Fp8RowsWorkspace<W4a8Plan>;
 
 impl ExpertWeight for MarlinWeight {
     type Plan = W4a8Plan;
+
+    fn row() -> &'static Row {
+        &ROW
+    }
+
+    fn plans(weights: [&Self; 2], entries: usize, device: &Device) -> [W4a8Plan; 2] {
+        W4a8Plan::of_experts(weights, entries, device.multiprocessors())
+    }
+
+    fn rows(plan: W4a8Plan) -> u32 {
+        plan.rows
+    }
 
     fn shape(&self) -> Shape {
         self.shape()
@@ -76,35 +89,5 @@ impl W4a8Layer {
     /// Bytes of the codes and scales of one expert.
     pub fn bytes_of_expert(&self) -> usize {
         self.weights.iter().map(MarlinWeight::bytes).sum()
-    }
-
-    /// Memory for the stages of `tokens` tokens that go to `top_k` experts each.
-    ///
-    /// # Errors
-    /// [`AccelError::Argument`] for sizes of zero or beyond 2^31; [`AccelError::Driver`].
-    pub fn workspace(
-        &self,
-        device: &Device,
-        tokens: usize,
-        top_k: usize,
-    ) -> Result<W4a8Workspace, AccelError> {
-        let entries = check::entries(&ROW, tokens, top_k)?;
-        let [w13, w2] = &self.weights;
-        let plans = W4a8Plan::of_experts([w13, w2], entries, device.multiprocessors());
-        self.workspace_planned(device, tokens, top_k, plans)
-    }
-
-    /// [`Self::workspace`] by the caller's plans: the same bits, at another speed.
-    ///
-    /// # Errors
-    /// As [`Self::workspace`]; [`AccelError::Argument`] for plans of different rows.
-    pub fn workspace_planned(
-        &self,
-        device: &Device,
-        tokens: usize,
-        top_k: usize,
-        plans: [W4a8Plan; 2],
-    ) -> Result<W4a8Workspace, AccelError> {
-        self.room(device, &ROW, (tokens, top_k), (plans, plans.map(|plan| plan.rows)))
     }
 }
