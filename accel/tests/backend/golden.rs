@@ -110,7 +110,7 @@ fn golden_cases_pass_by_the_reference() {
 #[test]
 fn golden_cases_pass_on_the_device() {
     let Some(device) = common::device_or_skip("golden_cases_pass_on_the_device") else { return };
-    say(&golden(&device));
+    say(&golden(&*device));
 }
 
 /// Checks generated cases, which resemble users' case files. Returns the numbers of outputs that
@@ -154,7 +154,7 @@ fn generated_cases_pass_by_the_reference() {
 #[test]
 fn generated_cases_pass_on_the_device() {
     let Some(device) = common::device_or_skip("generated_cases_pass_on_the_device") else { return };
-    let [passed, absent] = generated(&device, 0..160);
+    let [passed, absent] = generated(&*device, 0..160);
     common::say(&format!(
         "LAW generated cases: 480 cases, {passed} outputs passed their judges, {absent} not on cuda"
     ));

@@ -5,7 +5,11 @@
 
 pub(crate) mod cubin;
 
-use std::io::Write;
+use std::{
+    io::Write,
+    ops::Deref,
+    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
 
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::{Layer, Routed};
@@ -36,10 +40,41 @@ pub(crate) fn skip(reason: &str, test: &str) {
     say(&format!("SKIPPED ({reason}): {test}"));
 }
 
-/// The device, or a reported skip. A device that is present but fails, fails the test.
-pub(crate) fn device_or_skip(test: &str) -> Option<Device> {
+/// Held by every test that uses the GPU; by [`whole_gpu_or_skip`] alone.
+static GPU: RwLock<()> = RwLock::new(());
+
+/// A device, and the test's place on the GPU while it lives.
+pub(crate) struct Gpu<Guard> {
+    device: Device,
+    _guard: Guard,
+}
+
+impl<Guard> Deref for Gpu<Guard> {
+    type Target = Device;
+
+    fn deref(&self) -> &Device {
+        &self.device
+    }
+}
+
+/// The place of a test that shares the GPU.
+pub(crate) type SharedGpu = Gpu<RwLockReadGuard<'static, ()>>;
+
+/// The device, or a reported skip. A device that is present but fails, fails the test. At most once in
+/// a test: a second call may wait for the first one's guard.
+pub(crate) fn device_or_skip(test: &str) -> Option<SharedGpu> {
+    open_or_skip(test, || GPU.read().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The device, while no other test of this process uses it: kernels that wait for each other, as ranks
+/// on one GPU do, must all be resident at once.
+pub(crate) fn whole_gpu_or_skip(test: &str) -> Option<Gpu<RwLockWriteGuard<'static, ()>>> {
+    open_or_skip(test, || GPU.write().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn open_or_skip<Guard>(test: &str, guard: impl FnOnce() -> Guard) -> Option<Gpu<Guard>> {
     match Device::open() {
-        Ok(device) => Some(device),
+        Ok(device) => Some(Gpu { device, _guard: guard() }),
         Err(error) if error.is_no_device() => {
             skip("no CUDA device", test);
             None

@@ -4,7 +4,7 @@
 use crate::common;
 
 use crate::common::{Experts, Law, Random, Tokens, some_to_none, weight};
-use crate::peers::{alone, gpus, open};
+use crate::peers::{gpus, open};
 use marlinspike::moe::activation::{Activation, Definition};
 use marlinspike::moe::layer::Layer;
 use marlinspike::num::dims::GroupSize;
@@ -112,9 +112,7 @@ impl Spread {
 #[test]
 fn experts_on_any_number_of_ranks_have_the_bits_of_the_reference() {
     let test = "experts_on_any_number_of_ranks_have_the_bits_of_the_reference";
-    // Kept, so that the context is not made anew for each layer.
-    let Some(_context) = common::device_or_skip(test) else { return };
-    let _alone = alone();
+    let Some(_gpu) = common::whole_gpu_or_skip(test) else { return };
     let mut law = Law::new("expert layer over 1, 2, 4 and 8 ranks");
     let mut random = Random(0x5EED_000E_89AB_CDEF);
     for (dtype, counts) in [(BF16, &[1usize, 13, 600][..]), (ScalarType::FLOAT16, &[5])] {
@@ -156,10 +154,7 @@ fn experts_on_any_number_of_ranks_have_the_bits_of_the_reference() {
 
 #[test]
 fn wrong_sums_over_ranks_are_noticed() {
-    if common::device_or_skip("wrong_sums_over_ranks_are_noticed").is_none() {
-        return;
-    }
-    let _alone = alone();
+    let Some(_gpu) = common::whole_gpu_or_skip("wrong_sums_over_ranks_are_noticed") else { return };
     let row: &'static Row = registry().iter().find(|row| row.name == "moe_sum_ranks").unwrap();
     let mut random = Random(0x5EED_000F_89AB_CDEF);
     let all = experts(&mut random, BF16);

@@ -4,7 +4,7 @@
 use crate::common;
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -26,12 +26,6 @@ use marlinspike_accel::{
 };
 
 const BF16: ScalarType = ScalarType::BFLOAT16;
-
-/// One test at a time: ranks that wait for each other need room on the GPU at once.
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The ranks of a layer, with their weights and inputs.
 pub(crate) struct Layer {
@@ -111,10 +105,7 @@ pub(crate) fn whole(x: &[u16], w: &Weight<'_>) -> Vec<u16> {
 #[test]
 fn every_number_of_ranks_has_the_bits_of_the_reference() {
     let test = "every_number_of_ranks_has_the_bits_of_the_reference";
-    if common::device_or_skip(test).is_none() {
-        return;
-    }
-    let _alone = alone();
+    let Some(_gpu) = common::whole_gpu_or_skip(test) else { return };
     let mut law = Law::new("row-parallel product, 1, 2, 4 and 8 ranks");
     let mut random = Random(0x5EED_0007_89AB_CDEF);
     for (size_k, size_m) in [(2048, 67), (1536, 5), (11008, 3)] {
@@ -182,10 +173,7 @@ fn record<'a>(
 #[test]
 fn graphs_of_two_calls_replay_a_thousand_times() {
     let test = "graphs_of_two_calls_replay_a_thousand_times";
-    if common::device_or_skip(test).is_none() {
-        return;
-    }
-    let _alone = alone();
+    let Some(_gpu) = common::whole_gpu_or_skip(test) else { return };
     let mut law = Law::new("row-parallel product, 1000 replays on 2 and 4 ranks");
     let mut random = Random(0x5EED_0008_89AB_CDEF);
     let (shape, size_m) = (Shape::new(2048, 192), 19);
@@ -224,15 +212,12 @@ fn graphs_of_two_calls_replay_a_thousand_times() {
 #[test]
 fn two_groups_of_ranks_at_once_have_the_bits_of_the_reference() {
     let test = "two_groups_of_ranks_at_once_have_the_bits_of_the_reference";
-    if common::device_or_skip(test).is_none() {
-        return;
-    }
+    let Some(_gpu) = common::whole_gpu_or_skip(test) else { return };
     if gpus() < 2 {
         return common::say(&format!(
             "SKIPPED (one GPU, where they can starve each other): {test}"
         ));
     }
-    let _alone = alone();
     let mut law = Law::new("two groups of 2 ranks at once, 400 calls each");
     let mut random = Random(0x5EED_0014_89AB_CDEF);
     for (shape, size_m) in [(Shape::new(2048, 4096), 16), (Shape::new(2048, 8192), 1024)] {
@@ -278,10 +263,9 @@ fn two_groups_of_ranks_at_once_have_the_bits_of_the_reference() {
 
 #[test]
 fn a_missing_rank_is_an_error_and_no_hang() {
-    if common::device_or_skip("a_missing_rank_is_an_error_and_no_hang").is_none() {
+    let Some(_gpu) = common::whole_gpu_or_skip("a_missing_rank_is_an_error_and_no_hang") else {
         return;
-    }
-    let _alone = alone();
+    };
     let mut random = Random(0x5EED_0009_89AB_CDEF);
     let shape = Shape::new(1024, 64);
     let w = weight(&mut random, ScalarType::UINT4B8, BF16, shape, GroupSize::Of(128), false);
@@ -306,10 +290,7 @@ fn a_missing_rank_is_an_error_and_no_hang() {
 #[test]
 fn an_odd_number_of_recorded_calls_is_an_error() {
     let test = "an_odd_number_of_recorded_calls_is_an_error";
-    if common::device_or_skip(test).is_none() {
-        return;
-    }
-    let _alone = alone();
+    let Some(_gpu) = common::whole_gpu_or_skip(test) else { return };
     let mut random = Random(0x5EED_000A_89AB_CDEF);
     let shape = Shape::new(1024, 64);
     let w = weight(&mut random, ScalarType::UINT4B8, BF16, shape, GroupSize::Of(128), false);
@@ -334,10 +315,7 @@ fn an_odd_number_of_recorded_calls_is_an_error() {
 
 #[test]
 fn wrong_reductions_are_noticed() {
-    if common::device_or_skip("wrong_reductions_are_noticed").is_none() {
-        return;
-    }
-    let _alone = alone();
+    let Some(_gpu) = common::whole_gpu_or_skip("wrong_reductions_are_noticed") else { return };
     let row: &'static Row = registry().iter().find(|row| row.name == "add_ranks").unwrap();
     let mut random = Random(0x5EED_000B_89AB_CDEF);
     let (shape, size_m) = (Shape::new(2048, 4096), 64);
@@ -406,7 +384,7 @@ fn calls_that_do_not_fit_are_refused() {
         Ok(()) => None,
         Err(error) => panic!("{error}"),
     };
-    assert_eq!(what(Rank::of_process(&[&device; 3], 64).map(|_| ())), Some("devices"));
+    assert_eq!(what(Rank::of_process(&[&*device; 3], 64).map(|_| ())), Some("devices"));
     let mut rank = Rank::of_process(&[&device], 64).unwrap().remove(0);
     let whole = new().by_version_2().unwrap();
     let half = Split::new(shape.size_k, 0, 2).unwrap().part_of(&w).unwrap();

@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::common::{Law, Random, weight};
-use crate::peers::{alone, gpus, whole};
+use crate::peers::{gpus, whole};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::Split;
@@ -193,10 +193,7 @@ fn succeeded(mut child: Child) -> bool {
 #[test]
 fn ranks_in_processes_have_the_bits_of_the_reference() {
     let test = "ranks_in_processes_have_the_bits_of_the_reference";
-    if common::device_or_skip(test).is_none() {
-        return;
-    }
-    let _alone = alone();
+    let Some(_gpu) = common::whole_gpu_or_skip(test) else { return };
     let mut law =
         Law::new("row-parallel product, 1, 2 and 4 processes, calls and 50 recorded ones");
     let (w, x) = inputs();
@@ -221,10 +218,9 @@ fn ranks_in_processes_have_the_bits_of_the_reference() {
 
 #[test]
 fn processes_that_die_or_stay_away_are_errors() {
-    if common::device_or_skip("processes_that_die_or_stay_away_are_errors").is_none() {
+    let Some(_gpu) = common::whole_gpu_or_skip("processes_that_die_or_stay_away_are_errors") else {
         return;
-    }
-    let _alone = alone();
+    };
     for role in ["loses", "waits"] {
         let folder = tempfile::tempdir().unwrap();
         let children = start(folder.path(), 0..2, 2, role);

@@ -12,7 +12,7 @@ use std::{
 use cudarc::driver::{CudaContext, result, sys};
 
 use crate::common::{Law, Random, weight};
-use crate::peers::{Layer, alone, gpus, open, whole};
+use crate::peers::{Layer, gpus, open, whole};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::Split;
@@ -64,10 +64,7 @@ impl Drop for Engine {
 #[test]
 fn ranks_at_an_engines_addresses_have_the_bits_of_the_reference() {
     let test = "ranks_at_an_engines_addresses_have_the_bits_of_the_reference";
-    if common::device_or_skip(test).is_none() {
-        return;
-    }
-    let _alone = alone();
+    let Some(_gpu) = common::whole_gpu_or_skip(test) else { return };
     let mut law = Law::new("row-parallel product at given addresses, 1, 2, 4 and 8 ranks");
     let mut random = Random(0x5EED_000D_89AB_CDEF);
     let (shape, size_m) = (Shape::new(1536, 64), 5);
@@ -116,10 +113,7 @@ fn ranks_at_an_engines_addresses_have_the_bits_of_the_reference() {
 #[test]
 fn sums_that_the_caller_writes_have_the_bits_of_the_reference() {
     let test = "sums_that_the_caller_writes_have_the_bits_of_the_reference";
-    if common::device_or_skip(test).is_none() {
-        return;
-    }
-    let _alone = alone();
+    let Some(_gpu) = common::whole_gpu_or_skip(test) else { return };
     let mut law = Law::new("row-parallel product of the caller's sums, 2 ranks");
     let mut random = Random(0x5EED_0015_89AB_CDEF);
     let (shape, size_m) = (Shape::new(2048, 192), 7);
@@ -200,10 +194,7 @@ fn gathered_sums_have_the_bits_of_the_reference() {
 #[test]
 fn ranks_by_nccl_have_the_bits_of_the_reference() {
     let test = "ranks_by_nccl_have_the_bits_of_the_reference";
-    if common::device_or_skip(test).is_none() {
-        return;
-    }
-    let _alone = alone();
+    let Some(_gpu) = common::whole_gpu_or_skip(test) else { return };
     let mut law = Law::new("row-parallel product by NCCL, a rank on each GPU");
     let mut random = Random(0x5EED_0012_89AB_CDEF);
     let (shape, size_m) = (Shape::new(2048, 128), 9);

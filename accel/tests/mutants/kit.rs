@@ -89,9 +89,7 @@ fn operations(row: &Row) -> &'static [Rejected] {
 
 #[test]
 fn every_mutant_is_rejected() {
-    if common::device_or_skip("every_mutant_is_rejected").is_none() {
-        return;
-    }
+    let Some(_gpu) = common::device_or_skip("every_mutant_is_rejected") else { return };
     let reject = |row: &'static Row, mutant: &'static Mutant| {
         let (name, source) = (mutant.name, row.source);
         let found = operations(row).iter().find_map(|rejected| rejected(row, mutant));

@@ -26,7 +26,7 @@ use marlinspike_accel::{
 use rayon::prelude::*;
 
 /// The device where it has the kernel.
-pub(crate) fn hopper_or_skip(test: &str) -> Option<Device> {
+pub(crate) fn hopper_or_skip(test: &str) -> Option<common::SharedGpu> {
     let device = common::device_or_skip(test)?;
     if device.compute_capability() == (9, 0) {
         return Some(device);
