@@ -106,6 +106,7 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
     "math"
     "mma"
     "ranks"
+    "resident"
     "routing"
     "single_order"
     "tiles"

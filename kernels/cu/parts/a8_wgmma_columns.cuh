@@ -180,11 +180,7 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
         pass_turn(group);
     }
     Place place;
-    for (Tiles tiles(p); !tiles.is_over(); tiles.advance()) {
-        const Tile tile = tiles.now;
-        if (tile.expert < 0) {
-            continue;
-        }
+    for_each_tile(p, [&](const Tile &tile) {
         float total[ROWS / 2];
 #pragma unroll
         for (int i = 0; i < ROWS / 2; ++i) {
@@ -197,7 +193,7 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
         }
         finish(p, tile, warp, total);
         write_tile(p, y_map, tile, warp, memory.start + box, pointer + box, total);
-    }
+    });
     // Turns end as they began.
     if (TAKES_TURNS && group == 0) {
         wait_for_turn(group);
