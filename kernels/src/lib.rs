@@ -108,6 +108,7 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
     "ranks"
     "resident"
     "routing"
+    "run_stages"
     "single_order"
     "tiles"
     "to_e4m3fn"

@@ -5,6 +5,7 @@
 #include "barrier.cuh"
 #include "depend.cuh"
 #include "fp8_gemm_sizes.cuh"
+#include "run_stages.cuh"
 #include "tiles.cuh"
 #include "wgmma_fp8.cuh"
 
@@ -126,34 +127,6 @@ struct BlockScales {
         return HAS_BLOCKS ? __shfl_sync(~0u, now, stage % STAGES * PARTS + part) : 1.0f;
     }
 };
-
-// Begins the products of `count` stages, and promotes each stage's sum when it is complete, both in ascending order: a
-// stage's products run while the last one's sum is promoted.
-template <class Stage, class Begin, class Promote>
-__device__ __forceinline__ void run_stages(unsigned count, Begin begin, Promote promote) {
-    // In another form, such as one end for even and odd numbers of stages, the compiler waits after each product.
-    Stage even, odd;
-    begin(even, 0);
-    unsigned index = 1;
-    for (; index + 1 < count; index += 2) {
-        begin(odd, index);
-        wgmma_wait<1>();
-        promote(even);
-        begin(even, index + 1);
-        wgmma_wait<1>();
-        promote(odd);
-    }
-    if (index < count) {
-        begin(odd, index);
-        wgmma_wait<1>();
-        promote(even);
-        wgmma_wait<0>();
-        promote(odd);
-    } else {
-        wgmma_wait<0>();
-        promote(even);
-    }
-}
 
 // Adds the products of `count` stages in the unit: one chain over all of them. A stage is released while the next one's
 // products run.
