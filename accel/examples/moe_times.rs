@@ -1,7 +1,7 @@
 //! How long expert layers with Marlin weights take on this machine's GPU.
 //!
 //! ```text
-//! moe_times [--sweep [--many] | --fp8 [--plan ...]] [--type TYPE] [E TOP_K H I [M ...]]
+//! moe_times [--sweep [--many] | --fp8 [--sweep | --plan ...]] [--type TYPE] [E TOP_K H I [M ...]]
 //! moe_times --w8a8 channels|promoted|blocks [--sweep | --plan ROWS,TILE_N,WARPS,TILE_N,WARPS] [E TOP_K H I [M ...]]
 //! ```
 //!
@@ -126,21 +126,47 @@ fn fp8_plans() -> impl Iterator<Item = Fp8Plan> {
     })
 }
 
-/// The fastest plans of the first product, then of the second with the best of the first, for each number of rows.
-fn sweep_fp8(rows: usize, time: impl Fn([Fp8Plan; 2]) -> Result<f32, AccelError>) {
-    for block in [8, 16, 32, 48, 64, 128] {
-        if !(rows / 2..=(4 * rows).max(16)).contains(&(block as usize)) {
+/// Plans of one product of 4-bit weights and e4m3fn activations; the kernel does not have all of them for every type.
+fn w4a8_plans() -> impl Iterator<Item = W4a8Plan> {
+    const SHAPES: [(u32, u32, u32); 9] = [
+        (32, 16, 8),
+        (32, 16, 4),
+        (64, 16, 4),
+        (64, 8, 1),
+        (96, 8, 1),
+        (96, 16, 1),
+        (128, 8, 1),
+        (192, 16, 1),
+        (256, 16, 1),
+    ];
+    let of_shape =
+        |(tile_n, warps, splits)| BLOCKS.map(move |rows| W4a8Plan { rows, tile_n, warps, splits });
+    SHAPES.into_iter().flat_map(of_shape)
+}
+
+/// Rows of blocks to try.
+const BLOCKS: [u32; 7] = [8, 16, 32, 48, 64, 128, 256];
+
+/// The fastest plans of the first product, then of the second with the best of the first, for each number of rows of a
+/// block near the average of an expert. What the kernel does not have is left out.
+fn sweep_blocks<P: Copy>(
+    rows: usize,
+    plans: impl Fn(u32) -> Vec<P>,
+    time: impl Fn([P; 2]) -> Result<f32, AccelError>,
+    shape: impl Fn(P) -> String,
+) {
+    for block in BLOCKS {
+        let all = plans(block);
+        if all.is_empty() || !(rows / 2..=(4 * rows).max(16)).contains(&(block as usize)) {
             continue;
         }
-        let all: Vec<_> = fp8_plans().filter(|plan| plan.rows == block).collect();
-        let fastest = |pairs: &mut dyn Iterator<Item = [Fp8Plan; 2]>| {
+        let fastest = |pairs: &mut dyn Iterator<Item = [P; 2]>| {
             let timed = pairs.filter_map(|plans| Some((time(plans).ok()?, plans)));
             let mut timed: Vec<_> = timed.collect();
             timed.sort_by(|a, b| a.0.total_cmp(&b.0));
-            for (us, [first, second]) in timed.iter().take(4) {
-                let shape =
-                    |plan: &Fp8Plan| format!("{} columns by {} warps", plan.tile_n, plan.warps);
-                println!("    {us:.1} us: blocks of {block}, {}; {}", shape(first), shape(second));
+            for (us, plans) in timed.iter().take(4) {
+                let [first, second] = plans.map(&shape);
+                println!("    {us:.1} us: blocks of {block}, {first}; {second}");
             }
             timed.first().map(|(_, plans)| *plans)
         };
@@ -149,6 +175,18 @@ fn sweep_fp8(rows: usize, time: impl Fn([Fp8Plan; 2]) -> Result<f32, AccelError>
             fastest(&mut all.iter().map(|&plan| [first, plan]));
         }
     }
+}
+
+fn sweep_fp8(rows: usize, time: impl Fn([Fp8Plan; 2]) -> Result<f32, AccelError>) {
+    let shape = |plan: Fp8Plan| format!("{} columns by {} warps", plan.tile_n, plan.warps);
+    sweep_blocks(rows, |block| fp8_plans().filter(|p| p.rows == block).collect(), time, shape);
+}
+
+fn sweep_w4a8(rows: usize, time: impl Fn([W4a8Plan; 2]) -> Result<f32, AccelError>) {
+    let shape = |W4a8Plan { tile_n, warps, splits, .. }: W4a8Plan| {
+        format!("{tile_n} columns by {warps} warps, shared by {splits}")
+    };
+    sweep_blocks(rows, |block| w4a8_plans().filter(|p| p.rows == block).collect(), time, shape);
 }
 
 fn main() -> Result<ExitCode, AnyError> {
@@ -207,7 +245,7 @@ fn main() -> Result<ExitCode, AnyError> {
     let (Some(ty), Some(layers)) = (ty, layers) else {
         let types = WEIGHT_TYPES.map(|ty| ty.name).join(", ");
         eprintln!(
-            "usage: moe_times [--sweep [--many] | --fp8 | --w8a8 channels|promoted|blocks [--sweep]] [--plan ...] \
+            "usage: moe_times [--sweep [--many] | --fp8 [--sweep] | --w8a8 channels|promoted|blocks [--sweep]] [--plan ...] \
              [--type TYPE] [E TOP_K H I [M ...]]; types: {types}"
         );
         return Ok(ExitCode::from(2));
@@ -238,6 +276,9 @@ fn main() -> Result<ExitCode, AnyError> {
             if w8a8.is_some() && is_sweep {
                 sweep_fp8(rows, |plans| planned(LayerPlans::Fp8(plans)));
             }
+            if is_fp8 && is_sweep {
+                sweep_w4a8(rows, |plans| planned(LayerPlans::W4a8(plans)));
+            }
             let both = of_layer(sizes, size_m);
             if let (Some((first, count)), true) = (part, only_many) {
                 for plan in ManyRows::all().skip(first).step_by(count) {
@@ -256,7 +297,7 @@ fn main() -> Result<ExitCode, AnyError> {
                 }
                 continue;
             }
-            if is_sweep && w8a8.is_none() {
+            if is_sweep && w8a8.is_none() && !is_fp8 {
                 if !only_many {
                     sweep(&both, time)?;
                 }

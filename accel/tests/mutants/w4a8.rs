@@ -289,7 +289,7 @@ fn wrong_w4a8_kernels_are_rejected() {
     // With groups of 128, of 128 and of 32 with zero points, and of all k; with few rows and many, and shared columns.
     let sizes_m = [(0, 150), (4, 60), (6, 60), (3, 60)];
     let cases: Vec<Case> = sizes_m.map(|(form, size_m)| cancelled(form, size_m)).into();
-    let sizes = [(64, 8, 1), (192, 8, 1), (256, 8, 1), (16, 16, 4), (16, 16, 8)];
+    let sizes = [(32, 8, 1), (64, 8, 1), (192, 8, 1), (256, 8, 1), (16, 16, 4), (16, 16, 8)];
     let takes = |plan: &W4a8Plan| sizes.contains(&(plan.rows, plan.warps, plan.splits));
     let differs = |device: &Device, case: &Case| {
         let mut plans = case.plans(device).into_iter().filter(takes);

@@ -101,11 +101,7 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
     wait_for_last_kernel();
     Place base;
     unsigned count = 0;
-    for (Tiles tiles(p); !tiles.is_over(); tiles.advance()) {
-        const Tile tile = tiles.now;
-        if (tile.expert < 0) {
-            continue;
-        }
+    for_each_tile(p, [&](const Tile &tile) {
         const unsigned own = (first - count) % STRIDE;
         Place place = base.after(own, p.stages);
         for (unsigned stage = own; stage < padded; stage += STRIDE) {
@@ -128,5 +124,5 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
         count += padded;
         const unsigned end = base.slot + padded;
         base = {end % p.stages, base.phase ^ (end / p.stages & 1)};
-    }
+    });
 }

@@ -47,11 +47,7 @@ __device__ __forceinline__ void multiply_shared(const Product &p, const Memory &
     const unsigned lane = warp.n * 2 + warp.lane;
     Place place;
     unsigned count = 0;
-    for (Tiles tiles(p); !tiles.is_over(); tiles.advance()) {
-        const Tile tile = tiles.now;
-        if (tile.expert < 0) {
-            continue;
-        }
+    for_each_tile(p, [&](const Tile &tile) {
         // Every fourth pair of all tiles, so that a slot of the ring is always read by the same warpgroup.
         const unsigned first = (group - count) % SHARERS;
         Zeros zeros(p, tile, warp, GROUPS > 0 ? first * PAIR + in_pair : 0);
@@ -111,7 +107,7 @@ __device__ __forceinline__ void multiply_shared(const Product &p, const Memory &
         const unsigned end = place.slot + pairs;
         place = {end % ring, place.phase ^ (end / ring & 1)};
         count += pairs;
-    }
+    });
 }
 
 // Promotes the parts of all tiles of this thread block, k ascending, and writes the outputs.
@@ -124,11 +120,7 @@ __device__ __forceinline__ void promote_shared(const Product &p, const Memory &m
     const unsigned k_stages = p.k_stages();
     const unsigned pairs = (k_stages + PAIR - 1) / PAIR;
     unsigned count = 0;
-    for (Tiles tiles(p); !tiles.is_over(); tiles.advance()) {
-        const Tile tile = tiles.now;
-        if (tile.expert < 0) {
-            continue;
-        }
+    for_each_tile(p, [&](const Tile &tile) {
         float total[PROMOTED];
 #pragma unroll
         for (unsigned i = 0; i < PROMOTED; ++i) {
@@ -182,5 +174,5 @@ __device__ __forceinline__ void promote_shared(const Product &p, const Memory &m
                 p.y[static_cast<size_t>(row) * p.size_n + n] = narrow2(value, 0.0f) & 0xffffu;
             }
         }
-    }
+    });
 }

@@ -2,6 +2,7 @@
 // Sizes of a thread block of marlin_gemm_a8_wgmma.cu, which follow from its parameters. The host reads them here.
 
 #include "formats/types.cuh"
+#include "resident.cuh"
 
 constexpr unsigned IS_FLOAT = CODES == E2M1;
 constexpr unsigned HAS_ZERO = CODES == UINT4;
@@ -17,8 +18,6 @@ constexpr unsigned PAIR = SPLITS == 8 ? 2 : 1;
 constexpr unsigned PRODUCERS = 128;  // threads
 constexpr unsigned PROMOTERS = IS_SHARED ? 128 : 0;
 constexpr unsigned THREADS = PRODUCERS + WARPS * 32 + PROMOTERS;
-// Thread blocks on a multiprocessor: with experts and few rows, one multiplies while the other one writes its tile.
-constexpr unsigned RESIDENT = IS_MOE && WARPS == 8 && ROWS <= 32 ? 2 : 1;
 // The most columns of a tile.
 constexpr unsigned N_TILE = WARPS * 16 / SPLITS;
 // k of a pipeline stage: four instructions.

@@ -109,33 +109,6 @@ __device__ __forceinline__ void finish(const Product &p, const Tile &tile, const
     }
 }
 
-// Fetches what a tile's start and `finish` read.
-__device__ __forceinline__ void fetch(const Product &p, const Tile &tile, const WarpTile &warp) {
-    if (tile.expert < 0) {
-        return;
-    }
-    BlockScales<1>::fetch(p, tile, warp.n, warp.lane);
-    const unsigned n = min(tile.n0 + warp.n + warp.lane % 16, p.size_n - 1);
-    const size_t column = static_cast<size_t>(tile.expert) * p.size_n + n;
-    if (warp.lane < 16) {
-        if constexpr (!HAS_BLOCKS) {
-            prefetch(p.w_scales + column);
-        }
-        if (p.bias) {
-            prefetch(p.bias + column);
-        }
-    }
-    if (warp.lane * 8 < ROWS) {
-        const unsigned row = tile.row + warp.lane * 8, m = IS_MOE ? row : min(row, p.size_m - 1);
-        if constexpr (!HAS_BLOCKS) {
-            prefetch(p.x_scales + m * static_cast<size_t>(p.x_scale_step));
-        }
-        if (IS_MOE && p.row_weights) {
-            prefetch(p.row_weights + m);
-        }
-    }
-}
-
 // Computes the tiles of this thread block from the ring's stages.
 __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map, const Memory &memory,
                                         const unsigned char *pointer) {
@@ -145,14 +118,7 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
     const unsigned k_stages = p.k_stages();
     const unsigned box = memory.y_at + group * (ROWS * GROUP_N * 2);
     Place place;
-    Tiles tiles(p);
-    fetch(p, tiles.now, warp);
-    for (; !tiles.is_over(); tiles.advance()) {
-        const Tile tile = tiles.now;
-        if (tile.expert < 0) {
-            fetch(p, tiles.next, warp);
-            continue;
-        }
+    for_each_tile(p, [&](const Tile &tile) {
         float total[ROWS / 2];
         if constexpr (IS_PROMOTED) {
             BlockScales<1> scales(p, tile, warp.n, warp.lane);
@@ -168,10 +134,9 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
                 k_stages, [&](unsigned index) { return multiply(p, memory, warp, index == 0, place, total); },
                 [&](unsigned slot) { release(memory.start + memory.empty_at + slot * 8, warp.lane); });
         }
-        fetch(p, tiles.next, warp);
         finish(p, tile, warp, total);
         write_tile(p, y_map, tile, warp, memory.start + box, pointer + box, total);
-    }
+    });
     // The copy engine may still be reading here.
     wait_for_stores();
 }

@@ -228,17 +228,12 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
                                         const unsigned char *pointer) {
     const unsigned group = (threadIdx.x - PRODUCERS) / 128, lane = threadIdx.x % 32;
     const Thread thread = {lane, group, group * GROUP_ROWS + threadIdx.x / 32 % 4 * 16 + lane / 4};
-    const unsigned blocks = p.blocks(), tiles = blocks * p.columns();
     const unsigned boxes = memory.start + memory.y_at + group * (2 * BOX_BYTES);
     if (HAS_TURNS && group == 1) {
         pass_turn(group);
     }
     Place place;
-    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
-        const Tile tile = tile_at(p, index, blocks);
-        if (tile.expert < 0) {
-            continue;
-        }
+    for_each_tile(p, [&](const Tile &tile) {
         const unsigned n = min(tile.n0 + threadIdx.x % 128 * PARTS, p.size_n - 1);
         const size_t column = static_cast<size_t>(tile.expert) * p.size_n + n;
         if constexpr (!HAS_BLOCKS) {
@@ -265,7 +260,7 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
             finish(p, tile, part * PART_N, thread, x_scale, row_weight, total[part]);
             write_part(y_map, tile, part * PART_N, thread, boxes, total[part]);
         }
-    }
+    });
     if (HAS_TURNS && group == 0) {
         wait_for_turn(group);
     }

@@ -5,6 +5,7 @@
 #include "barrier.cuh"
 #include "depend.cuh"
 #include "fp8_gemm_sizes.cuh"
+#include "run_stages.cuh"
 #include "tiles.cuh"
 #include "wgmma_fp8.cuh"
 
@@ -72,11 +73,7 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map
     }
     wait_for_last_kernel();
     Place place;
-    for (Tiles tiles(p); !tiles.is_over(); tiles.advance()) {
-        const Tile tile = tiles.now;
-        if (tile.expert < 0) {
-            continue;
-        }
+    for_each_tile(p, [&](const Tile &tile) {
         const unsigned w_row = tile.expert * p.size_n + tile.n0, scale_bytes = p.x_scale_bytes(tile.row);
         for (unsigned stage = 0; stage < k_stages; ++stage) {
             const unsigned full = memory.start + memory.full_at + place.slot * 8;
@@ -95,7 +92,7 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map
             }
             place.next(p.stages);
         }
-    }
+    });
 }
 
 // The scales of W of PARTS x 128 columns: a lane has that of one part in one of 32 / PARTS stages.
@@ -106,32 +103,15 @@ struct BlockScales {
     unsigned count;
     float now, next;
 
-    // Where those from the tile's column n, or the last one, are.
-    static __device__ __forceinline__ BlockScales place(const Product &p, const Tile &tile, unsigned n, unsigned lane) {
-        BlockScales scales;
-        scales.count = p.k_stages();
-        const unsigned rows = (p.size_n + STAGE_K - 1) / STAGE_K;
-        const unsigned row = min((tile.n0 + n) / STAGE_K + lane % PARTS, rows - 1);
-        scales.from = p.w_scales + (static_cast<size_t>(tile.expert) * rows + row) * scales.count;
-        return scales;
-    }
-
-    BlockScales() = default;
-
+    // From the tile's column n, or the last one, on.
     __device__ __forceinline__ BlockScales(const Product &p, const Tile &tile, unsigned n, unsigned lane) {
         if constexpr (HAS_BLOCKS) {
-            *this = place(p, tile, n, lane);
+            count = p.k_stages();
+            const unsigned rows = (p.size_n + STAGE_K - 1) / STAGE_K;
+            const unsigned row = min((tile.n0 + n) / STAGE_K + lane % PARTS, rows - 1);
+            from = p.w_scales + (static_cast<size_t>(tile.expert) * rows + row) * count;
             now = from[min(lane / PARTS, count - 1)];
             next = from[min(STAGES + lane / PARTS, count - 1)];
-        }
-    }
-
-    // Fetches what the constructor reads.
-    static __device__ __forceinline__ void fetch(const Product &p, const Tile &tile, unsigned n, unsigned lane) {
-        if constexpr (HAS_BLOCKS) {
-            const BlockScales at = place(p, tile, n, lane);
-            prefetch(at.from + min(lane / PARTS, at.count - 1));
-            prefetch(at.from + min(STAGES + lane / PARTS, at.count - 1));
         }
     }
 
@@ -147,34 +127,6 @@ struct BlockScales {
         return HAS_BLOCKS ? __shfl_sync(~0u, now, stage % STAGES * PARTS + part) : 1.0f;
     }
 };
-
-// Begins the products of `count` stages, and promotes each stage's sum when it is complete, both in ascending order: a
-// stage's products run while the last one's sum is promoted.
-template <class Stage, class Begin, class Promote>
-__device__ __forceinline__ void run_stages(unsigned count, Begin begin, Promote promote) {
-    // In another form, such as one end for even and odd numbers of stages, the compiler waits after each product.
-    Stage even, odd;
-    begin(even, 0);
-    unsigned index = 1;
-    for (; index + 1 < count; index += 2) {
-        begin(odd, index);
-        wgmma_wait<1>();
-        promote(even);
-        begin(even, index + 1);
-        wgmma_wait<1>();
-        promote(odd);
-    }
-    if (index < count) {
-        begin(odd, index);
-        wgmma_wait<1>();
-        promote(even);
-        wgmma_wait<0>();
-        promote(odd);
-    } else {
-        wgmma_wait<0>();
-        promote(even);
-    }
-}
 
 // Adds the products of `count` stages in the unit: one chain over all of them. A stage is released while the next one's
 // products run.

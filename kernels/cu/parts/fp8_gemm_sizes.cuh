@@ -1,6 +1,8 @@
 #pragma once
 // Sizes of a thread block of fp8_gemm.cu, which follow from its parameters. The host reads them here.
 
+#include "resident.cuh"
+
 constexpr unsigned PRODUCERS = 128;  // threads
 constexpr unsigned THREADS = PRODUCERS + WARPS * 32;
 // k of a pipeline stage, of a sum in the unit and of a scale block.
@@ -8,8 +10,6 @@ constexpr unsigned STAGE_K = 128;
 // Whether rows of x are the 64-row side of the products (fp8_gemm_many.cuh), else the weights (fp8_gemm_few.cuh).
 constexpr bool HAS_MANY_ROWS = ROWS == 128;
 static_assert(HAS_MANY_ROWS ? WARPS == 8 : !IS_WIDE);
-// Thread blocks on a multiprocessor: with experts and few rows, one multiplies while the other one writes its tile.
-constexpr unsigned RESIDENT = IS_MOE && WARPS == 8 && ROWS <= 32 ? 2 : 1;
 static_assert(IS_PROMOTED || !HAS_BLOCKS);
 constexpr unsigned X_BYTES = ROWS * STAGE_K;
 constexpr unsigned X_SCALE_BYTES = HAS_BLOCKS * ROWS * 4;

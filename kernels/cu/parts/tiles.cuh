@@ -24,29 +24,17 @@ __device__ __forceinline__ Tile tile_at(const Product &p, unsigned index, unsign
     return {block * ROWS, in / side * p.tile_n, expert};
 }
 
-// The tiles of this thread block, in turn. Each is looked up one tile ahead, since its expert must be read from memory.
-template <class Product>
-struct Tiles {
-    const Product &p;
-    const unsigned blocks, count;
-    unsigned index;
-    Tile now, next;
-
-    __device__ __forceinline__ explicit Tiles(const Product &p)
-        : p(p), blocks(p.blocks()), count(blocks * p.columns()), index(blockIdx.x), now(at(index)), next(at(index + gridDim.x)) {}
-
-    __device__ __forceinline__ Tile at(unsigned index) const {
-        return index < count ? tile_at(p, index, blocks) : Tile{0, 0, -1};
+// Calls `each` with the tiles of this thread block that have products, in turn.
+template <class Product, class Each>
+__device__ __forceinline__ void for_each_tile(const Product &p, Each each) {
+    const unsigned blocks = p.blocks(), count = blocks * p.columns();
+    for (unsigned index = blockIdx.x; index < count; index += gridDim.x) {
+        const Tile tile = tile_at(p, index, blocks);
+        if (tile.expert >= 0) {
+            each(tile);
+        }
     }
-
-    __device__ __forceinline__ bool is_over() const { return index >= count; }
-
-    __device__ __forceinline__ void advance() {
-        index += gridDim.x;
-        now = next;
-        next = at(index + gridDim.x);
-    }
-};
+}
 
 // A slot of the ring, and the parity of the passes over it.
 struct Place {

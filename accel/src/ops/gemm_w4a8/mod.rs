@@ -39,6 +39,16 @@ pub(crate) static ROW: Row = Row {
             "wgmma_fp8<N>(part, a[step], reader.x(slot) + 2 * step, step % PART_STEPS);",
             "wgmma_fp8<N>(part, a[step], reader.x(slot) + 2 * step, 1);",
         ),
+        Mutant::new(
+            "one chain over all stages, few rows",
+            "reader.x(of.slot) + 2 * step, step);",
+            "reader.x(of.slot) + 2 * step, 1);",
+        ),
+        Mutant::new(
+            "the scale of a tile's first row for all",
+            "__shfl_sync(~0u, of_lane.x_scale, in_tile)",
+            "__shfl_sync(~0u, of_lane.x_scale, 0)",
+        ),
         Mutant::new("one chain over several parts, many rows", "step != first", "1"),
         Mutant::new(
             "a column's scale is its neighbour's, wgmma",
