@@ -31,12 +31,20 @@ const ROUTED_ROWS: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct Workspaces {
     pub(crate) linear: LinearWorkspace,
+    /// For projections that run at the same time.
+    pub(crate) keys: LinearWorkspace,
+    pub(crate) values: LinearWorkspace,
     pub(crate) experts: Workspace,
 }
 
 impl Linear<'_> {
     /// `out` `[M, N]` of `x` `[M, K]`.
-    pub(crate) fn forward(&self, x: &[f32], out: &mut Vec<f32>, w: &mut Workspaces) -> Result<()> {
+    pub(crate) fn forward(
+        &self,
+        x: &[f32],
+        out: &mut Vec<f32>,
+        w: &mut LinearWorkspace,
+    ) -> Result<()> {
         let (size_k, size_n) = match self {
             Self::Packed(linear) => {
                 let shape = linear.shape();
@@ -50,7 +58,7 @@ impl Linear<'_> {
         match self {
             Self::Packed(linear) => {
                 let (x, out) = (rows(x, size_k), rows_mut(out, size_n));
-                linear.forward(x.into(), &mut w.linear, out.into())?;
+                linear.forward(x.into(), w, out.into())?;
             }
             Self::Dense(dense) => dense.forward(x, out),
         }
@@ -96,10 +104,10 @@ impl<'f> Mlp<'f> {
     /// `out` `[M, H]` of `x` `[M, H]`.
     fn forward(&self, x: &[f32], out: &mut Vec<f32>, w: &mut Workspaces) -> Result<()> {
         let (mut gate, mut up) = (Vec::new(), Vec::new());
-        self.gate.forward(x, &mut gate, w)?;
-        self.up.forward(x, &mut up, w)?;
+        self.gate.forward(x, &mut gate, &mut w.linear)?;
+        self.up.forward(x, &mut up, &mut w.linear)?;
         silu_and_mul(&mut gate, &up);
-        self.down.forward(&gate, out, w)
+        self.down.forward(&gate, out, &mut w.linear)
     }
 }
 

@@ -1,5 +1,7 @@
 //! The decoder: tokens to logits.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use marlinspike::num::dims::Shape;
 use marlinspike_model::model::Model;
 
@@ -26,6 +28,8 @@ pub struct Decoder<'f> {
     rope: Rope,
     /// Bytes of the layers that were packed.
     packed_bytes: u64,
+    /// Buffers of the last call.
+    workspaces: Mutex<Workspaces>,
 }
 
 #[derive(Debug)]
@@ -80,7 +84,16 @@ impl<'f> Decoder<'f> {
             Some(yarn) => Rope::yarn(config.rope_theta, config.head_dim, yarn),
             None => Rope::new(config.rope_theta, config.head_dim),
         };
-        Ok(Self { config, embedding, layers, norm, head, rope, packed_bytes: needed })
+        Ok(Self {
+            config,
+            embedding,
+            layers,
+            norm,
+            head,
+            rope,
+            packed_bytes: needed,
+            workspaces: Mutex::default(),
+        })
     }
 
     /// Sizes and constants.
@@ -137,7 +150,8 @@ impl<'f> Decoder<'f> {
         let mut angles = Vec::with_capacity(rows.len() * self.rope.table_len());
         rows.iter().for_each(|row| self.rope.angles(row.position, &mut angles));
         let (mut normed, mut out) = (Vec::new(), Vec::new());
-        let mut w = Workspaces::default();
+        // A call at the same time finds none, and makes its own.
+        let mut w = std::mem::take(&mut *self.workspaces());
         for (i, layer) in self.layers.iter().enumerate() {
             normed.clone_from(&x);
             layer.input_norm.apply(&mut normed);
@@ -156,21 +170,26 @@ impl<'f> Decoder<'f> {
         self.norm.apply(&mut x);
         let mut logits = Vec::new();
         match &self.head {
-            Some(head) => head.forward(&x, &mut logits, &mut w)?,
+            Some(head) => head.forward(&x, &mut logits, &mut w.linear)?,
             None => {
                 logits.resize(positions.len() * self.config.vocab_size, 0.0);
                 self.embedding.forward(&x, &mut logits);
             }
         }
         for (row, &position) in logits.chunks(self.config.vocab_size).zip(&positions) {
-            if let Some(&found) = row.iter().find(|x| !x.is_finite()) {
+            if let Some(found) = not_finite(row) {
                 return Err(GenerateError::NotFinite { position, found });
             }
         }
         for input in inputs {
             input.cache.advance(input.tokens.len());
         }
+        *self.workspaces() = w;
         Ok(logits)
+    }
+
+    fn workspaces(&self) -> MutexGuard<'_, Workspaces> {
+        self.workspaces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The rows of a batch, whose inputs are checked.
@@ -203,6 +222,13 @@ impl<'f> Decoder<'f> {
         }
         (last, positions)
     }
+}
+
+/// The first value that is not finite. Whole pieces are tested at once, which compilers vectorize.
+fn not_finite(row: &[f32]) -> Option<f32> {
+    let has_none = |piece: &&[f32]| piece.iter().fold(true, |all, x| all & x.is_finite());
+    let piece = row.chunks(256).find(|piece| !has_none(piece))?;
+    piece.iter().copied().find(|x| !x.is_finite())
 }
 
 impl<'f> Layer<'f> {

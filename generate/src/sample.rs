@@ -113,13 +113,15 @@ fn split_mix(state: &mut u64) -> u64 {
 
 /// The first of the largest logits.
 fn greedy(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (id, logit) in logits.iter().enumerate() {
-        if *logit > logits[best] {
-            best = id;
+    // One maximum for each lane of a vector, then the place of the largest.
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    for chunk in logits.chunks(lanes.len()) {
+        for (max, &logit) in lanes.iter_mut().zip(chunk) {
+            *max = if logit > *max { logit } else { *max };
         }
     }
-    best as u32
+    let max = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    logits.iter().position(|&logit| logit == max).unwrap_or(0) as u32
 }
 
 #[cfg(test)]
@@ -148,6 +150,13 @@ mod tests {
         let mut sampler = Sampler::new(Sampling::Greedy).unwrap();
         assert_eq!(sampler.next(&[-3.0, 2.0, 2.0, 1.0]), 1);
         assert_eq!(sampler.next(&[-3.0]), 0);
+        // Every place of a vector and of the rest after it, zeros of both signs, equal ones after it.
+        for first in 0..37 {
+            let mut logits = [-1.0f32; 37];
+            logits[first..].fill(0.0);
+            logits[first] = -0.0;
+            assert_eq!(sampler.next(&logits), first as u32);
+        }
     }
 
     /// Frequencies of 20,000 draws.

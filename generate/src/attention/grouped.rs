@@ -73,9 +73,17 @@ impl<'f> Grouped<'f> {
         w: &mut Workspaces,
     ) -> Result<()> {
         let (mut q, mut k, mut v) = (Vec::new(), Vec::new(), Vec::new());
-        self.q.forward(x, &mut q, w)?;
-        self.k.forward(x, &mut k, w)?;
-        self.v.forward(x, &mut v, w)?;
+        let Workspaces { linear, keys, values, .. } = w;
+        let (done_q, (done_k, done_v)) = rayon::join(
+            || self.q.forward(x, &mut q, linear),
+            || {
+                rayon::join(
+                    || self.k.forward(x, &mut k, keys),
+                    || self.v.forward(x, &mut v, values),
+                )
+            },
+        );
+        done_q.and(done_k).and(done_v)?;
         if let Some([of_q, of_k]) = &self.norms {
             of_q.apply(&mut q);
             of_k.apply(&mut k);
@@ -94,7 +102,7 @@ impl<'f> Grouped<'f> {
         }
         let caches: Vec<&Cache> = inputs.iter().map(|input| &*input.cache).collect();
         let attended = self.attend(batch, &q, &caches);
-        self.o.forward(&attended, out, w)
+        self.o.forward(&attended, out, &mut w.linear)
     }
 
     /// Every head of every row on its own sequence; heads that share keys go together.

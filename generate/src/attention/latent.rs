@@ -91,17 +91,17 @@ impl<'f> LatentAttention<'f> {
     ) -> Result<()> {
         let mut q = Vec::new();
         match &self.queries {
-            Queries::Whole(linear) => linear.forward(x, &mut q, w)?,
+            Queries::Whole(linear) => linear.forward(x, &mut q, &mut w.linear)?,
             Queries::Latent { down, norm, up } => {
                 let mut latent = Vec::new();
-                down.forward(x, &mut latent, w)?;
+                down.forward(x, &mut latent, &mut w.linear)?;
                 norm.apply(&mut latent);
-                up.forward(&latent, &mut q, w)?;
+                up.forward(&latent, &mut q, &mut w.linear)?;
             }
         }
         let turn = if self.sizes.interleaved { rotate_pairs } else { rotate };
         let mut latents = Vec::new();
-        self.kv_down.forward(x, &mut latents, w)?;
+        self.kv_down.forward(x, &mut latents, &mut w.linear)?;
         let (query_dim, nope) = (self.sizes.query_dim(), self.sizes.nope_dim);
         let rows = q.chunks_exact_mut(self.num_heads * query_dim);
         let rows = rows.zip(latents.chunks_exact_mut(self.sizes.cached()));
@@ -116,7 +116,7 @@ impl<'f> LatentAttention<'f> {
         }
         let caches: Vec<&Cache> = inputs.iter().map(|input| &*input.cache).collect();
         let attended = self.attend(batch, &q, &caches);
-        self.o.forward(&attended, out, w)
+        self.o.forward(&attended, out, &mut w.linear)
     }
 
     /// Every head of every row on its own sequence: `[M, heads · v_dim]`. A work item has one head of

@@ -1,7 +1,7 @@
 //! Memory for the panels of a batch.
 
 use super::parallel::Split;
-use super::quantize::{Extremes, GROUP, Symmetric, group_codes};
+use super::quantize::{Extremes, GROUP, RowScale, Symmetric, group_codes};
 use super::wide::Loop;
 use super::{Kernel, Line, Panel};
 use crate::w4a8::packed::{CHUNK, PIECE, RhsLayout, padded_k};
@@ -344,21 +344,21 @@ impl<'t, T: Copy + 't, S: Iterator<Item = &'t [T]> + Clone, V: Fn(T) -> f32 + Co
         }
         let row = extremes.scaled(rounding);
         self.panel.begin(self.m, row.negated_zero_point(), row.reciprocal());
-        self.put_codes(|activations, value, codes| row.codes(activations, value, codes));
+        self.put_codes(&row);
     }
 }
 
 impl<'t, T: Copy + 't, S: Iterator<Item = &'t [T]> + Clone, V: Fn(T) -> f32 + Copy>
     Quantize<'_, '_, S, V>
 {
-    /// Stores the row's codes, which `convert` makes of stretches of it.
+    /// Stores the codes that `row` makes of stretches of the row.
     #[inline(always)]
-    fn put_codes(self, convert: impl Fn(&[T], V, &mut [u8])) {
+    fn put_codes(self, row: &impl RowScale) {
         let (mut at, mut codes) = (0, [0; STRETCH]);
         for segment in self.segments {
             for activations in segment.chunks(STRETCH) {
                 let codes = &mut codes[..activations.len().next_multiple_of(CHUNK)];
-                convert(activations, self.value, codes);
+                row.codes(activations, self.value, codes);
                 self.panel.put(self.m, at, codes);
                 at += codes.len() / CHUNK;
             }
@@ -371,7 +371,7 @@ impl<'t, T: Copy + 't, S: Iterator<Item = &'t [T]> + Clone, V: Fn(T) -> f32 + Co
         let segments = self.segments.clone();
         let row = Symmetric::of(segments, self.value, rounding);
         self.panel.begin(self.m, 0, row.scale());
-        self.put_codes(|activations, value, codes| row.codes(activations, value, codes));
+        self.put_codes(&row);
     }
 }
 

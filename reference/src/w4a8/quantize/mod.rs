@@ -41,6 +41,12 @@ named! {
     }
 }
 
+/// The scale of a row. A trait and no closures: those are compiled for the baseline, where rounding is a call.
+pub(super) trait RowScale {
+    /// The codes of `activations`, as bytes. `codes` holds whole chunks.
+    fn codes<T: Copy>(&self, activations: &[T], value: impl Fn(T) -> f32, codes: &mut [u8]);
+}
+
 /// Quantizes the rows of `x`, `[M, size_k]`.
 ///
 /// # Errors

@@ -3,7 +3,7 @@
 //! A row may be passed in segments (multiples of [`CHUNK`] activations, except the last): first all of
 //! them to [`Extremes`], then all of them to [`Scaled`].
 
-use super::Range;
+use super::{Range, RowScale};
 use crate::w4a8::packed::{CHUNK, PIECE};
 use crate::w4a8::quantize::ActivationRounding;
 
@@ -87,15 +87,19 @@ impl Scaled {
         self.range.reciprocal
     }
 
-    /// The codes of `activations`, as bytes. `codes` holds whole chunks; at the end of a row, the last
-    /// activation is repeated to fill the last chunk.
+    /// The code of a rounded value in a whole piece.
     #[inline(always)]
-    pub(in crate::w4a8) fn codes<T: Copy>(
-        &self,
-        activations: &[T],
-        value: impl Fn(T) -> f32,
-        codes: &mut [u8],
-    ) {
+    fn code(&self, rounded: f32) -> u8 {
+        // The shifts wrap the sum to 16 bits.
+        let q = (saturated(rounded) + self.range.zero_point) << 16 >> 16;
+        q.clamp(-128, 127) as i8 as u8
+    }
+}
+
+impl RowScale for Scaled {
+    /// At the end of a row, the last activation is repeated to fill the last chunk.
+    #[inline(always)]
+    fn codes<T: Copy>(&self, activations: &[T], value: impl Fn(T) -> f32, codes: &mut [u8]) {
         let whole = activations.len() / PIECE * PIECE;
         let (vector, tail) = activations.split_at(whole);
         let (codes, padded) = codes.split_at_mut(whole);
@@ -116,14 +120,6 @@ impl Scaled {
             let q = (value(x) * self.range.scale).round() as i32;
             *code = q.wrapping_add(self.range.zero_point).clamp(-128, 127) as i8 as u8;
         }
-    }
-
-    /// The code of a rounded value in a whole piece.
-    #[inline(always)]
-    fn code(&self, rounded: f32) -> u8 {
-        // The shifts wrap the sum to 16 bits.
-        let q = (saturated(rounded) + self.range.zero_point) << 16 >> 16;
-        q.clamp(-128, 127) as i8 as u8
     }
 }
 

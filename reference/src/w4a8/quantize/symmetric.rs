@@ -8,7 +8,7 @@
 //! max is the largest magnitude of the row. Codes saturate, and a product that is NaN (0 times an
 //! overflow) has the code 0. A row with NaN or an infinity has the scale NaN, so its results are NaN.
 
-use super::ActivationRounding;
+use super::{ActivationRounding, RowScale};
 use crate::w4a8::Values;
 use crate::{Error, Result};
 
@@ -106,15 +106,12 @@ impl Symmetric {
     pub(in crate::w4a8) fn scale(&self) -> f32 {
         self.scale
     }
+}
 
-    /// The codes of `activations`, as bytes; zeros fill the rest of `codes`.
+impl RowScale for Symmetric {
+    /// Zeros fill the rest of `codes`.
     #[inline(always)]
-    pub(in crate::w4a8) fn codes<T: Copy>(
-        &self,
-        activations: &[T],
-        value: impl Fn(T) -> f32,
-        codes: &mut [u8],
-    ) {
+    fn codes<T: Copy>(&self, activations: &[T], value: impl Fn(T) -> f32, codes: &mut [u8]) {
         let (codes, rest) = codes.split_at_mut(activations.len());
         rest.fill(0);
         let pairs = codes.iter_mut().zip(activations);
