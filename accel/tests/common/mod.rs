@@ -40,7 +40,7 @@ pub(crate) fn skip(reason: &str, test: &str) {
     say(&format!("SKIPPED ({reason}): {test}"));
 }
 
-/// Held by every test that uses the GPU; by [`whole_gpu_or_skip`] alone.
+/// Tests that use the GPU share this lock; those that need all of it hold it exclusively.
 static GPU: RwLock<()> = RwLock::new(());
 
 /// A device, and the test's place on the GPU while it lives.
@@ -60,8 +60,8 @@ impl<Guard> Deref for Gpu<Guard> {
 /// The place of a test that shares the GPU.
 pub(crate) type SharedGpu = Gpu<RwLockReadGuard<'static, ()>>;
 
-/// The device, or a reported skip. A device that is present but fails, fails the test. At most once in
-/// a test: a second call may wait for the first one's guard.
+/// The device, or a reported skip. A device that is present but fails, fails the test. To be
+/// called once in a test: a second call can deadlock while another test waits for the whole GPU.
 pub(crate) fn device_or_skip(test: &str) -> Option<SharedGpu> {
     open_or_skip(test, || GPU.read().unwrap_or_else(PoisonError::into_inner))
 }

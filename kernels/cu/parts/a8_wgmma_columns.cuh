@@ -87,8 +87,8 @@ struct Running {
     unsigned slot;
 };
 
-// Likewise of stages that are one part each: the fragments of a stage are made while the last one's products run, and its own
-// begin before those are waited for.
+// Adds the parts of all stages, where each stage is one part. While the products of a stage run, the fragments of the next
+// one are made, and its products begin.
 template <int N>
 __device__ __forceinline__ void add_overlapping_parts(const Product &p, const Tile &tile, const WarpTile &warp,
                                                       const Reader &reader, Place &place, float (&total)[N / 2]) {

@@ -41,7 +41,8 @@ named! {
     }
 }
 
-/// The scale of a row. A trait and no closures: those are compiled for the baseline, where rounding is a call.
+/// The scale of a row. A trait and not a closure: vector loops do not inline closures, which are then compiled for
+/// the baseline, where `round` is a function call.
 pub(super) trait RowScale {
     /// The codes of `activations`, as bytes. `codes` holds whole chunks.
     fn codes<T: Copy>(&self, activations: &[T], value: impl Fn(T) -> f32, codes: &mut [u8]);
