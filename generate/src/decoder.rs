@@ -106,7 +106,7 @@ impl<'f> Decoder<'f> {
     pub fn memory(&self, capacity: usize, rows: usize) -> u64 {
         let c = &self.config;
         let row =
-            6 * c.hidden_size + 3 * c.query_size() + 4 * c.kv_size() + 4 * c.intermediate_size;
+            7 * c.hidden_size + 3 * c.query_size() + 6 * c.kv_size() + 4 * c.intermediate_size;
         let values = (row as u64).saturating_mul(rows as u64).saturating_add(c.vocab_size as u64);
         let buffers = values.saturating_mul(size_of::<f32>() as u64);
         let weights = self.packed_bytes.saturating_add(Cache::bytes(c, capacity));
@@ -226,8 +226,8 @@ impl<'f> Decoder<'f> {
 
 /// The first value that is not finite. Whole pieces are tested at once, which compilers vectorize.
 fn not_finite(row: &[f32]) -> Option<f32> {
-    let has_none = |piece: &&[f32]| piece.iter().fold(true, |all, x| all & x.is_finite());
-    let piece = row.chunks(256).find(|piece| !has_none(piece))?;
+    let is_finite = |piece: &&[f32]| piece.iter().fold(true, |all, x| all & x.is_finite());
+    let piece = row.chunks(256).find(|piece| !is_finite(piece))?;
     piece.iter().copied().find(|x| !x.is_finite())
 }
 
@@ -243,5 +243,23 @@ impl<'f> Layer<'f> {
             block_norm: norm("post_attention_layernorm", hidden)?,
             block: Block::load(weights, config, i)?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_value_that_is_not_finite_is_found_anywhere() {
+        assert_eq!(not_finite(&[f32::MAX; 700]), None);
+        for at in [0, 255, 256, 511, 512, 699] {
+            let mut row = [f32::MIN; 700];
+            row[at] = f32::NEG_INFINITY;
+            row[at + 1..].fill(f32::INFINITY);
+            assert_eq!(not_finite(&row), Some(f32::NEG_INFINITY), "{at}");
+            row[at] = f32::NAN;
+            assert!(not_finite(&row).is_some_and(f32::is_nan), "{at}");
+        }
     }
 }

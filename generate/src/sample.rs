@@ -1,6 +1,7 @@
 //! The next token from logits.
 
 use crate::error::{GenerateError, Result};
+use crate::ops::LANES;
 
 /// How the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -114,7 +115,7 @@ fn split_mix(state: &mut u64) -> u64 {
 /// The first of the largest logits.
 fn greedy(logits: &[f32]) -> u32 {
     // One maximum for each lane of a vector, then the place of the largest.
-    let mut lanes = [f32::NEG_INFINITY; 16];
+    let mut lanes = [f32::NEG_INFINITY; LANES];
     for chunk in logits.chunks(lanes.len()) {
         for (max, &logit) in lanes.iter_mut().zip(chunk) {
             *max = if logit > *max { logit } else { *max };
