@@ -19,7 +19,7 @@ use rayon::prelude::*;
 const ARCHS: [(Arch, Option<Tier>); 4] = [
     (Arch { compute_capability: (8, 0), specific: false }, Some(Tier::Nightly)),
     (Arch { compute_capability: (8, 9), specific: false }, None),
-    (Arch { compute_capability: (9, 0), specific: true }, Some(Tier::Full)),
+    (Arch { compute_capability: (9, 0), specific: true }, Some(Tier::Nightly)),
     (Arch { compute_capability: (10, 0), specific: true }, None),
 ];
 
@@ -88,7 +88,7 @@ fn every_source_compiles_for_every_architecture() {
         }
     }
     println!("{} modules", modules.len());
-    assert!(modules.len() > tier.pick(80, 110, 150), "{} modules", modules.len());
+    assert!(modules.len() > tier.pick(80, 80, 150), "{} modules", modules.len());
     modules.par_iter().for_each(|(arch, source, parameters)| {
         let cubin = nvrtc.compile(source, *arch, parameters).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(cubin[..4], *b"\x7fELF", "{} {arch} {parameters:?}", source.name);

@@ -241,10 +241,19 @@ macro_rules! table {
 }
 operations!(table);
 
+/// [`Op::entry`] relies on it: the enum, the table and the names have the same order and length.
+const _: () = {
+    let mut i = 0;
+    while i < ALL.len() {
+        assert!(ALL[i].op as usize == i && Op::NAMED[i].1 as usize == i);
+        i += 1;
+    }
+    assert!(ALL.len() == Op::NAMED.len());
+};
+
 impl Op {
     /// The operation's row of the table.
     pub(crate) fn entry(self) -> &'static Entry {
-        // The enum and the table have the same order.
         &ALL[self as usize]
     }
 }
@@ -319,18 +328,5 @@ impl CaseConfig {
     /// The config of a kernel that cuts K differently; `None` if there is none.
     pub fn with_k_cut_otherwise(&self) -> Option<Self> {
         self.operation().with_k_cut_otherwise()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_operation_finds_its_own_row() {
-        for &(name, op) in Op::NAMED {
-            assert_eq!(op.entry().op, op, "{name}");
-        }
-        assert_eq!(ALL.len(), Op::NAMED.len());
     }
 }

@@ -16,6 +16,7 @@
 //! asked for, and fits the shapes that the operation demands by expressions of the keys.
 //! [`tensors`] gives the exact shapes and types under one config.
 
+mod agreement;
 mod example;
 mod glossary;
 mod json;
@@ -23,8 +24,6 @@ mod page;
 mod sample;
 mod shape;
 mod split;
-#[cfg(test)]
-mod tests;
 
 pub use crate::ops::schema::KeyKind;
 pub use page::{page, text};
@@ -157,6 +156,11 @@ pub fn describe(op: Op) -> Result<OpSchema> {
 /// As [`describe`].
 pub fn all() -> Result<Vec<OpSchema>> {
     Op::NAMED.iter().map(|&(_, op)| describe(op)).collect()
+}
+
+/// The names of all keys and tensors, each with its meaning.
+pub fn meanings() -> impl Iterator<Item = (&'static str, &'static str)> {
+    glossary::all()
 }
 
 /// The tensors that `op` knows under one config. `local_experts` is the leading axis of a MoE case's

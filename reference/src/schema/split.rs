@@ -22,7 +22,6 @@ impl When {
     }
 
     /// Whether it holds under a sample.
-    #[cfg(test)]
     pub(super) fn holds(&self, sample: &Sample) -> bool {
         let all = |conditions: &Vec<(String, Vec<String>)>| {
             conditions.iter().all(|(fact, values)| values.iter().any(|v| v == sample.fact(fact)))

@@ -5,4 +5,5 @@ mod container_hostile;
 mod container_roundtrip;
 mod format;
 mod ops;
+mod schema;
 mod vectors;

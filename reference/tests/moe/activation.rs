@@ -231,11 +231,14 @@ fn the_largest_library_errors_are_inside() {
     use Activation as A;
     let mut r = Errors(7);
     let mut judged = 0;
+    // Under emulation every seventh gate.
+    let step = if cfg!(emulated) { 7 } else { 1 };
     for activation in [A::Silu, A::SwigluOai, A::SwigluStep, A::SiluNoMul] {
         let d = Definition::new(activation);
         for ty in [F16, BF16] {
             let mut bounds = Bounds::new(d, ty).expect("a definition");
-            for gate in (0..=u16::MAX).filter(|&g| value(ty, g).is_finite()) {
+            let gates = (0..=u16::MAX).step_by(step).filter(|&g| value(ty, g).is_finite());
+            for gate in gates {
                 for up in [0.7265625f32, -3.40625, 8.5, 2048.0] {
                     let up = bits(ty, up);
                     let bound = bounds.of_bits(gate, up);
@@ -247,7 +250,7 @@ fn the_largest_library_errors_are_inside() {
             }
         }
     }
-    assert!(judged > 400_000);
+    assert!(judged > 400_000 / step);
 }
 
 #[test]

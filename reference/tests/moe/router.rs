@@ -22,9 +22,9 @@ fn ulps(exact: f64, found: f32) -> f64 {
 
 #[test]
 fn exponential_is_within_one_ulp_everywhere() {
-    // Every 61st of the 2^32 bit patterns that give neither zero nor infinity.
+    // Every 61st of the 2^32 bit patterns that give neither zero nor infinity; fewer under emulation.
     let (mut worst, mut at) = (0.0, 0.0);
-    for bits in (0..=u32::MAX).step_by(61) {
+    for bits in (0..=u32::MAX).step_by(if cfg!(emulated) { 977 } else { 61 }) {
         let x = f32::from_bits(bits);
         if !(-103.9..=88.7228).contains(&x) {
             continue;
