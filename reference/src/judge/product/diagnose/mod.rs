@@ -103,7 +103,9 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
             fewest = wrong.len();
             place = place::of(&other).map(|p| format!("under the convention `{name}`, {p}"));
         }
+        // What leaves more elements unexplained than are wrong under the declared convention explains nothing.
         if let Some(mut found) = search(&other)
+            && found.diagnosis.unexplained < scene.wrong.len()
             && best.as_ref().is_none_or(|b| found.says_more(b))
         {
             found.diagnosis.text += &format!("; the kernel's convention is `{name}`");
