@@ -86,6 +86,24 @@ pub(crate) fn tensors(op: &str, config: &str, local_experts: Option<usize>) -> P
     Ok(rules.into_iter().map(rule).collect())
 }
 
+/// The convention and the class that a kernel's author states, the latter by name or as JSON.
+pub(crate) type Stated = (Option<String>, Option<String>);
+
+/// The declared arithmetic.
+pub(crate) fn declared((convention, class): &Stated) -> PyResult<Declared> {
+    Declared::stated(convention.as_deref(), class.as_deref()).map_err(|e| {
+        // `class` is a keyword of Python, so the argument is called `class_`.
+        let text = e.to_string();
+        raised(text.strip_prefix("class").map_or(text.clone(), |rest| format!("class_{rest}")))
+    })
+}
+
+/// Refuses names that state no arithmetic.
+#[pyfunction]
+pub(crate) fn expect_stated(stated: Stated) -> PyResult<()> {
+    declared(&stated).map(|_| ())
+}
+
 /// The verdict on a case, as JSON.
 #[pyfunction]
 pub(crate) fn check(
@@ -94,13 +112,13 @@ pub(crate) fn check(
     config: &str,
     inputs: Vec<Named<'_>>,
     outputs: Vec<Named<'_>>,
-    name: &str,
-    provenance: &str,
+    text: (String, String),
+    stated: Stated,
 ) -> PyResult<String> {
-    let case = case(op, config, &inputs, &outputs, (name, provenance))?;
-    let report = py.detach(|| {
-        panics::catch(|| check_case_within(&case, &Declared::default(), &Limits::default()))
-    });
+    let declared = declared(&stated)?;
+    let case = case(op, config, &inputs, &outputs, (&text.0, &text.1))?;
+    let report =
+        py.detach(|| panics::catch(|| check_case_within(&case, &declared, &Limits::default())));
     serde_json::to_string(&report.failed()?).failed()
 }
 

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use serde_json::Value;
 
 use crate::arrays::{Named, output};
-use crate::cases::{object, operation};
+use crate::cases::{Stated, declared, object, operation};
 use crate::error::{Failed, raised};
 
 /// A callable of inputs, reference outputs, config and wanted outputs. It returns outputs, or the kind
@@ -87,9 +87,11 @@ pub(crate) fn fuzz(
     deterministic: bool,
     batch_invariant: bool,
     findings: usize,
+    stated: Stated,
 ) -> PyResult<String> {
     let op = operation(op)?;
     let set = object(set)?;
+    let declared = declared(&stated)?;
     let shard: Shard = shard.parse().map_err(|problem| raised(format!("shard: {problem}")))?;
     let time = seconds.map(|seconds| {
         let problem = format!("seconds: found {seconds}, expected a number from 0 on");
@@ -102,6 +104,7 @@ pub(crate) fn fuzz(
         campaign.set = set;
         campaign.outputs = outputs;
         campaign.shard = shard;
+        campaign.declared = declared;
         campaign.laws = Laws { deterministic, batch_invariant };
         let mut call = |trial: &Trial| callable.call(trial);
         campaign.run_with_kept(folder.as_deref(), &mut call, &limit, &mut |_| ())?.to_json()

@@ -19,8 +19,8 @@ mod routing;
 mod _core {
     #[pymodule_export]
     use super::cases::{
-        check, draw, lattice, operations, read_case, reference, schema, schema_text, tensors,
-        write_case,
+        check, draw, expect_stated, lattice, operations, read_case, reference, schema, schema_text,
+        tensors, write_case,
     };
     #[cfg(feature = "cuda")]
     #[pymodule_export]

@@ -278,6 +278,103 @@ def added_in_order(inputs, config, step):
 # Sums that are long enough for another order to show in float16.
 LONG = WHERE + ",size_k=384,size_n=192|320"
 
+#: An accumulator of 20 bits that truncates.
+SHORT = {
+    "name": "20-bit accumulator",
+    "adder": {"matrix_unit": {"products": 1, "fraction_bits": 30, "kept_bits": 20}},
+    "order": "any",
+    "reduction": {"f32": {"steps": 1}},
+}
+
+
+def truncated(values, bits):
+    """Values with the highest bits of their fractions, toward zero."""
+    fractions, exponents = np.frexp(values)
+    return np.ldexp(np.trunc(np.ldexp(fractions, bits)), exponents - bits)
+
+
+def short_sums(inputs, config, zero=8):
+    """A product of weights in float16, whose sum is truncated to 20 bits after each product."""
+    scales = np.repeat(inputs["scales"].astype(np.float64), config["size_k"] // len(inputs["scales"]), axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        weight = ((unpack(inputs["qweight"]) - zero) * scales).astype(np.float16).astype(np.float64)
+        x = inputs["x"].astype(np.float64)
+        sums = np.zeros((len(x), weight.shape[1]))
+        for k, row in enumerate(weight):
+            sums = truncated(sums + x[:, k, None] * row, 20)
+        return {"y": sums.astype(np.float16)}
+
+
+def test_a_class_admits_the_sums_that_it_states():
+    stated = {"convention": "canonical", "class_": SHORT}
+    summary = run(short_sums, 12, LONG, **stated)
+    assert summary.ok and summary.passed == 12, summary
+    # Without it, the sums are too far off.
+    summary = run(short_sums, 12, LONG, findings=1)
+    assert not summary.ok and summary.failed, summary
+    summary = run(lambda i, c: short_sums(i, c, zero=9), 12, LONG, findings=1, **stated)
+    assert [f.cause for f in summary.findings] == ["zero-off-by-one"], summary
+
+
+def test_a_convention_excludes_the_others(tmp_path):
+    for convention in (None, "unrounded"):
+        summary = run(product, 12, LONG, convention=convention)
+        assert summary.ok and summary.passed == 12, summary
+    folder = str(tmp_path)
+    summary = run(product, 12, LONG, convention="marlin", findings=1, folder=folder)
+    [finding] = summary.findings
+    assert not summary.ok and ".check(convention='marlin')" in str(finding), finding
+    # The kept case is judged as the run judged it.
+    case = finding.case()
+    assert case.check().verdict == "fail"
+    assert case.check(convention="unrounded").passed
+    assert marlinspike.Case.read(finding.path).check().passed
+    again = run(product, 1, LONG, convention="marlin", findings=1, folder=folder)
+    assert again.regressions and not again.ok
+
+
+def test_the_decorator_states_the_arithmetic(tmp_path, monkeypatch):
+    from marlinspike import _fuzz
+
+    monkeypatch.setitem(_fuzz._settings, "root", str(tmp_path))
+
+    def test(kernel, **stated):
+        return marlinspike.fuzz("linear", LONG, cases=6, seed=5, findings=1, **stated)(kernel)
+
+    test(product, convention="unrounded")()
+    test(short_sums, convention="canonical", class_=SHORT)()
+    for kernel, stated in [(product, {"convention": "marlin"}), (short_sums, {"convention": "canonical"})]:
+        with pytest.raises(marlinspike.FuzzFailure, match=r"check\(convention='"):
+            test(kernel, **stated)()
+
+
+@pytest.mark.parametrize("op", ["check", "fuzz", "strategy"])
+def test_unknown_conventions_and_classes_are_refused(op, linear):
+    def state(**stated):
+        if op == "check":
+            marlinspike.check("linear", linear.inputs, {"y": linear.product()}, linear.config, **stated)
+        elif op == "fuzz":
+            run(product, 1, **stated)
+        else:
+            pytest.importorskip("hypothesis")
+            from marlinspike import strategies
+
+            strategies.cases("linear", WHERE, **stated)
+
+    for stated, text in [
+        ({"convention": "marlon"}, "convention: found `marlon`, expected one of marlin, stepwise"),
+        ({"convention": 3}, "convention: found 3, expected a name"),
+        ({"class_": "f32"}, "class_: found `f32`, expected one of f32-any-order"),
+        ({"class_": 3}, "class_: found 3, expected a name"),
+        ({"class_": {"name": "mine"}}, "class_ `.*` is not supported: missing field `adder`"),
+        (
+            {"class_": {**SHORT, "adder": {"matrix_unit": {"products": 0, "fraction_bits": 30, "kept_bits": 20}}}},
+            "class_ `20-bit accumulator`: products: found 0, expected 1 to 4096",
+        ),
+    ]:
+        with pytest.raises(marlinspike.Error, match=text):
+            state(**stated)
+
 
 def test_promises_of_bits():
     promises = {"deterministic": True, "batch_invariant": True}
@@ -381,3 +478,28 @@ def test_hypothesis_strategies():
     assert seen
     with pytest.raises(marlinspike.Error, match="no config"):
         strategies.cases("router", "scoring_func=relu")
+
+
+def test_hypothesis_cases_are_judged_as_stated():
+    pytest.importorskip("hypothesis")
+    from hypothesis import given, settings
+
+    from marlinspike import strategies
+
+    def verdicts(kernel, **stated):
+        seen = []
+
+        @settings(max_examples=8, deadline=None, database=None, derandomize=True)
+        @given(strategies.cases("linear", LONG, **stated))
+        def judged(case):
+            case.outputs = kernel(case.inputs, case.config)
+            seen.append(case.check().verdict)
+
+        judged()
+        return set(seen)
+
+    assert verdicts(product) == {"pass"}
+    assert verdicts(product, convention="unrounded") == {"pass"}
+    assert "fail" in verdicts(product, convention="marlin")
+    assert verdicts(short_sums, convention="canonical", class_=SHORT) == {"pass"}
+    assert "fail" in verdicts(short_sums)

@@ -1,4 +1,4 @@
-"""Cases of operations of six kinds, made from the page "Case schema" with numpy alone: the module `case_file` of the
+"""Cases of operations of nine kinds, made from the page "Case schema" with numpy alone: the module `case_file` of the
 page writes them, this file computes the outputs, and each is checked right and with one wrong element."""
 
 import pathlib
@@ -124,7 +124,49 @@ def cutlass_scaled_mm(rng):
     return config, inputs, {"y": ("F16", y.astype(np.float16))}
 
 
-MADE = [linear, router, moe_align_block_size, per_token_group_fp8_quant, swizzle_blockscale, cutlass_scaled_mm]
+def dynamic_scaled_int8_quant(rng):
+    """Not symmetric: scale = (largest - smallest) / 255, azp = round(-128 - smallest / scale), and
+    code = round(x * (1 / scale)) + azp, in float32 with ties to even."""
+    x = rng.standard_normal((4, 96)).astype(np.float16)
+    wide = x.astype(np.float32)
+    smallest = wide.min(axis=1, keepdims=True)
+    scale = (wide.max(axis=1, keepdims=True) - smallest) / np.float32(255)
+    azp = np.rint(np.float32(-128) - smallest / scale)
+    codes = np.clip(np.rint(wide * (np.float32(1) / scale)) + azp, -128, 127)
+    outputs = {"x_q": ("I8", codes.astype(np.int8)), "x_s": ("F32", scale), "x_azp": ("I32", azp.astype(np.int32))}
+    return {"dtype": "float16", "size_m": 4, "size_k": 96, "symmetric": False}, {"x": ("F16", x)}, outputs
+
+
+def cutlass_scaled_mm_azp(rng):
+    """y = a_scales * weight_scale * (a . weight^T - azp * azp_adj) + bias, with one azp for each row."""
+    a, w = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((5, 64), (32, 64)))
+    a_scales, w_scales = (rng.uniform(0.5, 1.5, (n, 1)).astype(np.float32) / 256 for n in (5, 32))
+    azp, bias = rng.integers(-20, 20, (5, 1)).astype(np.int32), rng.standard_normal(32).astype(np.float16)
+    adj = w.astype(np.int32).sum(axis=1)
+    sums = a.astype(np.int64) @ w.astype(np.int64).T - azp.astype(np.int64) * adj
+    y = sums * a_scales.astype(np.float64) * w_scales.astype(np.float64).T + bias
+    config = {"dtype": "float16", "size_m": 5, "size_n": 32, "size_k": 64, "has_bias": True, "azp": "token"}
+    config.update(per_act_token_quant=True, per_out_ch_quant=True)
+    inputs = {"a": ("I8", a), "a_scales": ("F32", a_scales), "weight": ("I8", w), "weight_scale": ("F32", w_scales)}
+    inputs.update(azp=("I32", azp), azp_adj=("I32", adj.astype(np.int32)), bias=("F16", bias))
+    return config, inputs, {"y": ("F16", y.astype(np.float16))}
+
+
+def normalize_e4m3fn_to_e4m3fnuz(rng):
+    """The bits stay, except those of -0, and mean half as much: scales are doubled."""
+    weight = rng.integers(0, 256, (6, 32)).astype(np.uint8)
+    weight[(weight & 0x7F) == 0x7F] = 0x80
+    scales, static = rng.uniform(0.5, 1.5, 2).astype(np.float32), np.array([0.75], np.float32)
+    inputs = {"weight": ("F8_E4M3", weight), "weight_scale": ("F32", scales), "input_scale": ("F32", static)}
+    normal = np.where(weight == 0x80, 0, weight).astype(np.uint8)
+    outputs = {"weight": ("F8_E4M3", normal), "weight_scale": ("F32", scales * 2), "input_scale": ("F32", static * 2)}
+    return {"size_n": 6, "size_k": 32, "num_scales": 2}, inputs, outputs
+
+
+MADE = [
+    linear, router, moe_align_block_size, per_token_group_fp8_quant, swizzle_blockscale, cutlass_scaled_mm,
+    dynamic_scaled_int8_quant, cutlass_scaled_mm_azp, normalize_e4m3fn_to_e4m3fnuz,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", MADE, ids=lambda make: make.__name__)

@@ -2,7 +2,6 @@
 
 use anyhow::Result;
 use marlinspike::check::Declared;
-use marlinspike::products::{Class, Convention};
 
 use crate::error::Explained;
 
@@ -59,48 +58,11 @@ impl Args {
 
     /// Parses the options.
     pub(crate) fn read(&self) -> Result<Declared> {
-        let convention = self.convention.as_deref().map(named).transpose()?;
-        let classes = Class::named();
-        let class = match classes.iter().find(|c| c.name == self.class) {
-            Some(class) => class.clone(),
-            None if self.class.trim_start().starts_with('{') => {
-                let class: Class = serde_json::from_str(&self.class).map_err(|e| {
-                    Explained::new(
-                        format!("--class: {e}"),
-                        "`marlinspike check --help` has an example",
-                    )
-                })?;
-                class.validate().map_err(|e| {
-                    Explained::new(
-                        format!("--class: {e}"),
-                        "`marlinspike check --help` has an example",
-                    )
-                })?;
-                class
-            }
-            None => {
-                let names: Vec<_> = classes.iter().map(|c| c.name.as_str()).collect();
-                let message = format!(
-                    "--class: found `{}`, expected one of {}, or JSON",
-                    self.class,
-                    names.join(", ")
-                );
-                let help = "`marlinspike check --help` describes each class";
-                return Err(Explained::new(message, help).into());
-            }
-        };
-        Ok(Declared { convention, class, ..Declared::default() })
+        // The reference's errors begin with the name of the option.
+        Declared::stated(self.convention.as_deref(), Some(&self.class)).map_err(|e| {
+            let help = "`marlinspike check --help` describes each convention and class, and has an \
+                        example of JSON";
+            Explained::new(format!("--{e}"), help).into()
+        })
     }
-}
-
-/// The convention called `name`.
-fn named(name: &str) -> Result<Convention> {
-    let found = Convention::NAMED.iter().find(|(known, _)| *known == name);
-    let Some(&(_, convention)) = found else {
-        let names: Vec<_> = Convention::NAMED.iter().map(|(name, _)| *name).collect();
-        let message = format!("--convention: found `{name}`, expected one of {}", names.join(", "));
-        let help = "`marlinspike check --help` describes each convention";
-        return Err(Explained::new(message, help).into());
-    };
-    Ok(convention)
 }

@@ -12,6 +12,9 @@ use crate::campaign::Laws;
 const INT4: &str = "checkpoint_format=gptq,weight_type=uint4b8,input_dtype=null,desc_act=false,\
                     tensor_parallel.size=null,size_k=256|384,size_n=64|128|192";
 
+const LONG: &str = "checkpoint_format=gptq,weight_type=uint4b8,dtype=float16,input_dtype=null,\
+                    desc_act=false,tensor_parallel.size=null,size_k=384,size_n=192|320";
+
 const DETERMINISTIC: Laws = Laws { deterministic: true, batch_invariant: false };
 
 pub(super) fn bugs() -> Vec<Bug> {
@@ -38,18 +41,22 @@ pub(super) fn bugs() -> Vec<Bug> {
                 split(case, if call % 2 == 0 { Order::Ascending } else { Order::Descending })
             }),
         ),
-        bug(
-            29,
-            "result depends on M (a row alone differs from the row in a batch)",
-            "V#46639 tests for it",
-            Laws { deterministic: true, batch_invariant: true },
-            &["batch dependence"],
-            Wrong::Case(|case| {
-                // K is split for large M only.
-                let rows = edit::linear(case)?.size_m;
-                if rows > 1 { split(case, Order::Ascending) } else { add_outputs(case) }
-            }),
-        ),
+        Bug {
+            // Long sums in float16, of many columns: elsewhere the rounding of y hides most orders.
+            filter: LONG,
+            ..bug(
+                29,
+                "result depends on M (a row alone differs from the row in a batch)",
+                "V#46639 tests for it",
+                Laws { deterministic: true, batch_invariant: true },
+                &["batch dependence"],
+                Wrong::Case(|case| {
+                    // K is split for large M only.
+                    let rows = edit::linear(case)?.size_m;
+                    if rows > 1 { split(case, Order::Ascending) } else { add_outputs(case) }
+                }),
+            )
+        },
     ]
 }
 

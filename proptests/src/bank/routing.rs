@@ -163,6 +163,14 @@ fn families() -> Vec<Bug> {
             &["group-score-best"],
             best_of_group,
         ),
+        bug(
+            52,
+            "weights recovered by subtracting the correction bias from the rounded sum",
+            "V 0.33.0's `grouped_topk` with one group, confirmed",
+            ("use_grouped_topk=true,num_expert_group=1", &["topk_ids", "topk_weights"]),
+            &["weights-less-bias"],
+            less_bias,
+        ),
     ]
 }
 
@@ -203,6 +211,38 @@ fn biased(case: &mut Case<'static>) -> Result<()> {
             let id = ids[i] as usize;
             let score = sigmoid(logits[i / shape[1] * experts + id]);
             *weight = (score + bias[id]) as f32;
+        }
+    })
+}
+
+/// Weights are the rounded sums of score and bias, less the bias, of float32 logits: the bits that
+/// the bias shifted out are lost. 16-bit logits keep the right weights.
+fn less_bias(case: &mut Case<'static>) -> Result<()> {
+    let (logits, experts) = logits(case)?;
+    let is_f32 = case.input("router_logits")?.dtype() == DType::F32;
+    let bias = bias(case, experts);
+    add_outputs(case)?;
+    if !is_f32 || bias.iter().all(|b| *b == 0.0) {
+        return Ok(());
+    }
+    let keys = case.config.to_json();
+    let softmax = keys.get("scoring_func") == Some(&json!("softmax"));
+    let renormalize = keys.get("renormalize") == Some(&json!(true));
+    let factor = keys.get("routed_scaling_factor").and_then(serde_json::Value::as_f64);
+    let ids = edit::found(case, "topk_ids")?.elements::<i32>().into_owned();
+    edit::output::<f32>(case, "topk_weights", |weights, shape| {
+        let chosen = weights.chunks_exact_mut(shape[1]).zip(ids.chunks_exact(shape[1]));
+        for ((weights, ids), row) in chosen.zip(logits.chunks_exact(experts)) {
+            let largest = row.iter().copied().fold(f64::MIN, f64::max);
+            let all: f64 = row.iter().map(|x| (x - largest).exp()).sum();
+            for (weight, &id) in weights.iter_mut().zip(ids) {
+                let (x, b) = (row[id as usize], bias[id as usize] as f32);
+                let score = if softmax { (x - largest).exp() / all } else { sigmoid(x) };
+                *weight = (score as f32 + b) - b;
+            }
+            let sum: f32 = weights.iter().sum();
+            let sum = if renormalize && sum != 0.0 { sum } else { 1.0 };
+            weights.iter_mut().for_each(|w| *w = *w / sum * factor.unwrap_or(1.0) as f32);
         }
     })
 }

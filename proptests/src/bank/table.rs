@@ -132,7 +132,7 @@ known. Each bug is a wrong kernel in `proptests/src/bank`: mostly the reference 
 same campaigns.
 
 - Bugs 1 to 31 shipped or were proposed. V is vllm-project/vllm, S is sgl-project/sglang. Bugs 32 to 51 are differences between
-  engines and mistakes that recur in ports.
+  engines and mistakes that recur in ports. Bug 52 was [found by this project's campaigns](findings.md#29-weights-lose-the-bits-of-their-bias).
 - *Configurations* is the campaign's filter, as `marlinspike fuzz --where` takes it.
 - *Cases* is the number of cases up to the first failing one: median and worst over seeds 0 to 19.
 - *Named* is the cause that `check` gives. It may take more than the first failing case; where a case has too few values to tell two

@@ -24,6 +24,28 @@ def _local_experts(inputs: Tensors) -> Optional[int]:
     return None
 
 
+#: A class of summation orders: its name, or an object with the fields of its JSON.
+Class = Union[str, Mapping[str, Any]]
+
+
+def stated(convention: Optional[str], class_: Optional[Class]) -> Tuple[Optional[str], Optional[str]]:
+    """What is stated about a kernel's arithmetic, as the extension takes it."""
+    if convention is not None and not isinstance(convention, str):
+        raise _core.Error(f"convention: found {convention!r}, expected a name, such as 'marlin'")
+    if class_ is None or isinstance(class_, str):
+        return convention, class_
+    if not isinstance(class_, Mapping):
+        expected = "expected a name, such as 'fused-f32', or a dict of a class's fields"
+        raise _core.Error(f"class_: found {class_!r}, {expected}")
+    return convention, json.dumps(dict(class_))
+
+
+def words(convention: Optional[str], class_: Optional[Class]) -> str:
+    """What is stated, as arguments of a call."""
+    both = (("convention", convention), ("class_", class_))
+    return ", ".join(f"{key}={value!r}" for key, value in both if value is not None)
+
+
 #: The one tensor of e4m3fnuz codes. Case files store it as F8_E4M3.
 _FNUZ = ("normalize_e4m3fn_to_e4m3fnuz", "weight")
 
@@ -62,7 +84,8 @@ class Case:
     """One operation's inputs, configuration and outputs.
 
     Tensors have their bare names (``qweight``). They may be numpy or torch arrays, or pairs of an
-    element type's name and an array of its bits.
+    element type's name and an array of its bits. ``convention`` and ``class_`` state how a kernel
+    computes products, for ``check``; case files do not hold them.
     """
 
     op: str
@@ -71,6 +94,8 @@ class Case:
     outputs: Dict[str, Any] = field(default_factory=dict)
     name: str = ""
     provenance: str = ""
+    convention: Optional[str] = None
+    class_: Optional[Class] = None
 
     @classmethod
     def _of(cls, parts: tuple) -> "Case":
@@ -126,9 +151,15 @@ class Case:
             os.unlink(part)
             raise
 
-    def check(self) -> Report:
-        """The verdict on the outputs."""
-        return Report._of(_core.check(*self._parts(self.outputs), self.name, self.provenance))
+    def check(self, *, convention: Optional[str] = None, class_: Optional[Class] = None) -> Report:
+        """The verdict on the outputs, for a kernel of this convention and class: by default those of
+        the case."""
+        arithmetic = stated(
+            self.convention if convention is None else convention,
+            self.class_ if class_ is None else class_,
+        )
+        text = (self.name, self.provenance)
+        return Report._of(_core.check(*self._parts(self.outputs), text, arithmetic))
 
     def reference(self) -> Dict[str, Any]:
         """The outputs that the reference computes: of products and layers, the bits of the config's
@@ -138,13 +169,25 @@ class Case:
         return {name: like_any(self.inputs.values(), one) for name, one in made}
 
 
-def check(op: str, inputs: Tensors, outputs: Tensors, config: Mapping[str, Any]) -> Report:
+def check(
+    op: str,
+    inputs: Tensors,
+    outputs: Tensors,
+    config: Mapping[str, Any],
+    *,
+    convention: Optional[str] = None,
+    class_: Optional[Class] = None,
+) -> Report:
     """Recomputes the outputs of an operation from its inputs and compares.
 
     ``marlinspike.schema(op)`` and the page "Case schema" list each operation's config keys and tensors.
     Outputs that are absent are not checked.
+
+    ``convention`` and ``class_`` state how a kernel computes products and layers; they are those of
+    ``marlinspike check --convention`` and ``--class``. A class is a name or a dict of its fields.
     """
-    return Case(op, dict(config), dict(inputs), dict(outputs)).check()
+    case = Case(op, dict(config), dict(inputs), dict(outputs))
+    return case.check(convention=convention, class_=class_)
 
 
 def assert_correct(
@@ -154,13 +197,16 @@ def assert_correct(
     config: Mapping[str, Any],
     *,
     allow_unchecked: bool = False,
+    convention: Optional[str] = None,
+    class_: Optional[Class] = None,
 ) -> Report:
     """Raises ``AssertionError`` with the verdicts, the causes and the first mismatches unless every
     output is checked and right.
 
     An output is unchecked where its bound would accept a trivial wrong answer, such as zeros.
+    ``convention`` and ``class_`` are those of ``check``.
     """
-    report = check(op, inputs, outputs, config)
+    report = check(op, inputs, outputs, config, convention=convention, class_=class_)
     if report.passed or (allow_unchecked and report.verdict == "unchecked" and report.outputs):
         return report
     raise AssertionError(str(report))

@@ -9,6 +9,8 @@ Named = Tuple[str, Typed]
 Packed = Tuple[
     Typed, Typed, Optional[Typed], Optional[Tuple[Typed, Typed]], Optional[Typed], Optional[Typed]
 ]
+# The convention, and the class by name or as JSON.
+Stated = Tuple[Optional[str], Optional[str]]
 Parts = Tuple[str, str, List[Named], List[Named], str, str]
 
 class Error(ValueError):
@@ -21,8 +23,14 @@ def tensors(
     op: str, config: str, local_experts: Optional[int]
 ) -> List[Tuple[str, List[str], List[int], bool]]: ...
 def check(
-    op: str, config: str, inputs: List[Named], outputs: List[Named], name: str, provenance: str
+    op: str,
+    config: str,
+    inputs: List[Named],
+    outputs: List[Named],
+    text: Tuple[str, str],
+    stated: Stated,
 ) -> str: ...
+def expect_stated(stated: Stated) -> None: ...
 def write_case(
     op: str, config: str, inputs: List[Named], outputs: List[Named], name: str, provenance: str
 ) -> bytes: ...
@@ -42,6 +50,7 @@ def fuzz(
     deterministic: bool,
     batch_invariant: bool,
     findings: int,
+    stated: Stated,
 ) -> str: ...
 def merge(summaries: List[str], regressions: Optional[str]) -> str: ...
 def lattice(op: str) -> List[str]: ...

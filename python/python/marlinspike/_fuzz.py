@@ -7,14 +7,14 @@ import json
 import os
 import traceback
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from . import _core
 from ._arrays import Typed, array, tensor
-from ._case import Case, stored, typed_outputs
+from ._case import Case, Class, stated, stored, typed_outputs, words
 
 #: Folder of failing cases, below the root of the project.
 FOLDER = ".marlinspike"
@@ -59,12 +59,15 @@ class Finding:
     fault: Optional[str] = None
     #: The wrong outputs of the smallest case, each with its first wrong value and their place.
     wrong: List[str] = field(default_factory=list)
+    #: What the run stated about the kernel's arithmetic.
+    convention: Optional[str] = None
+    class_: Optional[Class] = None
 
     def case(self) -> Case:
-        """The minimal case."""
+        """The minimal case, with what the run stated about the kernel's arithmetic."""
         if self.path is None:
             raise ValueError("the case was not kept: no folder was given")
-        return Case.read(self.path)
+        return replace(Case.read(self.path), convention=self.convention, class_=self.class_)
 
     def __str__(self) -> str:
         lines = [f"{self.signature} (case {self.index})"]
@@ -75,7 +78,8 @@ class Finding:
         lines += [f"  {text}" for text in self.wrong]
         lines.append(f"  smallest case: {' '.join(self.minimal)}")
         if self.path:
-            lines.append(f"  kept in {self.path}: marlinspike.Case.read(...).check()")
+            declared = words(self.convention, self.class_)
+            lines.append(f"  kept in {self.path}: marlinspike.Case.read(...).check({declared})")
         return "\n".join(lines)
 
 
@@ -128,7 +132,7 @@ class FuzzSummary:
     _text: str = field(default="", repr=False)
 
     @classmethod
-    def _of(cls, text: str) -> "FuzzSummary":
+    def _of(cls, text: str, convention: Optional[str], class_: Optional[Class]) -> "FuzzSummary":
         run = json.loads(text)
         raw = run["summary"]
         files = run["files"] or [None] * len(raw["findings"])
@@ -139,7 +143,7 @@ class FuzzSummary:
                 Finding(
                     found["signature"], found["index"], cause.get("id"), cause.get("text"),
                     found["minimal"], found["runs"], path, _fault(found["failure"]["fault"]),
-                    _wrong(found["failure"]["report"]),
+                    _wrong(found["failure"]["report"]), convention, class_,
                 )
             )  # fmt: skip
         same = (
@@ -253,6 +257,8 @@ def run_fuzz(
     deterministic: bool = False,
     batch_invariant: bool = False,
     findings: int = 8,
+    convention: Optional[str] = None,
+    class_: Optional[Class] = None,
 ) -> FuzzSummary:
     """Runs ``kernel(inputs, config)`` on generated cases of ``op`` and returns what was found.
 
@@ -266,14 +272,17 @@ def run_fuzz(
     With ``device``, such as ``"cuda"``, the kernel is given torch tensors on it, else numpy arrays.
     ``deterministic`` also runs each case twice and compares the bits; ``batch_invariant`` compares the
     last row's bits with those that it has alone. The run ends after ``findings`` distinct findings.
+
+    ``convention`` and ``class_`` state how the kernel computes products and layers, as ``check`` takes
+    them. Without them every known convention passes, and sums in f32 in any order.
     """
     part = shard if isinstance(shard, str) else f"{shard[0]}/{shard[1]}"
     text = _core.fuzz(
         _adapted(kernel, op, device), op, where, seed, cases, seconds, list(outputs),
         json.dumps(dict(config or {})), folder, part, deterministic, batch_invariant,
-        findings,
+        findings, stated(convention, class_),
     )  # fmt: skip
-    return FuzzSummary._of(text)
+    return FuzzSummary._of(text, convention, class_)
 
 
 def _set_or(option: str, stated: Any) -> Any:
@@ -295,6 +304,8 @@ def fuzz(
     deterministic: bool = False,
     batch_invariant: bool = False,
     findings: int = 8,
+    convention: Optional[str] = None,
+    class_: Optional[Class] = None,
 ) -> Callable[[Callable[..., Any]], Callable[[], None]]:
     """Makes a test of a kernel: ``@marlinspike.fuzz(op="linear", where="weight_type=uint4b8")``.
 
@@ -317,7 +328,7 @@ def fuzz(
                 kernel, op, where, cases=count, seed=used, seconds=_set_or("seconds", seconds),
                 outputs=outputs, config=config, folder=folder, shard=part, device=device,
                 deterministic=deterministic, batch_invariant=batch_invariant,
-                findings=_set_or("findings", findings),
+                findings=_set_or("findings", findings), convention=convention, class_=class_,
             )  # fmt: skip
             os.makedirs(folder, exist_ok=True)
             summary.write(os.path.join(folder, "summary.json"))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict
+from dataclasses import replace
+from typing import Any, Dict, Optional
 
 try:
     from hypothesis import strategies as st
@@ -11,7 +12,7 @@ except ImportError as error:
     raise ImportError("marlinspike.strategies needs hypothesis: pip install hypothesis") from error
 
 from . import _core
-from ._case import Case
+from ._case import Case, Class, stated
 
 
 def _axes(config: Dict[str, Any], prefix: str = "") -> Dict[str, str]:
@@ -37,7 +38,21 @@ def configs(op: str, where: str = "") -> st.SearchStrategy[Dict[str, Any]]:
     return st.sampled_from(fitting)
 
 
-def cases(op: str, where: str = "") -> st.SearchStrategy[Case]:
-    """Cases of an operation with the reference's outputs."""
-    seeds = st.integers(0, 2**64 - 1)
-    return st.builds(lambda config, seed: Case.draw(op, seed, config=config), configs(op, where), seeds)
+def cases(
+    op: str, where: str = "", *, convention: Optional[str] = None, class_: Optional[Class] = None
+) -> st.SearchStrategy[Case]:
+    """Cases of an operation with the reference's outputs.
+
+    As in ``marlinspike.fuzz``, a config declares no schedule: ``check`` judges a product by its bound
+    and not by every bit. ``convention`` and ``class_`` narrow the bound to what is known about the
+    kernel; ``case.check()`` uses them.
+    """
+    # Refuses unknown names here, and not when the first case is judged.
+    _core.expect_stated(stated(convention, class_))
+
+    def drawn(config: Dict[str, Any], seed: int) -> Case:
+        case = Case.draw(op, seed, config=config)
+        kept = {key: value for key, value in case.config.items() if not key.startswith("schedule")}
+        return replace(case, config=kept, convention=convention, class_=class_)
+
+    return st.builds(drawn, configs(op, where), st.integers(0, 2**64 - 1))

@@ -48,6 +48,18 @@ impl Convention {
         named.map_or("unnamed", |(name, _)| name)
     }
 
+    /// The convention called `name`.
+    ///
+    /// # Errors
+    /// [`Error::Size`] with all names.
+    pub fn from_name(name: &str) -> Result<Self> {
+        let found = Self::NAMED.iter().find(|(known, _)| *known == name);
+        found.map(|(_, convention)| *convention).ok_or_else(|| {
+            let names: Vec<_> = Self::NAMED.iter().map(|(name, _)| *name).collect();
+            Error::size("convention", format!("`{name}`"), format!("one of {}", names.join(", ")))
+        })
+    }
+
     /// Whether kernels of the convention dequantize codes before the product, so that any weight
     /// type is possible; otherwise the codes of two 8-bit operands enter the product.
     pub const fn dequantizes(self) -> bool {

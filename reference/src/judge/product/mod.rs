@@ -46,6 +46,16 @@ impl Default for Declared {
 }
 
 impl Declared {
+    /// What a caller states: the name of a convention, and the name of a class or its JSON.
+    ///
+    /// # Errors
+    /// As [`Convention::from_name`] and [`Class::parse`].
+    pub fn stated(convention: Option<&str>, class: Option<&str>) -> Result<Self> {
+        let convention = convention.map(Convention::from_name).transpose()?;
+        let class = class.map_or_else(|| Ok(Class::any_order()), Class::parse)?;
+        Ok(Self { convention, class, ..Self::default() })
+    }
+
     /// The classes of one matrix's sums, narrowest first. Int8 activations: integers. FP8
     /// activations without a declared class: Hopper's tensor cores in known orders, then tensor
     /// cores in any order that keep the bits of f32, then those that keep fewer. Otherwise the

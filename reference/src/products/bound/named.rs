@@ -5,6 +5,7 @@ use crate::num::scalar::ScalarType;
 use crate::products::kernel::Stripe;
 use crate::products::schedule::{FP8_UNIT, MOST_PARTS, PROMOTIONS, SPLIT_TILES, UnitName};
 use crate::products::tensor_core::{Accumulator, Architecture, Instruction, KSplit, UNITS, Unit};
+use crate::{Error, Result};
 
 impl Class {
     /// The named classes.
@@ -34,6 +35,28 @@ impl Class {
         .into_iter()
         .chain(hopper)
         .collect()
+    }
+
+    /// The class of a name, or of a JSON object with the fields of [`Class`].
+    ///
+    /// # Errors
+    /// [`Error::Size`] with all names, or with the number that is out of range;
+    /// [`Error::Unsupported`] for JSON that states no class.
+    pub fn parse(text: &str) -> Result<Self> {
+        if text.trim_start().starts_with('{') {
+            let class: Self = serde_json::from_str(text)
+                .map_err(|e| Error::unsupported(format!("class `{text}`"), e.to_string()))?;
+            class.validate()?;
+            return Ok(class);
+        }
+        let classes = Self::named();
+        let names: Vec<_> = classes.iter().map(|c| c.name.as_str()).collect();
+        let expected = format!("one of {}, or JSON", names.join(", "));
+        classes
+            .iter()
+            .find(|c| c.name == text)
+            .cloned()
+            .ok_or_else(|| Error::size("class", format!("`{text}`"), expected))
     }
 
     /// Every kernel that sums f16 or bf16 products on a matrix unit from Turing on, or with fused
