@@ -183,12 +183,19 @@ fn in_f32(slots: &[Bound], ty: ScalarType) -> Bound {
         return Bound { exact, interval, nan };
     }
     let k = slots.len() as f64;
-    let inner = (k - 2.0).max(0.0) * size * (1.0 + k * U);
     let flush = if grid < FLUSH { k * FLUSH } else { 0.0 };
-    let error = |end: f64| U * (inner + end.abs()) * (1.0 + k * U) + size * WIDEN + flush;
+    let error = |end: f64, ends: f64| {
+        // A rounded sum grows with each term, so terms of unknown size do not move the other end.
+        let size = if size.is_finite() { size } else { ends };
+        let inner = (k - 2.0).max(0.0) * size * (1.0 + k * U);
+        U * (inner + end.abs()) * (1.0 + k * U) + size * WIDEN + flush
+    };
     let mut wide = Interval { lo, hi };
-    if size.is_finite() {
-        wide = Interval { lo: lo - error(lo), hi: hi + error(hi) };
+    if lo.is_finite() {
+        wide.lo -= error(lo, slots.iter().map(|s| s.interval.lo.abs()).sum());
+    }
+    if hi.is_finite() {
+        wide.hi += error(hi, slots.iter().map(|s| s.interval.hi.abs()).sum());
     }
     let mut nan = nan;
     if size * (1.0 + k * U) > f64::from(f32::MAX) && slots.len() > 2 {

@@ -21,6 +21,7 @@ mod nvfp4_moe;
 mod router;
 mod router_bound;
 mod sum;
+mod sum_orders;
 
 #[path = "../layouts/blackwell/mod.rs"]
 mod blackwell;
