@@ -130,14 +130,20 @@ fn chain_in_half(slots: &[Bound], ty: ScalarType) -> (Interval, bool) {
     let mut nan = false;
     for slot in slots {
         nan |= slot.nan;
-        let (lo, hi) = (acc.lo + slot.interval.lo, acc.hi + slot.interval.hi);
-        if lo.is_nan() || hi.is_nan() || slot.interval.is_empty() {
-            // ∞ − ∞, or only NaN as input; the f32 bound covers other results.
+        if slot.interval.is_empty() {
             return (Interval::EMPTY, true);
         }
         let (up, down) = (f64::INFINITY, f64::NEG_INFINITY);
         nan |= acc.hi == up && slot.interval.lo == down || acc.lo == down && slot.interval.hi == up;
-        acc = Interval { lo, hi }.rounded_once(ty);
+        let (lo, hi) = (acc.lo + slot.interval.lo, acc.hi + slot.interval.hi);
+        // ∞ − ∞ at the lower ends: one of the two is certainly +∞, and where the other one is not −∞ the sum is +∞. At the
+        // upper ends likewise.
+        acc = match (lo.is_nan(), hi.is_nan()) {
+            (true, true) => return (Interval::EMPTY, true),
+            (true, false) => Interval::point(up),
+            (false, true) => Interval::point(down),
+            (false, false) => Interval { lo, hi }.rounded_once(ty),
+        };
     }
     (acc, nan)
 }

@@ -60,8 +60,8 @@ fn lists(palette: &[Bound]) -> Vec<Vec<Bound>> {
 
 #[test]
 fn a_bound_holds_the_results_of_all_orders_and_nan_where_one_is() {
-    let points = [0.0, 1.0, -1.0, 2f64.powi(-24), UP, DOWN].map(Bound::exactly);
-    let ranges = [between(1.0, UP), between(DOWN, 1.0), between(DOWN, UP)];
+    let points = [0.0, 1.0, -1.0, 2f64.powi(-24), 65504.0, -65504.0, UP, DOWN].map(Bound::exactly);
+    let ranges = [between(1.0, UP), between(65504.0, UP), between(DOWN, 1.0), between(DOWN, UP)];
     for slots in lists(&[&points[..], &ranges].concat()) {
         let made = bound(&slots, ScalarType::FLOAT16);
         let all: Vec<f64> = ends(&slots).iter().flat_map(|terms| results(terms)).collect();
