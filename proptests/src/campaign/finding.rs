@@ -107,10 +107,6 @@ impl Finding {
         // A minimal case often has too few values for a diagnosis, unlike the first one.
         let (cause, signature) = match (first.cause(), minimal.cause()) {
             (None, Some(cause)) => (Some(cause.clone()), minimal.signature()),
-            // Its text may count and place wrong values, which are printed next to it.
-            (Some(of_first), Some(cause)) if of_first.id == cause.id => {
-                (Some(cause.clone()), first.signature())
-            }
             (cause, _) => (cause.cloned(), first.signature()),
         };
         let name = format!("{signature}, shrunk from case {index}");

@@ -130,24 +130,6 @@ fn sizes_that_no_configuration_has_can_be_set() {
     assert!(matches!(refused, Err(CampaignError::Reference(_))), "{refused:?}");
 }
 
-/// The text of a cause may count and place wrong values: they are those of the smallest case.
-#[test]
-fn a_cause_describes_the_smallest_case() {
-    let summary = run(|trial| Ok(product(trial, 8, |k| k ^ 1)), 4);
-    let finding = &summary.findings[0];
-    assert_eq!(finding.signature, "y: nibbles-swapped");
-    let cause = finding.cause.as_ref().unwrap();
-    assert_eq!(cause.text, finding.failure.cause().unwrap().text);
-    let wrong = finding.failure.failed().next().unwrap().mismatches;
-    let stated =
-        if wrong == 1 { "the only wrong element".to_owned() } else { format!("{wrong} wrong") };
-    assert!(
-        !cause.text.contains("wrong element") || cause.text.contains(&stated),
-        "{wrong}: {}",
-        cause.text
-    );
-}
-
 #[test]
 fn wrong_zero_points_are_named_and_shrunk() {
     let summary = run(|trial| Ok(product(trial, 7, |k| k)), 12);
