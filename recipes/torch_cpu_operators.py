@@ -79,6 +79,8 @@ def weight_int8pack_mm(inputs, config):
 def scaled_mm(inputs, config):
     a, b = tensor(inputs["a"]), tensor(inputs["weight"]).t()
     by_row, by_column = tensor(inputs["a_scales"]), tensor(inputs["weight_scale"])
+    if config.get("weight_block_size"):
+        raise marlinspike.Unsupported("scales of blocks")
     if config.get("per_act_token_quant") or config.get("per_out_ch_quant"):
         by_row = by_row.reshape(-1, 1).expand(a.shape[0], 1).contiguous()
         by_column = by_column.reshape(1, -1).expand(1, b.shape[1]).contiguous()

@@ -109,6 +109,12 @@ impl Package {
         self.files.iter().flat_map(|(_, source)| &source.mutants)
     }
 
+    /// Files with mutants, also those whose mutants are all in constant functions.
+    pub fn mutated_files(&self) -> impl Iterator<Item = &str> {
+        let mutated = |source: &Source| !source.mutants.is_empty() || source.constant > 0;
+        self.files.iter().filter(move |(_, source)| mutated(source)).map(|(file, _)| file.as_str())
+    }
+
     /// Whether a mutant does not compile.
     pub fn is_dropped(&self, mutant: &Mutant) -> bool {
         self.dropped.contains(&mutant.id)

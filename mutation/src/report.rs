@@ -30,8 +30,8 @@ struct Row {
     not_reached: usize,
 }
 
-/// The module of a file: its path below `src`, to the given depth.
-fn module(file: &str) -> String {
+/// The row of a file: its path below `src`, as a module of at most two names.
+pub fn module(file: &str) -> String {
     let path = file.strip_prefix("src/").unwrap_or(file);
     let path = path.strip_suffix(".rs").unwrap_or(path);
     path.split('/').filter(|part| *part != "mod").take(2).collect::<Vec<_>>().join("::")

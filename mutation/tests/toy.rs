@@ -1,7 +1,9 @@
-//! The whole way on a small package: right tests kill a mutant, weak tests let it survive.
+//! The whole way on a small package: right tests kill a mutant, weak tests let it survive. And the page with the results
+//! of all modules.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use marlinspike_mutation::build::Package;
@@ -170,4 +172,55 @@ fn branches_nest_and_can_be_left_out() {
          (match crate::mutation::pick(9) { 1 | 2.. => b * 2, 0 => (b) + (2) }), 1 => (a) / (b * 2) }) }"
     );
     assert!(Source::parse("f.rs", "fn f( {", 0).is_err());
+}
+
+/// The modules that a page's first table of results has, without `all`.
+fn rows(page: &str) -> Vec<&str> {
+    let table = page.lines().skip_while(|line| !line.starts_with("| module | tested |"));
+    let rows = table.take_while(|line| line.starts_with('|')).filter_map(|line| {
+        line.strip_prefix("| `").and_then(|line| line.split_once('`')).map(|(module, _)| module)
+    });
+    rows.collect()
+}
+
+/// A run of some modules prints a table of these alone. On the page it would replace the table of all, which are those of
+/// the page's command.
+#[test]
+fn the_page_has_one_row_for_each_module() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let page = fs::read_to_string(root.join("docs/src/results/mutants.md")).unwrap();
+    let command = page.lines().find(|line| line.contains("marlinspike-mutation -- ")).unwrap();
+    let modules: Vec<String> = command
+        .split_whitespace()
+        .filter(|word| word.starts_with("src/"))
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(modules.len(), 5, "{command}");
+    let package = Package::open(&root, &root, "reference", "marlinspike", &modules).unwrap();
+    let expected: BTreeSet<String> = package.mutated_files().map(report::module).collect();
+
+    let without_row = |missing: &[&str]| -> Vec<String> {
+        let found = rows(&page);
+        let distinct: BTreeSet<_> = found.iter().copied().chain(missing.iter().copied()).collect();
+        assert_eq!(distinct.len(), found.len() + missing.len(), "a module has two rows: {found:?}");
+        let unknown: Vec<_> = distinct.iter().filter(|row| !expected.contains(**row)).collect();
+        assert!(unknown.is_empty(), "mutants.md: no module has the rows {unknown:?}");
+        expected.iter().filter(|row| !distinct.contains(row.as_str())).cloned().collect()
+    };
+    // Modules that did not exist when the table was made; the page says so.
+    let newer = ["layouts::int8"];
+    assert!(
+        newer.iter().all(|module| page.contains(&format!("`{module}` is newer than the table")))
+    );
+    let missing = without_row(&newer);
+    assert!(missing.is_empty(), "mutants.md has no row for {missing:?}: run its command for them");
+    assert_eq!(without_row(&[]), newer);
+
+    // What a run of one module prints has a row for it alone.
+    let lines: Vec<Line> = package
+        .mutants()
+        .filter(|mutant| mutant.file.starts_with("src/act_order"))
+        .map(|mutant| Line { mutant: mutant.clone(), outcome: Outcome::NotReached })
+        .collect();
+    assert_eq!(rows(&report::markdown(&lines, &[])), ["act_order"]);
 }

@@ -100,8 +100,7 @@ pub(crate) fn fuzz(
     let limit = Limit { time: time.transpose()?, findings, ..Limit::cases(cases) };
     let mut callable = Callable { kernel: &kernel, raised: None };
     let run = py.detach(|| -> Result<Value, CampaignError> {
-        let mut campaign = Campaign::new(op, seed, Filter::parse(filter)?)?;
-        campaign.set = set;
+        let mut campaign = Campaign::new(op, seed, Filter::parse(filter)?)?.with_set(set)?;
         campaign.outputs = outputs;
         campaign.shard = shard;
         campaign.declared = declared;

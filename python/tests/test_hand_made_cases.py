@@ -1,5 +1,6 @@
-"""Cases of operations of nine kinds, made from the page "Case schema" with numpy alone: the module `case_file` of the
-page writes them, this file computes the outputs, and each is checked right and with one wrong element."""
+"""Cases of fourteen operations, made from the page "Case schema" and the pages that it links to, with numpy alone: the
+module `case_file` of the page writes them, this file computes the outputs, and each is checked right and with one
+wrong element."""
 
 import pathlib
 
@@ -66,16 +67,26 @@ def moe_align_block_size(rng):
     return config, {"topk_ids": ("I32", ids)}, outputs
 
 
-def e4m3(values):
-    """Codes of e4m3fn, to the nearest, ties to even, saturating: by comparing with every code."""
-    code = np.arange(127)
-    exponent, fraction = code >> 3, code & 7
-    table = np.where(exponent == 0, fraction / 512.0, (1 + fraction / 8) * 2.0 ** (exponent - 7))
-    distance = np.abs(np.minimum(np.abs(values), 448.0)[..., None] - table)
+CODE = np.arange(127)
+E4M3 = np.where(CODE < 8, CODE / 512.0, (1 + (CODE & 7) / 8) * 2.0 ** ((CODE >> 3) - 7))
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def nearest(values, table):
+    """Codes of the magnitudes nearest to values, ties to even, saturating: by comparing with every code."""
+    distance = np.abs(np.minimum(np.abs(values.astype(np.float64)), table[-1])[..., None] - table)
     best = distance == distance.min(axis=-1, keepdims=True)
-    even = best & (code % 2 == 0)
-    codes = np.where(even.any(axis=-1), even.argmax(axis=-1), best.argmax(axis=-1))
-    return (codes + np.where(np.signbit(values), 128, 0)).astype(np.uint8)
+    even = best & (np.arange(len(table)) % 2 == 0)
+    return np.where(even.any(axis=-1), even.argmax(axis=-1), best.argmax(axis=-1))
+
+
+def e4m3(values):
+    return (nearest(values, E4M3) + np.where(np.signbit(values), 128, 0)).astype(np.uint8)
+
+
+def nibbles(codes):
+    """Two codes in a byte, even k in the low nibble."""
+    return (codes[..., 0::2] | codes[..., 1::2] << 4).astype(np.uint8)
 
 
 def per_token_group_fp8_quant(rng):
@@ -90,18 +101,23 @@ def per_token_group_fp8_quant(rng):
     return config, {"x": ("F16", x)}, outputs
 
 
-def swizzle_blockscale(rng):
+def swizzled(scale):
     """Tiles of 128 rows and 4 groups: row r and group g are at (r % 32) * 16 + (r % 128) // 32 * 4 + g % 4."""
-    rows, groups = 130, 6
-    scale = rng.integers(0, 0x7F, (rows, groups), dtype=np.uint8)
-    padded = np.zeros((256, 8), np.uint8)
-    tiles = padded.reshape(2, 2, 512)
+    rows, groups = scale.shape
+    padded = np.zeros((-(-rows // 128) * 128, -(-groups // 4) * 4), np.uint8)
+    tiles = padded.reshape(len(padded) // 128, padded.shape[1] // 4, 512)
     for row in range(rows):
         for group in range(groups):
             at = row % 32 * 16 + row % 128 // 32 * 4 + group % 4
             tiles[row // 128, group // 4, at] = scale[row, group]
+    return padded
+
+
+def swizzle_blockscale(rng):
+    rows, groups = 130, 6
+    scale = rng.integers(0, 0x7F, (rows, groups), dtype=np.uint8)
     config = {"scale_type": "float8_e4m3fn", "sf_layout": "128x4", "size_n": rows, "groups": groups}
-    return config, {"scale": ("F8_E4M3", scale)}, {"swizzled_scale": ("F8_E4M3", padded)}
+    return config, {"scale": ("F8_E4M3", scale)}, {"swizzled_scale": ("F8_E4M3", swizzled(scale))}
 
 
 def cutlass_scaled_mm(rng):
@@ -163,9 +179,108 @@ def normalize_e4m3fn_to_e4m3fnuz(rng):
     return {"size_n": 6, "size_k": 32, "num_scales": 2}, inputs, outputs
 
 
+def scaled_fp4_quant(rng):
+    """scale = e4m3(g * (max * fl(1/6))), code = e2m1(x * (1 / (scale * (1 / g)))), all in float32."""
+    x, g, one = rng.standard_normal((3, 96)).astype(np.float16), np.float32(90), np.float32(1)
+    blocks = x.astype(np.float32).reshape(3, 6, 16)
+    scale = nearest(np.minimum(np.float32(448), g * (np.abs(blocks).max(axis=2) * (one / np.float32(6)))), E4M3)
+    factor = one / (E4M3[scale].astype(np.float32) * (one / g))
+    codes = nearest(blocks * factor[..., None], E2M1) + 8 * np.signbit(blocks)
+    outputs = {"x_fp4": ("U8", nibbles(codes.reshape(3, 96))), "x_scale": ("F8_E4M3", swizzled(scale))}
+    inputs = {"x": ("F16", x), "input_global_scale": ("F32", np.array([g]))}
+    return {"dtype": "float16", "size_m": 3, "size_k": 96}, inputs, outputs
+
+
+def cutlass_scaled_fp4_mm(rng):
+    """y = alpha * sum of (a * a_scale) * (w * w_scale); alpha is the product of the global scales."""
+    values = np.concatenate([E2M1, -E2M1])
+    a, w = (rng.integers(0, 16, (rows, 64)) for rows in (5, 24))
+    a_scale, w_scale = (rng.integers(0x28, 0x48, (rows, 4)).astype(np.uint8) for rows in (5, 24))
+    a_global, w_global = np.array([0.375], np.float32), np.array([0.0625, 0.03125], np.float32)
+    left, right = (values[c] * np.repeat(E4M3[s], 16, axis=1) for c, s in ((a, a_scale), (w, w_scale)))
+    y = left @ right.T * np.repeat((a_global * w_global).astype(np.float64), [8, 16])
+    config = {"dtype": "float16", "size_m": 5, "size_n": 24, "size_k": 64, "logical_widths": [8, 16]}
+    inputs = {"a": ("U8", nibbles(a)), "a_scale": ("F8_E4M3", a_scale), "a_global_scale": ("F32", a_global)}
+    inputs.update(weight=("U8", nibbles(w)), weight_scale=("F8_E4M3", w_scale))
+    inputs.update(weight_global_scale=("F32", w_global))
+    return config, inputs, {"y": ("F16", y.astype(np.float16))}
+
+
+def int4_fp8_preprocess(rng):
+    """A code v becomes v - z from the zero point z on, otherwise 15 - v; AWQ packs columns 0, 2, 4, 6, 1, 3, 5, 7."""
+    codes, zeros = rng.integers(0, 16, (32, 16)), rng.integers(0, 16, (2, 16))
+    above = codes - np.repeat(zeros, 16, axis=0)
+
+    def packed(values):
+        words = np.zeros((len(values), 2), np.uint32)
+        for field, column in enumerate([0, 2, 4, 6, 1, 3, 5, 7]):
+            words |= values[:, column::8].astype(np.uint32) << np.uint32(4 * field)
+        return ("I32", words.view(np.int32))
+
+    inputs = {"qweight": packed(codes), "qzeros": packed(zeros)}
+    outputs = {"qweight": packed(np.where(above >= 0, above, 15 - codes))}
+    return {"checkpoint_format": "awq", "size_k": 32, "size_n": 16}, inputs, outputs
+
+
+def mxfp4_int8_linear(rng):
+    """q = rint(x * (127 / max)) of each 32 k; y = bias + fma over groups of (sum of q * 2w) * (max / 127 / 2 * 2^e).
+    Doubles hold each product and sum exactly here, so that one rounding to float32 is the fma's."""
+    m, n, k = 3, 20, 96
+    x, bias = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal(n).astype(np.float32)
+    codes, exponents = rng.integers(0, 16, (n, k)), rng.integers(125, 130, (n, k // 32)).astype(np.uint8)
+    largest = np.abs(x.reshape(m, -1, 32)).max(axis=2)
+    q = np.rint(x * np.repeat(np.float32(127) / largest, 32, axis=1)).astype(np.int64)
+    doubled = (2 * np.concatenate([E2M1, -E2M1])).astype(np.int64)[codes]
+    y = np.zeros((m, n), np.float32)
+    for group in range(k // 32):
+        sums = q[:, 32 * group :][:, :32] @ doubled[:, 32 * group :][:, :32].T
+        step = (largest[:, group] / np.float32(127) / np.float32(2)).astype(np.float64)
+        factor = step[:, None] * 2.0 ** (exponents[:, group].astype(int) - 127)
+        y = (sums * factor + y).astype(np.float32)
+    # Blocks of 16 columns: for each group 256 bytes of codes and 16 of scales, then the biases.
+    wide = [np.concatenate([t, np.zeros((12, *t.shape[1:]), t.dtype)]) for t in (codes, exponents, bias)]
+    packed = b""
+    for block in (slice(0, 16), slice(16, 32)):
+        for group in range(k // 32):
+            low, high = (wide[0][block, at : at + 16].reshape(16, 4, 4) for at in (32 * group, 32 * group + 16))
+            packed += (low | high << 4).transpose(1, 0, 2).astype(np.uint8).tobytes()
+            packed += wide[1][block, group].tobytes()
+        packed += wide[2][block].tobytes()
+    config = {"dtype": "float32", "has_bias": True, "size_m": m, "size_n": n, "size_k": k}
+    inputs = {"x": ("F32", x), "weight": ("U8", nibbles(codes)), "weight_scale": ("U8", exponents)}
+    outputs = {"y": ("F32", y + bias), "rhs_packed": ("U8", np.frombuffer(packed, np.uint8))}
+    return config, {**inputs, "bias": ("F32", bias)}, outputs
+
+
+def convert_to_nvfp4_moe_kernel_format(rng):
+    """FLASHINFER_CUTLASS: up before gate, scales in tiles, one activation scale for all experts: the largest."""
+    experts, sizes = 2, {"w13": (128, 64), "w2": (64, 64)}
+    inputs, outputs, scales = {}, {}, {}
+    for name, (n, k) in sizes.items():
+        shards = n // 64
+        weight = rng.integers(0, 256, (experts, n, k // 2), dtype=np.uint8)
+        scale = rng.integers(0, 0x7F, (experts, n, k // 16), dtype=np.uint8)
+        of_weight = np.repeat(rng.uniform(0.5, 1.5, (experts, 1)), shards, axis=1).astype(np.float32)
+        of_input = rng.uniform(0.5, 1.5, (experts, shards)).astype(np.float32)
+        inputs.update({f"{name}_weight": ("U8", weight), f"{name}_weight_scale": ("F8_E4M3", scale)})
+        inputs.update({f"{name}_weight_scale_2": ("F32", of_weight), f"{name}_input_scale": ("F32", of_input)})
+        if shards == 2:
+            weight, scale = (np.roll(t, 64, axis=1) for t in (weight, scale))
+        scales[name] = np.full(experts, of_input.max()), of_weight[:, 0]
+        outputs[f"{name}_weight"] = "U8", weight
+        outputs[f"{name}_weight_scale"] = "F8_E4M3", np.stack([swizzled(s) for s in scale])
+        outputs[f"{name}_input_scale"], outputs[f"{name}_weight_scale_2"] = (("F32", s) for s in scales[name])
+    g1, g2 = (of_input * of_weight for of_input, of_weight in scales.values())
+    scale_c = g1 * (np.float32(1) / scales["w2"][0])
+    outputs.update(g1_alphas=("F32", g1), g2_alphas=("F32", g2), g1_scale_c=("F32", scale_c))
+    config = {"backend": "FLASHINFER_CUTLASS", "num_experts": experts, "hidden_size": 64, "intermediate_size": 64}
+    return config, inputs, outputs
+
+
 MADE = [
     linear, router, moe_align_block_size, per_token_group_fp8_quant, swizzle_blockscale, cutlass_scaled_mm,
-    dynamic_scaled_int8_quant, cutlass_scaled_mm_azp, normalize_e4m3fn_to_e4m3fnuz,
+    dynamic_scaled_int8_quant, cutlass_scaled_mm_azp, normalize_e4m3fn_to_e4m3fnuz, scaled_fp4_quant,
+    cutlass_scaled_fp4_mm, int4_fp8_preprocess, mxfp4_int8_linear, convert_to_nvfp4_moe_kernel_format,
 ]  # fmt: skip
 
 

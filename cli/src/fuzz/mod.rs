@@ -310,8 +310,8 @@ fn own_options(args: &Args) -> Vec<String> {
 
 fn campaign(args: &Args, op: Op, seed: u64) -> Result<Campaign> {
     let filter = Filter::parse(&args.filter).map_err(explained)?;
-    let mut campaign = Campaign::new(op, seed, filter).map_err(explained)?;
-    campaign.set = set(&args.set)?;
+    let campaign = Campaign::new(op, seed, filter).map_err(explained)?;
+    let mut campaign = campaign.with_set(set(&args.set)?).map_err(explained)?;
     campaign.outputs = args.outputs.clone();
     campaign.declared = args.declared.read()?;
     campaign.laws =

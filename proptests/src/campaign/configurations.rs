@@ -20,6 +20,18 @@ impl Campaign {
         Ok(Self { generator: self.generator.map(change)?, ..self })
     }
 
+    /// The same campaign with config keys that every case gets. Numbers, such as `size_k`, change what is drawn:
+    /// [`Campaign::with_keys`]. Other keys, such as `schedule`, are added to drawn cases: [`Campaign::set`].
+    ///
+    /// # Errors
+    /// As [`Campaign::with_keys`].
+    pub fn with_set(self, keys: Map<String, Value>) -> Result<Self, CampaignError> {
+        let (sizes, set): (Map<_, _>, Map<_, _>) =
+            keys.into_iter().partition(|(_, value)| value.is_number());
+        let campaign = if sizes.is_empty() { self } else { self.with_keys(&sizes)? };
+        Ok(Self { set, ..campaign })
+    }
+
     /// The same campaign under another seed.
     #[must_use]
     pub fn with_seed(self, seed: u64) -> Self {

@@ -95,6 +95,41 @@ fn a_right_kernel_passes_and_covers_its_axes() {
     assert!(group_sizes.len() > 2 && group_sizes.values().all(|count| *count > 0));
 }
 
+/// Every K of the configurations is a multiple of 64, so only another one finds a loop without its remainder.
+#[test]
+fn sizes_that_no_configuration_has_can_be_set() {
+    let keys = serde_json::json!({ "size_k": 80, "schedule": "canonical" });
+    let filter = Filter::parse(&format!("{GPTQ},group_size=-1,has_bias=false")).unwrap();
+    let campaign = Campaign::new(Op::Linear, 3, filter).unwrap();
+    let mut set = campaign.clone().with_set(keys.as_object().unwrap().clone()).unwrap();
+    assert_eq!(set.set.keys().collect::<Vec<_>>(), ["schedule"]);
+    set.set.clear();
+    let mut loops = |trial: &Trial| Ok(product(trial, 8, |k| k));
+    let mut whole_tiles = |trial: &Trial| {
+        let mut trial = trial.clone();
+        let x = &trial.case.inputs["x"];
+        let [size_m, size_k] = x.dims2().unwrap();
+        let mut values = x.elements::<u16>().into_owned();
+        values.chunks_mut(size_k).for_each(|row| row[size_k / 64 * 64..].fill(0));
+        let x = Tensor::from_vec("x", DType::F16, vec![size_m, size_k], values).unwrap();
+        trial.case.add_input("x", x);
+        Ok(product(&trial, 8, |k| k))
+    };
+    let judge = |campaign: &Campaign, kernel: &mut dyn FnMut(&Trial) -> Result<Outputs, Fault>| {
+        let mut kernel = |trial: &Trial| kernel(trial);
+        campaign.run(&mut kernel, &Limit::cases(8), &mut |_| ()).unwrap()
+    };
+    assert_eq!(judge(&campaign, &mut whole_tiles).passed, 8);
+    let right = judge(&set, &mut loops);
+    assert_eq!((right.passed, right.coverage.axes["size_k"]["80"]), (8, 8));
+    let wrong = judge(&set, &mut whole_tiles);
+    assert!(wrong.failed > 0 && !wrong.findings.is_empty(), "{wrong:?}");
+    // No configuration is left where the groups do not divide K.
+    let none = serde_json::json!({ "size_k": 8 });
+    let refused = campaign.with_set(none.as_object().unwrap().clone());
+    assert!(matches!(refused, Err(CampaignError::Reference(_))), "{refused:?}");
+}
+
 #[test]
 fn wrong_zero_points_are_named_and_shrunk() {
     let summary = run(|trial| Ok(product(trial, 7, |k| k)), 12);
