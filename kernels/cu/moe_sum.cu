@@ -9,8 +9,7 @@
 //   expert_of int32 [num_experts]: -1 where an expert is not here; null: all are
 // With SLOTS IN_BLOCKS, slots without a place do not count:
 //   down      16-bit [places, size_n]
-//   slots     int32 [rows, top_k]: place_of of `moe_align_block_size`: the row of a slot; negative: none. Written by no
-//             kernel later than the one before the last
+//   slots     int32 [rows, top_k]: place_of of `moe_align_block_size`: the row of a slot; negative: none
 //
 // Parameters: IS_BF16 (half.cuh); SLOTS; WIDTH: 1, or 8 where that divides size_n.
 // One thread writes WIDTH elements. Launch with a grid (rows, blocks for size_n / WIDTH threads).
@@ -37,10 +36,6 @@ extern "C" __global__ void moe_sum(const Piece *__restrict__ down,
                                    const int *__restrict__ slots,
                                    const int *__restrict__ expert_of,
                                    unsigned num_experts) {
-    if constexpr (SLOTS == IN_BLOCKS) {
-        // The last kernel, which computed `down`, did not write the places.
-        asm volatile("prefetch.global.L1 [%0];" ::"l"(slots + static_cast<size_t>(blockIdx.x) * top_k));
-    }
     wait_for_last_kernel();
     let_next_kernel_start();
     const unsigned row = blockIdx.x, pieces = size_n / WIDTH;

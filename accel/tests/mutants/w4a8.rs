@@ -199,8 +199,7 @@ fn expert_product(
     let row_weights = device.upload(&rows.by_place(&router, 0.0)).unwrap();
     let mut y = device.upload(&vec![NOT_WRITTEN; places * shape.size_n]).unwrap();
     let x = RowsA8 { codes: &x, scales: &scales };
-    let row_weights = Some(&row_weights);
-    let routed = RoutedRows { blocks: &rows.blocks, row_weights, is_early: false };
+    let routed = RoutedRows::new(&rows.blocks, Some(&row_weights));
     moe_w4a8_gemm(device, x, &there, &mut y, plan, routed).unwrap();
     let found = device.download(&y).unwrap();
     (rows, found, wanted)

@@ -33,8 +33,15 @@ pub struct RoutedRows<'a> {
     pub blocks: &'a PlacedBlocks,
     /// One for each row of y, which it multiplies before that is rounded.
     pub row_weights: Option<&'a Buffer<f32>>,
-    /// Whether the last kernel on the stream did not write the blocks: weights of experts are then read while it may still run.
-    pub is_early: bool,
+    /// The last kernel on the stream did not write the blocks: weights of experts may be read while it still runs.
+    pub(crate) is_early: bool,
+}
+
+impl<'a> RoutedRows<'a> {
+    /// Rows of these blocks, and router weights.
+    pub fn new(blocks: &'a PlacedBlocks, row_weights: Option<&'a Buffer<f32>>) -> Self {
+        Self { blocks, row_weights, is_early: false }
+    }
 }
 
 impl PlacedBlocks {
