@@ -126,8 +126,9 @@ fn fp8_plans() -> impl Iterator<Item = Fp8Plan> {
     })
 }
 
-/// Plans of one product of 4-bit weights and e4m3fn activations; the kernel does not have all of them for every type.
-fn w4a8_plans() -> impl Iterator<Item = W4a8Plan> {
+/// Plans of one product of 4-bit weights and e4m3fn activations in blocks of that size; the kernel does not have all of them
+/// for every type.
+fn w4a8_plans(rows: u32) -> Vec<W4a8Plan> {
     const SHAPES: [(u32, u32, u32); 9] = [
         (32, 16, 8),
         (32, 16, 4),
@@ -139,9 +140,7 @@ fn w4a8_plans() -> impl Iterator<Item = W4a8Plan> {
         (192, 16, 1),
         (256, 16, 1),
     ];
-    let of_shape =
-        |(tile_n, warps, splits)| BLOCKS.map(move |rows| W4a8Plan { rows, tile_n, warps, splits });
-    SHAPES.into_iter().flat_map(of_shape)
+    SHAPES.map(|(tile_n, warps, splits)| W4a8Plan { rows, tile_n, warps, splits }).into()
 }
 
 /// Rows of blocks to try.
@@ -186,7 +185,7 @@ fn sweep_w4a8(rows: usize, time: impl Fn([W4a8Plan; 2]) -> Result<f32, AccelErro
     let shape = |W4a8Plan { tile_n, warps, splits, .. }: W4a8Plan| {
         format!("{tile_n} columns by {warps} warps, shared by {splits}")
     };
-    sweep_blocks(rows, |block| w4a8_plans().filter(|p| p.rows == block).collect(), time, shape);
+    sweep_blocks(rows, w4a8_plans, time, shape);
 }
 
 fn main() -> Result<ExitCode, AnyError> {

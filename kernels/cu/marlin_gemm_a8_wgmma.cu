@@ -17,7 +17,10 @@
 //   y           16-bit [rows, N]; with IS_MOE rows of padding hold anything
 //   raster      blocks of rows whose tiles are computed concurrently, so that the parts of W and x that they read stay
 //               in the L2 cache
+//   block_rows  int32, rows of each block that have entries, for at most 32 ROWS: others are not written (IS_MOE only);
+//               null: all
 //   row_weights  f32, one for each row of y, which multiplies it (IS_MOE only); null: none
+//   is_early    1: the kernel before this one on the stream did not write the blocks (IS_MOE only)
 //
 // Parameters, all required:
 //   IS_BF16, CODES, GROUPS, IS_MOE  as in marlin_gemm_a8.cu
@@ -30,6 +33,7 @@
 // 32 and at most N_TILE.
 
 #include "a8_wgmma_columns.cuh"
+#include "a8_wgmma_few.cuh"
 #include "a8_wgmma_shared.cuh"
 
 // Registers of a thread: consumers claim those that producers and promoters release. Together they are those of the launch:
@@ -56,10 +60,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         // With experts:
         const int *__restrict__ expert_ids,
         const int *__restrict__ num_tokens_post_padded,
-        const float *__restrict__ row_weights) {
+        const int *__restrict__ block_rows,
+        const float *__restrict__ row_weights,
+        unsigned is_early) {
     const Product p = {qweight, scales, zeros,  bias,   x_scales,   y,
                        size_m,  size_n, size_k, tile_n, stages,     raster,
-                       expert_ids, num_tokens_post_padded, row_weights};
+                       expert_ids, num_tokens_post_padded, block_rows, row_weights, is_early};
     extern __shared__ __align__(1024) unsigned char pointer[];
     const Memory memory(p, shared_address(pointer));
     if (threadIdx.x == 0) {
@@ -89,6 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         let_next_kernel_start();
         if constexpr (IS_SHARED) {
             multiply_shared<ROWS>(p, memory, pointer);
+        } else if constexpr (OVERLAPS) {
+            consume_few<ROWS>(p, memory, pointer);
         } else {
             consume(p, y_map, memory, pointer);
         }

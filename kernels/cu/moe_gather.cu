@@ -8,12 +8,15 @@
 //   gathered  16-bit [places, size_k]; with QUANTIZES e4m3fn
 //   scales    of groups f32 [size_k / 128, scale_step]: a row's scales are in its column, and scale_step is at least
 //             the number of places; of rows f32 [places]
-//   place_of  int32 [entries] of `moe_align_block_size`; negative: the entry has no row
+//   place_of  int32 [entries] of `moe_align_block_size`; negative: the entry has no row. With ACTIVATES, written by no
+//             kernel later than the one before the last
 //   topk_weights  f32 [entries], without ACTIVATES
 //   row_weights   f32 [places], likewise
+//   placing       with PLACES, instead of place_of: what is aligned, and where the results go (place_entries.cuh)
 //
 // Parameters: IS_BF16 (half.cuh); ACTIVATES: 0 or 1; QUANTIZES: 0, 1 (groups) or 2 (rows); IS_UE8M0 (fp8_groups.cuh), with
-// groups. size_k is a multiple of 8, with groups of 128; a piece is eight values.
+// groups; PLACES: 0 or, without ACTIVATES, 1: no kernel has aligned the entries, of which there are at most MOST_PLACED for at
+// most MOST_EXPERTS experts, top_k up to 32. size_k is a multiple of 8, with groups of 128; a piece is eight values.
 // Launch: with ACTIVATES threads (x, y) of a block for pieces (x) of entries (y), a grid (blocks of entries, blocks
 // of pieces); without, a grid (rows of x, blocks for PIECES pieces of a thread), of whole warps. Rows that are quantized as a
 // whole have one thread block, or with ACTIVATES whole warps of one, with dynamic shared memory of 16 bytes for each piece.
@@ -23,6 +26,7 @@
 #include "fp8_groups.cuh"
 #include "fp8_rows.cuh"
 #include "half.cuh"
+#include "place_entries.cuh"
 
 constexpr bool HAS_GROUPS = QUANTIZES == 1, HAS_ROWS = QUANTIZES == 2;
 constexpr unsigned PIECES = 4;  // most pieces of one row that a thread holds
@@ -90,13 +94,40 @@ __device__ __forceinline__ float largest_of_row(float value) {
     return value;
 }
 
+// The places of the entries of a row of x, each in a lane; negative: none. With PLACES top_k is at most 32.
+__device__ __forceinline__ int place_of_lane(const PlacedEntries &entries, const int *place_of, size_t first, unsigned count) {
+    const unsigned lane = threadIdx.x % 32;
+    if constexpr (PLACES) {
+        __shared__ int of_slots[32];
+        for (unsigned slot = threadIdx.x / 32; slot < count; slot += blockDim.x / 32) {
+            const int place = entries.place(first + slot, blockIdx.y == 0);
+            if (lane == 0) {
+                of_slots[slot] = place;
+                if (blockIdx.y == 0) {
+                    entries.placing.place_of[first + slot] = place;
+                }
+            }
+        }
+        __syncthreads();
+        return lane < count ? of_slots[lane] : -1;
+    } else {
+        return lane < count ? __ldcg(place_of + first + lane) : -1;
+    }
+}
+
 // A thread copies up to PIECES pieces of one row of x to all of its places, with HAS_ROWS as many as there are.
 __device__ __forceinline__ void copy_rows(const uint4 *x, const Gathered &gathered, const int *place_of,
-                                          const float *topk_weights, float *row_weights, unsigned top_k) {
+                                          const PlacedEntries &entries, const float *topk_weights, float *row_weights,
+                                          unsigned top_k) {
     const unsigned pieces = gathered.pieces, lane = threadIdx.x % 32;
     const unsigned first = blockIdx.y * blockDim.x * PIECES + threadIdx.x, held = blockDim.x * PIECES;
     const size_t row = blockIdx.x;
-    // Reads x before waiting: the previous kernel is the alignment, which does not write x.
+    if constexpr (PLACES) {
+        entries.load_table();
+        wait_for_last_kernel();
+        let_next_kernel_start();
+    }
+    // Without PLACES reads x before waiting: the previous kernel is the alignment, which does not write x.
     const auto piece_at = [&](unsigned at) { return __ldcg(x + row * pieces + at); };
     uint4 values[PIECES];
 #pragma unroll
@@ -105,6 +136,9 @@ __device__ __forceinline__ void copy_rows(const uint4 *x, const Gathered &gather
         if (at < pieces) {
             values[i] = piece_at(at);
         }
+    }
+    if constexpr (PLACES) {
+        entries.count();
     }
     Gathered::Piece piece[PIECES];
     [[maybe_unused]] Divisor of_row;
@@ -134,12 +168,19 @@ __device__ __forceinline__ void copy_rows(const uint4 *x, const Gathered &gather
             }
         }
     }
-    wait_for_last_kernel();
-    let_next_kernel_start();
+    if constexpr (!PLACES) {
+        wait_for_last_kernel();
+        let_next_kernel_start();
+    } else if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 32) {
+        const unsigned places = entries.places_of_runs(entries.placing.num_runs);
+        if (lane == 0) {
+            *entries.placing.num_tokens_post_padded = static_cast<int>(places);
+        }
+    }
     for (unsigned slots = 0; slots < top_k; slots += 32) {
         const unsigned count = min(top_k - slots, 32);
         const size_t entry = row * top_k + slots + lane;
-        const int of_lane = lane < count ? __ldcg(place_of + entry) : -1;
+        const int of_lane = place_of_lane(entries, place_of, row * top_k + slots, count);
         if (blockIdx.y == 0 && threadIdx.x < 32 && of_lane >= 0) {
             row_weights[of_lane] = __ldcg(topk_weights + entry);
             if constexpr (HAS_ROWS) {
@@ -174,7 +215,10 @@ __device__ __forceinline__ void activate_row(const Activation &activation, const
                                              const Gathered &gathered, const int *place_of, unsigned entries) {
     extern __shared__ uint4 activated[];
     const unsigned pieces = gathered.pieces, entry = blockIdx.x * blockDim.y + threadIdx.y;
+    // The last kernel, which computed gate_up, did not write the places.
     const int place = entry < entries ? __ldcg(place_of + entry) : -1;
+    wait_for_last_kernel();
+    let_next_kernel_start();
     // A thread reads what it has written.
     uint4 *row = activated + threadIdx.y * pieces;
     float largest = 0.0f;
@@ -213,29 +257,28 @@ extern "C" __global__ void moe_gather(const uint4 *__restrict__ rows,
                                       // Without:
                                       const float *__restrict__ topk_weights,
                                       float *__restrict__ row_weights,
-                                      unsigned top_k) {
+                                      unsigned top_k,
+                                      // With PLACES:
+                                      Placing placing) {
     const unsigned pieces = size_k / 8;
     const Gathered gathered = {gathered_rows, scales, pieces, scale_step};
     if constexpr (ACTIVATES && HAS_ROWS) {
-        wait_for_last_kernel();
-        let_next_kernel_start();
         activate_row(activation, rows, gathered, place_of, entries);
     } else if constexpr (ACTIVATES) {
         // A thread computes a piece.
-        wait_for_last_kernel();
-        let_next_kernel_start();
         const unsigned entry = blockIdx.x * blockDim.y + threadIdx.y;
         const unsigned at = blockIdx.y * blockDim.x + threadIdx.x;
-        if (entry >= entries || at >= pieces) {
-            return;
-        }
-        const int place = __ldcg(place_of + entry);
+        const bool is_here = entry < entries && at < pieces;
+        const int place = is_here ? __ldcg(place_of + entry) : -1;
+        wait_for_last_kernel();
+        let_next_kernel_start();
         if (place >= 0) {
             Gathered::Piece piece;
             piece.take(activate_piece(activation, rows, place, pieces, at));
             gathered.store(place, at, piece);
         }
     } else {
-        copy_rows(rows, gathered, place_of, topk_weights, row_weights, top_k);
+        const PlacedEntries to_place(placing, entries);
+        copy_rows(rows, gathered, place_of, to_place, topk_weights, row_weights, top_k);
     }
 }

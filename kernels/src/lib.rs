@@ -69,6 +69,7 @@ const LIMITS: &[(&str, &str)] = files!("probes/", ".cu": "matrix_limit" "read_li
 /// Included files, sorted by name.
 const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
     "a8_wgmma_columns"
+    "a8_wgmma_few"
     "a8_wgmma_ring"
     "a8_wgmma_shared"
     "a8_wgmma_sizes"
@@ -105,6 +106,7 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
     "marlin_tile"
     "math"
     "mma"
+    "place_entries"
     "ranks"
     "resident"
     "routing"

@@ -86,6 +86,21 @@ pub(crate) struct Activation {
     pub(crate) up_shift: f32,
 }
 
+/// `Placing` of `place_entries.cuh`.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct Placing {
+    pub(crate) topk_ids: Pointer,
+    pub(crate) run_of: Pointer,
+    pub(crate) place_of: Pointer,
+    pub(crate) expert_ids: Pointer,
+    pub(crate) block_rows: Pointer,
+    pub(crate) num_tokens_post_padded: Pointer,
+    pub(crate) num_experts: u32,
+    pub(crate) num_runs: u32,
+    pub(crate) block_size: u32,
+}
+
 /// `Ranks` of `ranks.cuh`.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
@@ -125,6 +140,7 @@ impl From<schedule::Cut> for Cut {
 
 const _: () = assert!(size_of::<Routing>() == 48 && size_of::<Activation>() == 32);
 const _: () = assert!(size_of::<Cut>() == 44 && size_of::<Ranks>() == 216);
+const _: () = assert!(size_of::<Placing>() == 64);
 
 /// The arguments of an entry point, in its order and of its types. Declared by [`arguments!`]; a test compares
 /// [`SIZES`](Self::SIZES) with the compiled kernels.

@@ -1,6 +1,7 @@
 //! Sorts tokens into blocks of one expert.
 
 mod call;
+mod placed;
 mod tables;
 
 use std::ops::Deref;
@@ -18,6 +19,7 @@ use crate::{
     operation::{Law, Mutant, Needs, Row, lattice},
 };
 pub use call::AlignTokens;
+pub use placed::{PlacedBlocks, RoutedRows};
 
 /// Upstream: `moe_align_block_size`.
 pub(crate) static ROW: Row = Row {
@@ -100,39 +102,10 @@ impl Deref for DeviceBlocks {
     }
 }
 
-/// The blocks of tokens without the order of their entries: for products whose rows lie in the order of blocks, each
-/// entry's at its [`place`](Self::place_of).
-pub struct PlacedBlocks {
-    pub(crate) expert_ids: Buffer<i32>,
-    pub(crate) num_tokens_post_padded: Buffer<i32>,
-    /// Position of each entry among the sorted ones; −1: left out.
-    place_of: Buffer<i32>,
-    block_size: usize,
-    entries: usize,
-    places: usize,
-    experts: usize,
-}
-
 impl std::fmt::Debug for DeviceBlocks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.placed.fmt(f)
     }
-}
-
-impl std::fmt::Debug for PlacedBlocks {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { block_size, entries, experts, .. } = self;
-        write!(f, "{entries} entries in blocks of {block_size} for {experts} experts")
-    }
-}
-
-/// Rows of a product's x and y in the order of their experts' blocks.
-#[derive(Debug, Clone, Copy)]
-pub struct RoutedRows<'a> {
-    /// Row `place_of[t]` of x and y is entry t's. Each block has as many entries as the product's plan has rows.
-    pub blocks: &'a PlacedBlocks,
-    /// One for each row of y, which it multiplies before that is rounded.
-    pub row_weights: Option<&'a Buffer<f32>>,
 }
 
 impl Runs {
@@ -177,6 +150,11 @@ impl Runs {
     /// One more than the largest expert that an entry can go to.
     pub(crate) fn experts(&self) -> usize {
         self.experts
+    }
+
+    /// Experts of all ranks.
+    pub(crate) fn all_experts(&self) -> usize {
+        self.run_of.len()
     }
 
     pub(crate) fn is_on(&self, device: &Device) -> bool {
@@ -224,6 +202,8 @@ impl Runs {
         };
         Ok(PlacedBlocks {
             expert_ids: device.room(most / block_size)?,
+            block_rows: device.room(most / block_size)?,
+            has_block_rows: false,
             num_tokens_post_padded: device.room(1)?,
             place_of: device.room(entries)?,
             block_size,
@@ -267,20 +247,12 @@ fn align_with(
     blocks: &mut PlacedBlocks,
     sorted_token_ids: Option<&mut Buffer<i32>>,
 ) -> Result<(), AccelError> {
-    let parts = [
-        ("runs", runs.is_on(device)),
-        ("topk_ids", topk_ids.is_on(device)),
-        ("blocks", blocks.is_on(device)),
-    ];
-    check::same_device(&ROW, device, &parts)?;
-    if topk_ids.len() != blocks.entries || blocks.experts != runs.experts {
-        let expected = format!("{} entries for {} experts", topk_ids.len(), runs.experts);
-        return Err(ROW.refuse("blocks", format!("{blocks:?}"), expected));
-    }
+    blocks.check(device, runs, topk_ids)?;
     if runs.runs == 0 || topk_ids.is_empty() {
         // Without room for entries, there is no block to fill.
         return Ok(());
     }
+    blocks.has_block_rows = false;
     let Shape { ranks, warps, shared_bytes } = Shape::new(device.arch(), topk_ids.len(), runs.runs);
     // run_of has a run below num_runs for each expert, or -1; ids beyond the experts are not looked
     // up. `blocks` has room for the entries, for any ids.

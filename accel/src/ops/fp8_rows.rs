@@ -71,7 +71,7 @@ pub(super) fn places(
     (block_size, experts): (u32, usize),
     routed: RoutedRows<'_>,
 ) -> Result<usize, AccelError> {
-    let RoutedRows { blocks, row_weights } = routed;
+    let RoutedRows { blocks, row_weights, .. } = routed;
     let places = blocks.places();
     for &(what, len, width) in lengths {
         if Some(len) != places.checked_mul(width) {

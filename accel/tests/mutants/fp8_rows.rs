@@ -116,12 +116,23 @@ impl Rows {
 
     /// The outputs `y` of the places against those of the entries.
     pub(crate) fn compare(&self, law: &mut Law, context: &str, y: &[u16], wanted: &[u16]) {
+        let (found, expected) = self.of_placed(y, wanted);
+        law.equal(context, &found, &expected);
+    }
+
+    /// Whether the outputs `y` of the places are those of the entries.
+    pub(crate) fn are(&self, y: &[u16], wanted: &[u16]) -> bool {
+        let (found, expected) = self.of_placed(y, wanted);
+        found == expected
+    }
+
+    fn of_placed(&self, y: &[u16], wanted: &[u16]) -> (Vec<u16>, Vec<u16>) {
         let size_n = wanted.len() / self.place_of.len();
         let (mut found, mut expected) = (Vec::new(), Vec::new());
         for (m, place) in self.placed() {
             found.extend_from_slice(&y[place * size_n..][..size_n]);
             expected.extend_from_slice(&wanted[m * size_n..][..size_n]);
         }
-        law.equal(context, &found, &expected);
+        (found, expected)
     }
 }

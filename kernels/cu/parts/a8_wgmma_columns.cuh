@@ -2,29 +2,10 @@
 // Consumers of marlin_gemm_a8_wgmma.cu whose warpgroups take 64 columns each.
 
 #include "a8_wgmma_stages.cuh"
-#include "run_stages.cuh"
 
 // Two warpgroups with many rows.
 constexpr bool TAKES_TURNS = ROWS > 64;
 static_assert(!TAKES_TURNS || WARPS == 8);
-// With few rows and one part in a stage, a stage's products begin before the last one's are waited for.
-constexpr bool OVERLAPS = WARPS == 8 && ROWS <= 32 && PARTS == 1;
-
-// Adds a part, which is complete, to the totals from `at` on.
-template <int TOTALS, int COUNT>
-__device__ __forceinline__ void promote(float (&total)[TOTALS], int at, const float (&part)[COUNT],
-                                        const float (&scale)[2]) {
-    // Those of a column follow each other: its scale is then read from the registers once.
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            if (i / 2 % 2 == half) {
-                total[at + i] = promoted(total[at + i], part[i], scale[half]);
-            }
-        }
-    }
-}
 
 // Adds the parts of a tile of few rows to the totals, k ascending. The next stage's fragments are made while products run.
 template <int N>
@@ -77,47 +58,6 @@ __device__ __forceinline__ void add_parts(const Product &p, const Tile &tile, co
             }
         }
     }
-}
-
-// A stage whose products run.
-template <int N>
-struct Running {
-    unsigned a[STEPS][4];
-    float part[N / 2], scale[2];
-    unsigned slot;
-};
-
-// Adds the parts of all stages, where each stage is one part. While the products of a stage run, the fragments of the next
-// one are made, and its products begin.
-template <int N>
-__device__ __forceinline__ void add_overlapping_parts(const Product &p, const Tile &tile, const WarpTile &warp,
-                                                      const Reader &reader, Place &place, float (&total)[N / 2]) {
-    const unsigned k_stages = p.k_stages();
-    Zeros zeros(p, tile, warp, 0);
-    if constexpr (GROUPS == 0) {
-        zeros.advance(0);
-    }
-    const auto begin = [&](Running<N> &of, unsigned stage) {
-        StageCodes codes;
-        reader.load(codes, place);
-        of.slot = place.slot;
-        of.scale[0] = of.scale[1] = 0.0f;
-        load_part_scales(of.scale, reader.scales(of.slot), 0, warp);
-        dequantize(of.a, codes, zeros, stage);
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < STEPS; ++step) {
-            wgmma_fp8<N>(of.part, of.a[step], reader.x(of.slot) + 2 * step, step);
-        }
-        wgmma_commit();
-        place.next(p.stages);
-    };
-    const auto end = [&](const Running<N> &of) {
-        keep(of.a);
-        reader.release(of.slot, warp.lane);
-        promote(total, 0, of.part, of.scale);
-    };
-    run_stages<Running<N>>(k_stages, begin, end);
 }
 
 // The warpgroups take turns on the unit: one promotes and makes fragments while the other one's products run. Barrier
@@ -177,21 +117,8 @@ __device__ __forceinline__ void add_parts_in_turns(const Product &p, const Tile 
     }
 }
 
-// Where products overlap, a lane's row of a tile: its scale and router weight, read when the tile begins.
-struct RowOfLane {
-    float x_scale = 1.0f, row_weight = 1.0f;
-
-    __device__ __forceinline__ RowOfLane(const Product &p, const Tile &tile, unsigned lane) {
-        if constexpr (OVERLAPS) {
-            const unsigned row = tile.row + min(lane, ROWS - 1), m = IS_MOE ? row : min(row, p.size_m - 1);
-            x_scale = p.x_scales[m];
-            row_weight = IS_MOE && p.row_weights ? p.row_weights[m] : 1.0f;
-        }
-    }
-};
-
 // Scales, bias and router weights, in f32.
-__device__ __forceinline__ void finish(const Product &p, const Tile &tile, const WarpTile &warp, const RowOfLane &of_lane,
+__device__ __forceinline__ void finish(const Product &p, const Tile &tile, const WarpTile &warp,
                                        float (&total)[ROWS / 2]) {
     float w_scale[2], bias[2];
 #pragma unroll
@@ -207,24 +134,17 @@ __device__ __forceinline__ void finish(const Product &p, const Tile &tile, const
     for (int i = 0; i < ROWS / 2; i += 4) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const unsigned in_tile = i * 2 + warp.lane % 4 * 2 + r, row = tile.row + in_tile;
+            const unsigned row = tile.row + i * 2 + warp.lane % 4 * 2 + r;
             const unsigned m = IS_MOE ? row : min(row, p.size_m - 1);
             const bool is_weighted = IS_MOE && p.row_weights;
-            float x_scale, row_weight;
-            if constexpr (OVERLAPS) {
-                x_scale = __shfl_sync(~0u, of_lane.x_scale, in_tile);
-                row_weight = __shfl_sync(~0u, of_lane.row_weight, in_tile);
-            } else {
-                x_scale = p.x_scales[m];
-                row_weight = is_weighted ? p.row_weights[m] : 1.0f;
-            }
+            const float x_scale = p.x_scales[m], row_weight = is_weighted ? p.row_weights[m] : 1.0f;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 float &value = total[i + half * 2 + r];
                 if constexpr (GROUPS == 0) {
                     value = __fmul_rn(value, w_scale[half]);
                 }
-                value = p.bias ? __fmaf_rn(value, x_scale, bias[half]) : __fmul_rn(value, x_scale);
+                value = scaled(p, value, x_scale, bias[half]);
                 value = is_weighted ? __fmul_rn(value, row_weight) : value;
             }
         }
@@ -244,20 +164,17 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
     }
     Place place;
     for_each_tile(p, [&](const Tile &tile) {
-        const RowOfLane of_lane(p, tile, warp.lane);
         float total[ROWS / 2];
 #pragma unroll
         for (int i = 0; i < ROWS / 2; ++i) {
             total[i] = 0.0f;
         }
-        if constexpr (OVERLAPS) {
-            add_overlapping_parts<ROWS>(p, tile, warp, reader, place, total);
-        } else if constexpr (TAKES_TURNS) {
+        if constexpr (TAKES_TURNS) {
             add_parts_in_turns<ROWS>(p, tile, warp, reader, place, total);
         } else {
             add_parts<ROWS>(p, tile, warp, reader, place, total);
         }
-        finish(p, tile, warp, of_lane, total);
+        finish(p, tile, warp, total);
         write_tile(p, y_map, tile, warp, memory.start + box, pointer + box, total);
     });
     // Turns end as they began.

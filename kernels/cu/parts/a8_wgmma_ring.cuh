@@ -19,7 +19,9 @@ struct Product {
     // With experts:
     const int *expert_ids;
     const int *num_tokens_post_padded;
+    const int *block_rows;
     const float *row_weights;
+    unsigned is_early;
 
     __device__ unsigned k_stages() const { return size_k / STAGE_K; }
 
@@ -38,15 +40,16 @@ struct Product {
     __device__ unsigned columns() const { return (size_n + tile_n - 1) / tile_n; }
 };
 
-// Places in shared memory: rings of x, weights and scales, a finished tile, parts, barriers.
+// Places in shared memory: rings of x, weights and scales, a finished tile, parts, heads of tiles, barriers.
 struct Memory {
-    unsigned start, weights_at, y_at, parts_at, scales_at, full_at, empty_at;
+    unsigned start, weights_at, y_at, parts_at, heads_at, scales_at, full_at, empty_at;
 
     __device__ Memory(const Product &p, unsigned start) : start(start) {
         weights_at = p.stages * X_BYTES;
         y_at = weights_at + p.stages * WEIGHT_BYTES;
         parts_at = y_at + Y_BYTES;
-        scales_at = parts_at + PARTS_BYTES;
+        heads_at = parts_at + PARTS_BYTES;
+        scales_at = heads_at + (p.stages + 1) * HEAD_BYTES;
         full_at = scales_at + p.stages * SCALE_BYTES;
         empty_at = full_at + p.stages * 8;
     }
@@ -59,15 +62,46 @@ __device__ __forceinline__ unsigned warp_of_block() { return __shfl_sync(~0u, th
 // Stages of a producer whose weights are copied before the last kernel is over.
 constexpr unsigned EARLY_STAGES = 2;
 
-// Copies the weights of a stage of a tile, and its scales, to a slot.
+// The head after number `at`.
+__device__ __forceinline__ unsigned next_head(const Product &p, unsigned at) { return at == p.stages ? 0 : at + 1; }
+
+// Writes head number `at`: of a tile, or of none where its expert is negative. Precedes the arrival at the barrier of the
+// tile's first stage. Returns the bytes that are copied to the head later on.
+__device__ __forceinline__ unsigned write_head(const Product &p, const Memory &memory, const Tile &tile, unsigned at) {
+    unsigned rows = ROWS, bytes = 0;
+    if constexpr (IS_MOE) {
+        if (tile.expert >= 0) {
+            rows = p.block_rows ? __ldcg(p.block_rows + tile.row / ROWS) : ROWS;
+            bytes = ROWS * 4 * (p.row_weights ? 2 : 1);
+        }
+    } else {
+        rows = min(rows, p.size_m - tile.row);
+    }
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(memory.start + memory.heads_at + at * HEAD_BYTES),
+                 "r"(tile.row), "r"(tile.n0), "r"(tile.expert), "r"(rows)
+                 : "memory");
+    return bytes;
+}
+
+// Copies the scales and router weights of a tile's rows to its head.
+__device__ __forceinline__ void copy_head(const Product &p, const Memory &memory, const Tile &tile, unsigned at,
+                                          unsigned full) {
+    const unsigned to = memory.start + memory.heads_at + at * HEAD_BYTES + 16;
+    copy_bulk(to, p.x_scales + tile.row, ROWS * 4, full);
+    if (p.row_weights) {
+        copy_bulk(to + ROWS * 4, p.row_weights + tile.row, ROWS * 4, full);
+    }
+}
+
+// Copies the weights of a stage of a tile, and its scales, to a slot. `head_bytes`: copied to the tile's head as well.
 __device__ __forceinline__ void copy_weights(const Product &p, const Memory &memory, const Tile &tile, unsigned stage,
-                                             unsigned slot) {
+                                             unsigned slot, unsigned head_bytes) {
     const unsigned columns = min(p.tile_n, p.size_n - tile.n0), full = memory.start + memory.full_at + slot * 8;
     const size_t steps = STAGE_K / 32, step = static_cast<size_t>(p.size_n) * 16;
     const unsigned char *weights = p.qweight + (static_cast<size_t>(tile.expert) * p.k_stages() + stage) * steps * step +
                                    static_cast<size_t>(tile.n0) * 16;
     const unsigned to = memory.start + memory.weights_at + slot * WEIGHT_BYTES;
-    barrier_expect(full, X_BYTES + columns * (STAGE_K / 2 + GROUPS * SCALE_SIZE));
+    barrier_expect(full, X_BYTES + columns * (STAGE_K / 2 + GROUPS * SCALE_SIZE) + head_bytes);
 #pragma unroll
     for (unsigned i = 0; i < steps; ++i) {
         copy_bulk(to + i * STEP_BYTES, weights + i * step, columns * 16, full);
@@ -91,16 +125,21 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
     const unsigned k_stages = p.k_stages(), padded = (k_stages + PAIR - 1) / PAIR * PAIR;
     // No kernel writes weights. Which expert's they are, the last kernel may say.
     unsigned early = 0;
-    if constexpr (!IS_MOE) {
-        early = min(min(p.stages, k_stages), STRIDE * EARLY_STAGES);
-        const Tile tile = tile_at(p, blockIdx.x, p.blocks());
-        for (unsigned stage = first; stage < early; stage += STRIDE) {
-            copy_weights(p, memory, tile, stage, stage);
+    if (!IS_MOE || p.is_early) {
+        const unsigned blocks = p.blocks();
+        if (!IS_MOE || blockIdx.x < blocks * p.columns()) {
+            const Tile tile = tile_at(p, blockIdx.x, blocks);
+            early = tile.expert < 0 ? 0 : min(min(p.stages, k_stages), STRIDE * EARLY_STAGES);
+            for (unsigned stage = first; stage < early; stage += STRIDE) {
+                const unsigned head_bytes = OVERLAPS && stage == 0 ? write_head(p, memory, tile, 0) : 0;
+                copy_weights(p, memory, tile, stage, stage, head_bytes);
+            }
         }
     }
     wait_for_last_kernel();
     Place base;
     unsigned count = 0;
+    [[maybe_unused]] unsigned head = 0;
     for_each_tile(p, [&](const Tile &tile) {
         const unsigned own = (first - count) % STRIDE;
         Place place = base.after(own, p.stages);
@@ -111,7 +150,11 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
             }
             if (PAIR == 1 || stage < k_stages) {
                 if (stage >= early) {
-                    copy_weights(p, memory, tile, stage, place.slot);
+                    const unsigned head_bytes = OVERLAPS && stage == 0 ? write_head(p, memory, tile, head) : 0;
+                    copy_weights(p, memory, tile, stage, place.slot, head_bytes);
+                }
+                if (OVERLAPS && IS_MOE && stage == 0) {
+                    copy_head(p, memory, tile, head, full);
                 }
                 copy_box(memory.start + place.slot * X_BYTES, x_map, stage * STAGE_K, tile.row, full);
             } else {
@@ -124,5 +167,16 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
         count += padded;
         const unsigned end = base.slot + padded;
         base = {end % p.stages, base.phase ^ (end / p.stages & 1)};
+        if constexpr (OVERLAPS) {
+            head = next_head(p, head);
+        }
     });
+    if constexpr (OVERLAPS) {
+        if (first == count % STRIDE) {
+            // No tile follows.
+            barrier_wait(memory.start + memory.empty_at + base.slot * 8, base.phase ^ 1);
+            write_head(p, memory, {0, 0, -1}, head);
+            barrier_arrive(memory.start + memory.full_at + base.slot * 8);
+        }
+    }
 }

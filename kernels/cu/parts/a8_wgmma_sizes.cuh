@@ -29,18 +29,24 @@ constexpr unsigned X_BYTES = ROWS * STAGE_K;
 constexpr unsigned STEP_BYTES = N_TILE * 16;
 constexpr unsigned WEIGHT_BYTES = STAGE_K / 32 * STEP_BYTES;
 constexpr unsigned SCALE_BYTES = GROUPS * N_TILE * SCALE_SIZE;
-// A stage, with its two barriers.
-constexpr unsigned STAGE_BYTES = X_BYTES + WEIGHT_BYTES + SCALE_BYTES + 16;
-// A finished tile: boxes of 64 columns. Promoters write theirs without.
+// With few rows and one part in a stage, a stage's products begin before the last one's are waited for, and producers
+// describe each tile to the consumers: its head is four numbers and, with experts, the scale and the router weight of each
+// row.
+constexpr unsigned OVERLAPS = WARPS == 8 && ROWS <= 32 && GROUPS <= 1;
+constexpr unsigned HEAD_BYTES = OVERLAPS ? 16 + IS_MOE * ROWS * 8 : 0;
+// A stage, with its two barriers, and a head: there is one more of those than stages, so that the head of the tile that
+// consumers finish is kept while the ring fills.
+constexpr unsigned STAGE_BYTES = X_BYTES + WEIGHT_BYTES + SCALE_BYTES + 16 + HEAD_BYTES;
+// A finished tile: boxes of 64 columns. Promoters, and consumers of few rows, write theirs without.
 constexpr unsigned BOX_BYTES = ROWS * 128;
-constexpr unsigned Y_BYTES = IS_SHARED ? 0 : N_TILE / 64 * BOX_BYTES;
+constexpr unsigned Y_BYTES = IS_SHARED || OVERLAPS ? 0 : N_TILE / 64 * BOX_BYTES;
 // Parts on their way to the promoters: PART_SLOTS times those of PAIR stages, with their scales, and two barriers. A
 // producer must not be two passes of the ring ahead of a warpgroup: the ring has 4 stages more than these slots.
 constexpr unsigned PART_SLOTS = PAIR == 2 ? 6 : 8;
 constexpr unsigned PART_LANES = N_TILE * 2;
 constexpr unsigned PART_FLOATS = (ROWS / 2 + 2) * PART_LANES;
 constexpr unsigned PARTS_BYTES = IS_SHARED ? PART_SLOTS * (PAIR * PART_FLOATS * 4 + 16) : 0;
-constexpr unsigned END_BYTES = Y_BYTES + PARTS_BYTES;
+constexpr unsigned END_BYTES = Y_BYTES + PARTS_BYTES + HEAD_BYTES;
 // The ring's length is a multiple of this, so that each of its slots belongs to one of the warpgroups that share columns,
 // and at least LEAST_STAGES.
 constexpr unsigned STAGE_MULTIPLE = IS_SHARED ? 4 * PAIR : 1;

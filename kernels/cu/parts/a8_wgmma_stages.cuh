@@ -126,6 +126,27 @@ __device__ __forceinline__ float promoted(float total, float part, float scale) 
     return GROUPS > 0 ? __fmaf_rn(part, scale, total) : __fadd_rn(total, part);
 }
 
+// A total with its row's scale and its column's bias.
+__device__ __forceinline__ float scaled(const Product &p, float value, float x_scale, float bias) {
+    return p.bias ? __fmaf_rn(value, x_scale, bias) : __fmul_rn(value, x_scale);
+}
+
+// Adds a part, which is complete, to the totals from `at` on.
+template <int TOTALS, int COUNT>
+__device__ __forceinline__ void promote(float (&total)[TOTALS], int at, const float (&part)[COUNT],
+                                        const float (&scale)[2]) {
+    // Those of a column follow each other: its scale is then read from the registers once.
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            if (i / 2 % 2 == half) {
+                total[at + i] = promoted(total[at + i], part[i], scale[half]);
+            }
+        }
+    }
+}
+
 // The ring's stages as a consumer warp reads them.
 struct Reader {
     const Product &p;

@@ -1,7 +1,7 @@
 //! Alignments whose tables and results are in memory of the caller.
 
-use super::{DeviceBlocks, PlacedBlocks, ROW, Runs};
-use crate::{device::Device, error::AccelError, memory::Buffer};
+use super::{DeviceBlocks, ROW, Runs};
+use crate::{error::AccelError, memory::Buffer};
 
 impl Runs {
     /// Experts whose table is in the device's memory already: `run_of` `[experts of all ranks]` has e · 65537 for an
@@ -58,42 +58,5 @@ impl DeviceBlocks {
         self.placed.expert_ids = expert_ids;
         self.placed.num_tokens_post_padded = num_tokens_post_padded;
         Ok(())
-    }
-}
-
-impl PlacedBlocks {
-    /// Entries of a block.
-    pub fn block_size(&self) -> usize {
-        self.block_size
-    }
-
-    /// Tokens times experts per token.
-    pub fn entries(&self) -> usize {
-        self.entries
-    }
-
-    /// Position of each entry among the sorted ones, int32 `[entries]`, by the last alignment; −1 where its expert is
-    /// not on this rank.
-    pub fn place_of(&self) -> &Buffer<i32> {
-        &self.place_of
-    }
-
-    /// Capacity in entries, padding included.
-    pub fn places(&self) -> usize {
-        self.places
-    }
-
-    /// One more than the largest expert that a block can be for.
-    pub(crate) fn experts(&self) -> usize {
-        self.experts
-    }
-
-    /// Capacity in blocks.
-    pub(crate) fn most_blocks(&self) -> usize {
-        self.expert_ids.len()
-    }
-
-    pub(crate) fn is_on(&self, device: &Device) -> bool {
-        self.expert_ids.is_on(device)
     }
 }

@@ -133,7 +133,7 @@ pub(crate) fn moe_many_rows(
     plan: ManyRows,
     routed: RoutedRows<'_>,
 ) -> Result<(), AccelError> {
-    let RoutedRows { blocks, row_weights } = routed;
+    let RoutedRows { blocks, row_weights, .. } = routed;
     let weights_on_device = row_weights.is_none_or(|weights| weights.is_on(device));
     let parts = [
         ("x", x.is_on(device)),

@@ -18,7 +18,7 @@ use crate::{
     nvrtc::Parameter,
     operation::{Law, Mutant, Needs, Row},
     ops::{
-        align::RoutedRows,
+        align::{PlacedBlocks, RoutedRows},
         fp8_rows,
         gemm::{Form, MarlinWeight, checks},
         gemm_a8::RowsA8,
@@ -45,9 +45,24 @@ pub(crate) static ROW: Row = Row {
             "reader.x(of.slot) + 2 * step, 1);",
         ),
         Mutant::new(
-            "the scale of a tile's first row for all",
-            "__shfl_sync(~0u, of_lane.x_scale, in_tile)",
-            "__shfl_sync(~0u, of_lane.x_scale, 0)",
+            "the scale of the first row of two for both",
+            "r == 0 ? x_scales.x : x_scales.y",
+            "x_scales.x",
+        ),
+        Mutant::new(
+            "the router weight of the first row of two for both",
+            "r == 0 ? weights.x : weights.y",
+            "weights.x",
+        ),
+        Mutant::new(
+            "no router weights, many rows",
+            "is_weighted ? __fmul_rn(value, row_weight) : value",
+            "value",
+        ),
+        Mutant::new(
+            "a row of a tile is not written",
+            "i * 2 + warp.lane / 4 < rows)",
+            "i * 2 + warp.lane / 4 + 1 < rows)",
         ),
         Mutant::new("one chain over several parts, many rows", "step != first", "1"),
         Mutant::new(
@@ -93,8 +108,8 @@ pub(crate) static ROW: Row = Row {
         ),
         Mutant::new(
             "the bias added with a rounding of its own, 4-bit weights",
-            "__fmaf_rn(value, x_scale, bias[half])",
-            "__fadd_rn(__fmul_rn(value, x_scale), bias[half])",
+            "__fmaf_rn(value, x_scale, bias)",
+            "__fadd_rn(__fmul_rn(value, x_scale), bias)",
         ),
         Mutant::new(
             "the bias in the order of columns",
@@ -137,7 +152,9 @@ arguments! {
         raster: u32,
         expert_ids: Pointer,
         num_tokens_post_padded: Pointer,
+        block_rows: Pointer,
         row_weights: Pointer,
+        is_early: u32,
     }
 }
 
@@ -271,7 +288,9 @@ fn launch(
         raster: plan.raster(),
         expert_ids: blocks.map(|blocks| &blocks.expert_ids).into(),
         num_tokens_post_padded: blocks.map(|blocks| &blocks.num_tokens_post_padded).into(),
+        block_rows: blocks.and_then(PlacedBlocks::block_rows).into(),
         row_weights: routed.and_then(|routed| routed.row_weights).into(),
+        is_early: routed.is_some_and(|routed| routed.is_early).into(),
     };
     let parameters = parameters(weight.dtype(), weight.form(), is_moe, plan);
     kernel.launch(device, &parameters, grid, arguments)

@@ -87,7 +87,8 @@ impl W4a8Plan {
 
     /// Blocks of rows whose tiles are computed concurrently.
     pub(super) fn raster(self) -> u32 {
-        RASTER_ROWS / self.rows
+        // With few rows, concurrent thread blocks read neighbouring columns of one expert.
+        if self.rows <= 32 { 1 } else { RASTER_ROWS / self.rows }
     }
 
     /// Tiles of `rows` x `size_n` outputs.

@@ -9,7 +9,7 @@ use crate::{
     memory::Buffer,
     ops::{
         align::{PlacedBlocks, RoutedRows, Runs, place_on_device},
-        gather::{RouterWeights, RowSource},
+        gather::{RouterWeights, RowSource, places},
         sum::{Slots, sum_on_device},
     },
 };
@@ -142,17 +142,23 @@ impl BlockBuffers {
     ) -> Result<(), AccelError> {
         let Self { top_k, blocks, row_weights, gate_up, down } = self;
         let LayerInBlocks { runs, activation, router_weight_on_input, .. } = layer;
-        place_on_device(device, runs, tokens.topk_ids, blocks)?;
-        let weights = RouterWeights { of_entries: tokens.topk_weights, of_places: row_weights };
-        let rows = RowSource::X { x: tokens.x, top_k: *top_k, weights };
-        products.gather(device, Which::W13, rows, blocks)?;
-        let routed = |on_input: bool| {
-            let row_weights = (router_weight_on_input == on_input).then_some(&*row_weights);
-            RoutedRows { blocks, row_weights }
+        let placing = if places(tokens.topk_ids.len(), *top_k, runs) && runs.experts() > 0 {
+            Some(blocks.placing(device, runs, tokens.topk_ids)?)
+        } else {
+            place_on_device(device, runs, tokens.topk_ids, blocks)?;
+            None
         };
-        products.multiply(device, Which::W13, routed(true), gate_up)?;
+        let weights = RouterWeights { of_entries: tokens.topk_weights, of_places: row_weights };
+        let rows = RowSource::X { x: tokens.x, top_k: *top_k, weights, placing };
+        products.gather(device, Which::W13, rows, blocks)?;
+        let routed = |on_input: bool, is_early: bool| {
+            let row_weights = (router_weight_on_input == on_input).then_some(&*row_weights);
+            // The second product follows the activation.
+            RoutedRows { blocks, row_weights, is_early }
+        };
+        products.multiply(device, Which::W13, routed(true, false), gate_up)?;
         let rows = RowSource::GateUp { gate_up, activation };
         products.gather(device, Which::W2, rows, blocks)?;
-        products.multiply(device, Which::W2, routed(false), down)
+        products.multiply(device, Which::W2, routed(false, true), down)
     }
 }

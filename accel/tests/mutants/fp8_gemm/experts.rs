@@ -60,7 +60,7 @@ fn fp8_products_with_experts_equal_the_reference() {
             let row_weights = device.upload(&rows.by_place(&router, 0.0)).unwrap();
             let mut y = device.upload(&vec![NOT_WRITTEN; places * shape.size_n]).unwrap();
             let x = RowsFp8 { codes: &x, scales: &scales };
-            let routed = RoutedRows { blocks: &rows.blocks, row_weights: Some(&row_weights) };
+            let routed = RoutedRows::new(&rows.blocks, Some(&row_weights));
             moe_fp8_gemm(&device, x, &there, &mut y, plan, routed).unwrap();
             let context = format!("{kind:?}, {entries} entries, {plan:?}");
             rows.compare(&mut law, &context, &device.download(&y).unwrap(), &wanted);

@@ -28,13 +28,21 @@ struct IntegersToE4m3 {
     }
 };
 
-// Likewise with 8 as the zero point: c > 7 is bit 3.
+// The bits of `mask` from `first`, the others from `second`, in one instruction: the compiler would take two.
+__device__ __forceinline__ unsigned select_bits(unsigned first, unsigned second, unsigned mask) {
+    unsigned selected;
+    asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(selected) : "r"(first), "r"(second), "r"(mask));
+    return selected;
+}
+
+// Likewise with 8 as the zero point: c > 7 is bit 3, and the magnitude is then c - 7. Signs and magnitudes are those of all
+// eight codes of a word at once.
 template <>
 struct Codes8<UINT4B8, true> {
     template <int HIGH>
     __device__ __forceinline__ static unsigned numbers(unsigned word, unsigned) {
-        const unsigned c = (HIGH ? word >> 4 : word) & 0x0F0F0F0Fu;
-        return c + (word >> (HIGH ? 7 : 3) & 0x01010101u) * 0x79u;
+        const unsigned signs = select_bits(word, 0, 0x88888888u), magnitudes = word - signs + (signs >> 3);
+        return select_bits(HIGH ? magnitudes >> 4 : magnitudes, HIGH ? signs : signs << 4, 0x0F0F0F0Fu);
     }
 };
 
