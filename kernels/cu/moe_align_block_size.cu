@@ -22,13 +22,6 @@
 // Entries that a lane holds at once.
 constexpr unsigned ITEMS = 4;
 
-// Prefetches to the L2 cache.
-__device__ __forceinline__ void prefetch(const int *from, unsigned count) {
-    for (unsigned i = threadIdx.x * 32; i < count; i += blockDim.x * 32) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
-    }
-}
-
 // The entries of a warp, [first, last): ITEMS of each lane at a time, each 32 after the other.
 struct WarpEntries {
     const int *topk_ids, *run_of;

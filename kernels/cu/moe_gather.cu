@@ -123,7 +123,7 @@ __device__ __forceinline__ void copy_rows(const uint4 *x, const Gathered &gather
     const unsigned first = blockIdx.y * blockDim.x * PIECES + threadIdx.x, held = blockDim.x * PIECES;
     const size_t row = blockIdx.x;
     if constexpr (PLACES) {
-        entries.load_table();
+        entries.prefetch_table();
         wait_for_last_kernel();
         let_next_kernel_start();
     }
@@ -138,6 +138,7 @@ __device__ __forceinline__ void copy_rows(const uint4 *x, const Gathered &gather
         }
     }
     if constexpr (PLACES) {
+        entries.load_table();
         entries.count();
     }
     Gathered::Piece piece[PIECES];

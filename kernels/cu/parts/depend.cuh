@@ -16,3 +16,10 @@ __device__ __forceinline__ void let_next_kernel_start() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+
+// Prefetches to the L2 cache.
+__device__ __forceinline__ void prefetch(const int *from, unsigned count) {
+    for (unsigned i = threadIdx.x * 32; i < count; i += blockDim.x * 32) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
+    }
+}

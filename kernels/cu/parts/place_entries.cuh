@@ -2,6 +2,8 @@
 // The places of the entries of one row of x among all entries, sorted into blocks of one expert as `moe_align_block_size`
 // sorts them. Every thread block counts all entries, which saves a kernel where they are few.
 
+#include "depend.cuh"
+
 // Entries that thread blocks sort on their own, and experts of all ranks.
 constexpr unsigned MOST_PLACED = 1024, MOST_EXPERTS = 1024;
 
@@ -34,10 +36,12 @@ struct PlacedEntries {
         table = shared_table;
     }
 
-    // No kernel writes run_of: this precedes the wait for the last one.
+    // The last kernel may write run_of: its lines are fetched, and read by `load_table` after the wait for that kernel.
+    __device__ __forceinline__ void prefetch_table() const { prefetch(placing.run_of, placing.num_experts); }
+
     __device__ __forceinline__ void load_table() const {
         for (unsigned i = thread; i < placing.num_experts; i += threads) {
-            table[i] = placing.run_of[i];
+            table[i] = __ldcg(placing.run_of + i);
         }
         for (unsigned r = thread; r < placing.num_runs; r += threads) {
             counts[r] = 0;
