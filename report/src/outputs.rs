@@ -23,7 +23,7 @@ pub(crate) fn table(out: &mut String, entries: &[Numbered<'_>], carded: &[usize]
     out.push_str(
         "<h2 id=\"all\">All outputs</h2>\n<p class=\"soft\"><b>bit-equal</b>: share of values with \
          the reference's bits. <b>wrong</b>: values outside their bound (error/bound above 1) or, \
-         where no error is given, with other bits.</p>\n<div class=\"wide\"><table>\n<thead><tr>",
+         if no error is shown, values that differ in any bit.</p>\n<div class=\"wide\"><table>\n<thead><tr>",
     );
     for (name, class) in HEADER {
         write!(out, "<th class=\"{class}\">{name}</th>")?;

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::support;
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
 }
@@ -142,4 +144,24 @@ fn files_that_documents_name_exist() {
 fn the_readme_is_short() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     assert!(readme.lines().count() <= 150);
+}
+
+/// Examples of `check`'s output explain their columns as the program does.
+#[test]
+fn examples_explain_columns_as_the_program_does() {
+    let case = support::golden(support::PASSING);
+    let run = support::run(["check".as_ref(), "-v".as_ref(), case.as_os_str()]);
+    let legend = support::stdout(&run).lines().next().unwrap();
+    let begin = "bit-equal: share of values";
+    assert!(legend.starts_with(begin), "{legend}");
+    let mut examples = 0;
+    for page in documents() {
+        let text = fs::read_to_string(&page).unwrap();
+        for (at, _) in text.match_indices(begin) {
+            let example = text[at..].split("\n\n").next().unwrap();
+            assert_eq!(support::unwrapped(example), legend, "{}", page.display());
+            examples += 1;
+        }
+    }
+    assert!(examples > 3, "{examples}");
 }
