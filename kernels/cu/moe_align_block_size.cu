@@ -195,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(1024) CLUSTER
     for (unsigned r = lane; r <= num_runs; r += 32) {
         mine[r] = 0;
     }
-    prefetch(run_of, num_experts);  // older than the last kernel
+    prefetch_to_l2(run_of, num_experts);  // older than the last kernel
     wait_for_last_kernel();
     let_next_kernel_start();
 

@@ -70,12 +70,13 @@ pub(crate) static ROW: Row = Row {
 
 static KERNEL: Kernel<GatherArguments> = Kernel::early(&ROW);
 
+/// At most the kernel's `MOST_PLACED` and `MOST_EXPERTS`.
+const MOST_ENTRIES: usize = 512;
+const MOST_EXPERTS: usize = 1024;
+
 /// Whether rows can be gathered before their blocks are aligned: every thread block then sorts all entries. Up to this
 /// number that takes less time than a kernel of its own (measured on an H200).
 pub(crate) fn places(entries: usize, top_k: usize, runs: &Runs) -> bool {
-    const MOST_ENTRIES: usize = 512;
-    // The kernel's MOST_EXPERTS; its MOST_PLACED is not below MOST_ENTRIES.
-    const MOST_EXPERTS: usize = 1024;
     (1..=MOST_ENTRIES).contains(&entries) && top_k <= 32 && runs.all_experts() <= MOST_EXPERTS
 }
 
@@ -356,4 +357,15 @@ fn grid_of_x(quantizes: Quantizes, rows: u32, pieces: u32) -> Grid {
     };
     let threads = pieces.div_ceil(each * blocks).next_multiple_of(32).min(1024);
     Grid::new((rows, blocks, 1), (threads, 1, 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MOST_ENTRIES, MOST_EXPERTS, ROW};
+
+    #[test]
+    fn the_kernel_has_room_for_what_is_placed() {
+        let most = |name| marlinspike_kernels::constant(ROW.source, name, &[]).unwrap() as usize;
+        assert!(MOST_ENTRIES <= most("MOST_PLACED") && MOST_EXPERTS <= most("MOST_EXPERTS"));
+    }
 }

@@ -178,7 +178,7 @@ fn expert_product(
     device: &Device,
     form: usize,
     entries: usize,
-    plan: impl Fn(&MarlinWeight) -> W4a8Plan,
+    plan: W4a8Plan,
 ) -> (Rows, Vec<u16>, Vec<u16>) {
     let mut random = Random(0x4A8A_0005_89AB_CDEF + (form * 1000 + entries) as u64);
     let (experts, dtype) = (5, HALVES[1]);
@@ -186,7 +186,6 @@ fn expert_product(
     let weights: Vec<Weight<'static>> =
         (0..experts).map(|_| any_weight(&mut random, form, dtype, shape, true)).collect();
     let there = MarlinWeight::for_8_bit(device, &weights, dtype, FP8).unwrap();
-    let plan = plan(&there);
     let rows = Rows::new(device, &mut random, experts, (entries, shape.size_k), plan.rows);
     let scales: Vec<f32> = (0..entries).map(|_| (random.normal() * 0.02) as f32).collect();
     let router: Vec<f32> = (0..entries).map(|_| random.normal() as f32).collect();
@@ -212,20 +211,16 @@ fn w4a8_products_with_experts_equal_the_reference() {
     let mut law = Law::new("moe_w4a8_gemm");
     for form in [0, 3, 4, 6, 8] {
         let counts = [1, 9, 20, 30, 50, 70, 100, 130, 200, 300, 333, 500, 600, 800];
-        for (i, entries) in counts.into_iter().enumerate() {
-            let plan = |there: &MarlinWeight| W4a8Plan::all(there).nth(i);
-            if plan(&packed_alone(&device, form)).is_none() {
-                continue;
-            }
-            let (rows, found, wanted) =
-                expert_product(&device, form, entries, |there| plan(there).unwrap());
-            rows.compare(&mut law, &format!("form {form}, {entries} entries"), &found, &wanted);
+        for (plan, entries) in W4a8Plan::all(&packed_alone(&device, form)).zip(counts) {
+            let (rows, found, wanted) = expert_product(&device, form, entries, plan);
+            let context = format!("form {form}, {entries} entries, {plan:?}");
+            rows.compare(&mut law, &context, &found, &wanted);
         }
     }
     law.held();
 }
 
-/// A matrix of that form, for the plans that it has.
+/// A matrix of that form, whose plans are those of experts.
 fn packed_alone(device: &Device, form: usize) -> MarlinWeight {
     let weight = any_weight(&mut Random(1), form, HALVES[1], Shape::new(384, 192), true);
     MarlinWeight::for_8_bit(device, std::slice::from_ref(&weight), HALVES[1], FP8).unwrap()
@@ -329,7 +324,7 @@ fn wrong_w4a8_kernels_are_rejected() {
     let plans = [(60, many_columns(8)), (300, many_columns(64))];
     let experts_differ = |device: &Device| {
         plans.into_iter().find_map(|(entries, plan)| {
-            let (rows, found, wanted) = expert_product(device, 0, entries, |_| plan);
+            let (rows, found, wanted) = expert_product(device, 0, entries, plan);
             (!rows.are(&found, &wanted)).then_some(plan)
         })
     };

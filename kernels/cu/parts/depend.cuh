@@ -17,8 +17,8 @@ __device__ __forceinline__ void let_next_kernel_start() {
 #endif
 }
 
-// Prefetches to the L2 cache.
-__device__ __forceinline__ void prefetch(const int *from, unsigned count) {
+// Fetches the lines of an array to the L2 cache, by all threads of a block.
+__device__ __forceinline__ void prefetch_to_l2(const int *from, unsigned count) {
     for (unsigned i = threadIdx.x * 32; i < count; i += blockDim.x * 32) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
     }

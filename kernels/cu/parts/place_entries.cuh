@@ -5,7 +5,8 @@
 #include "depend.cuh"
 
 // Entries that thread blocks sort on their own, and experts of all ranks.
-constexpr unsigned MOST_PLACED = 1024, MOST_EXPERTS = 1024;
+constexpr unsigned MOST_PLACED = 1024;
+constexpr unsigned MOST_EXPERTS = 1024;
 
 struct Placing {
     const int *topk_ids;  // [entries]
@@ -37,7 +38,7 @@ struct PlacedEntries {
     }
 
     // The last kernel may write run_of: its lines are fetched, and read by `load_table` after the wait for that kernel.
-    __device__ __forceinline__ void prefetch_table() const { prefetch(placing.run_of, placing.num_experts); }
+    __device__ __forceinline__ void prefetch_table() const { prefetch_to_l2(placing.run_of, placing.num_experts); }
 
     __device__ __forceinline__ void load_table() const {
         for (unsigned i = thread; i < placing.num_experts; i += threads) {
