@@ -14,8 +14,8 @@ use marlinspike_golden::Tier;
 use marlinspike_kernels::Source;
 use rayon::prelude::*;
 
-/// An architecture, and whether its modules cover every pair of values of any two parameters in the nightly tests,
-/// instead of every value: neighbouring architectures have the same tilings.
+/// An architecture, and whether a plain `cargo test` compiles for it, and the nightly tests every pair of values of any
+/// two parameters instead of every value: neighbouring architectures have the same tilings.
 const ARCHS: [(Arch, bool); 4] = [
     (Arch { compute_capability: (8, 0), specific: false }, true),
     (Arch { compute_capability: (8, 9), specific: false }, false),
@@ -65,8 +65,11 @@ fn every_source_compiles_for_every_architecture() {
     let Some(nvrtc) = common::nvrtc_or_skip(test) else { return };
     let mut modules: Vec<(Arch, &Source, Vec<Parameter>)> = Vec::new();
     let tier = Tier::current();
-    for (arch, has_pairs) in ARCHS {
-        let pairs = has_pairs && tier == Tier::Nightly;
+    for (arch, distinct) in ARCHS {
+        let pairs = distinct && tier == Tier::Nightly;
+        if !distinct && tier == Tier::Plain {
+            continue;
+        }
         for source in marlinspike_kernels::SOURCES.iter() {
             // Of all operations that share the source.
             let variants: Vec<Vec<Parameter>> = jobs(registry(), &[arch])
@@ -88,7 +91,7 @@ fn every_source_compiles_for_every_architecture() {
         }
     }
     println!("{} modules", modules.len());
-    assert!(modules.len() > tier.pick(80, 80, 150), "{} modules", modules.len());
+    assert!(modules.len() > tier.pick(40, 80, 150), "{} modules", modules.len());
     modules.par_iter().for_each(|(arch, source, parameters)| {
         let cubin = nvrtc.compile(source, *arch, parameters).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(cubin[..4], *b"\x7fELF", "{} {arch} {parameters:?}", source.name);

@@ -2,9 +2,11 @@
 //!
 //! Expected bytes are computed here, value by value, from the checkpoint's tensors.
 
+use std::array;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use crate::common::{Converted, Noise};
 use crate::support::{run, stderr, stdout};
@@ -94,10 +96,14 @@ fn e4m3(code: u8) -> f64 {
 
 /// The e4m3fn code nearest to `x`, the even one at halves, saturating.
 fn nearest(x: f64) -> u8 {
-    let distance = |code: &u8| (e4m3(*code) - x.abs()).abs();
-    let best =
-        (0..0x7f).min_by(|a, b| distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1))));
-    best.unwrap() | if x.is_sign_negative() { 0x80 } else { 0 }
+    static VALUES: LazyLock<[f64; 0x7f]> =
+        LazyLock::new(|| array::from_fn(|code| e4m3(code as u8)));
+    // The first value that is not below |x|, or the last; the one before it may be nearer.
+    let above = VALUES.partition_point(|value| *value < x.abs()).min(0x7e);
+    let distance = |code: &usize| (VALUES[*code] - x.abs()).abs();
+    let near = above.saturating_sub(1)..=above;
+    let best = near.min_by(|a, b| distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1))));
+    best.unwrap() as u8 | if x.is_sign_negative() { 0x80 } else { 0 }
 }
 
 /// How the scales of a checkpoint are stored.

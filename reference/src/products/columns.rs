@@ -122,40 +122,88 @@ impl Columns for WeightColumns<'_> {
     }
 
     fn tile(&self, n0: usize, out: &mut [[f64; TILE]]) {
-        let size_n = self.size_n();
-        let width = TILE.min(size_n - n0);
-        let codes = &self.weight.codes;
-        let (words, bits, pack) = (codes.words(), codes.bits(), codes.pack());
-        let mask = (1u32 << bits) - 1;
-        let (mut group, mut scale, mut zero) = (u32::MAX, [0.0; TILE], [0.0; TILE]);
-        for (p, out) in out.iter_mut().enumerate() {
-            let k = self.order.map_or(p, |o| o[p] as usize);
-            if group != self.groups[p] {
-                group = self.groups[p];
-                let g = group as usize;
-                scale[..width].copy_from_slice(&self.scales[g * size_n + n0..][..width]);
-                if let Some(zeros) = &self.weight.zeros {
-                    for (j, z) in zero[..width].iter_mut().enumerate() {
-                        *z = f64::from(zeros.bits(g, n0 + j));
-                    }
-                }
+        match self.rule {
+            Rule::Unscaled => self.fill(n0, out, |q, _| q),
+            Rule::Exact => self.fill(n0, out, |q, scale| q * scale),
+            Rule::Rounded(ScalarType::FLOAT16) => {
+                self.fill(n0, out, |q, scale| round_f16(q * scale));
             }
-            let words = &words[k / pack * size_n + n0..][..width];
-            let shift = (k % pack) as u32 * bits;
-            let mut q = [0.0; TILE];
-            for (q, word) in q.iter_mut().zip(words) {
-                *q = self.meanings[(word >> shift & mask) as usize];
-            }
-            for j in 0..TILE {
-                out[j] = match self.rule {
-                    Rule::Unscaled => q[j] - zero[j],
-                    Rule::Exact => (q[j] - zero[j]) * scale[j],
-                    Rule::Rounded(ScalarType::FLOAT16) => round_f16((q[j] - zero[j]) * scale[j]),
-                    Rule::Rounded(_) => round_bf16((q[j] - zero[j]) * scale[j]),
-                };
-            }
+            Rule::Rounded(_) => self.fill(n0, out, |q, scale| round_bf16(q * scale)),
         }
     }
+}
+
+impl WeightColumns<'_> {
+    /// Fills a tile; `value` has q − z and the scale.
+    #[inline]
+    fn fill(&self, n0: usize, out: &mut [[f64; TILE]], value: impl Fn(f64, f64) -> f64) {
+        let mut lanes = [Lane::default(); TILE];
+        let mut rest = (0, out);
+        for run in self.groups.chunk_by(|a, b| a == b) {
+            let (start, out) = rest;
+            let (now, later) = out.split_at_mut(run.len());
+            self.group(run[0] as usize, n0, &mut lanes);
+            if self.weight.codes.bits() == 4 && run.len() >= 16 {
+                // Each value of the group once.
+                let values: [[f64; TILE]; 16] = std::array::from_fn(|c| {
+                    lanes.map(|lane| value(self.meanings[c] - lane.zero, lane.scale))
+                });
+                self.codes(n0, start, now, |codes| {
+                    std::array::from_fn(|j| values[codes[j] & 15][j])
+                });
+            } else {
+                self.codes(n0, start, now, |codes| {
+                    let meanings = codes.map(|c| self.meanings[c]);
+                    std::array::from_fn(|j| value(meanings[j] - lanes[j].zero, lanes[j].scale))
+                });
+            }
+            rest = (start + run.len(), later);
+        }
+    }
+
+    /// Scales and zero points of group `g` in columns `n0..n0 + TILE`; zeros past the last column.
+    fn group(&self, g: usize, n0: usize, lanes: &mut [Lane; TILE]) {
+        let size_n = self.size_n();
+        let width = TILE.min(size_n - n0);
+        let scales = &self.scales[g * size_n + n0..][..width];
+        for (j, (lane, &scale)) in lanes.iter_mut().zip(scales).enumerate() {
+            let zero = self.weight.zeros.as_ref().map_or(0.0, |z| f64::from(z.bits(g, n0 + j)));
+            *lane = Lane { scale, zero };
+        }
+    }
+
+    /// Writes the values of the codes of each row of the product from `start` on.
+    #[inline]
+    fn codes(
+        &self,
+        n0: usize,
+        start: usize,
+        out: &mut [[f64; TILE]],
+        values: impl Fn([usize; TILE]) -> [f64; TILE],
+    ) {
+        let codes = &self.weight.codes;
+        let (size_n, bits) = (self.size_n(), codes.bits());
+        let width = TILE.min(size_n - n0);
+        let mask = (1u32 << bits) - 1;
+        for (p, out) in (start..).zip(out) {
+            let k = self.order.map_or(p, |o| o[p] as usize);
+            let (row, place) = if bits == 4 { (k / 8, k % 8 * 4) } else { (k / 4, k % 4 * 8) };
+            let words = &codes.words()[row * size_n + n0..][..width];
+            let mut found = [0; TILE];
+            for (found, word) in found.iter_mut().zip(words) {
+                *found = (word >> place & mask) as usize;
+            }
+            *out = values(found);
+            out[width..].fill(0.0);
+        }
+    }
+}
+
+/// The scale and the zero point of a column.
+#[derive(Debug, Clone, Copy, Default)]
+struct Lane {
+    scale: f64,
+    zero: f64,
 }
 
 /// Rounds to f16, as f64. It has no branches on the value, so loops vectorize; tests compare it

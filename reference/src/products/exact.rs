@@ -111,7 +111,7 @@ pub fn product<R: Send>(
         return Err(Error::shape("radii of the activations", &[r.rows(), r.size_k()], expected));
     }
     let signs: Vec<Signs> = match request.signs {
-        true => (0..rows.rows()).map(|m| Signs::new(rows.row(m).iter().copied())).collect(),
+        true => (0..rows.rows()).map(|m| Signs::new(rows.row(m))).collect(),
         false => Vec::new(),
     };
     let starts: Vec<usize> = (0..size_n).step_by(TILE).collect();
@@ -153,14 +153,13 @@ struct Signs {
 }
 
 impl Signs {
-    fn new(values: impl ExactSizeIterator<Item = f64>) -> Self {
-        let mut words = vec![[0; 2]; values.len().div_ceil(64)];
-        for (k, x) in values.enumerate() {
-            let word = &mut words[k / 64];
-            word[0] |= u64::from(x < 0.0) << (k % 64);
-            word[1] |= u64::from(x != 0.0) << (k % 64);
-        }
-        Self { words }
+    fn new(values: &[f64]) -> Self {
+        let masks = |values: &[f64]| {
+            values.iter().enumerate().fold([0; 2], |[negative, some], (k, &x)| {
+                [negative | u64::from(x < 0.0) << k, some | u64::from(x != 0.0) << k]
+            })
+        };
+        Self { words: values.chunks(64).map(masks).collect() }
     }
 
     /// The number of positive and of negative products with column `j` of a tile.

@@ -142,9 +142,10 @@ impl<'a> Codes<'a> {
 
     /// The code of row `k`, column `n`.
     pub fn get(&self, k: usize, n: usize) -> u8 {
-        let word = self.words[k / self.pack() * self.shape.size_n + n];
-        let shift = (k % self.pack()) as u32 * self.bits;
-        (word >> shift) as u8 & (0xff >> (8 - self.bits))
+        // Called once per code: constant divisors, unlike `self.pack()`, compile to shifts.
+        let (row, place) = if self.bits == 4 { (k / 8, k % 8 * 4) } else { (k / 4, k % 4 * 8) };
+        let word = self.words[row * self.shape.size_n + n];
+        (word >> place) as u8 & (0xff >> (8 - self.bits))
     }
 
     /// The same codes with row k taken from row `perm[k]` (act-order's gather).

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use marlinspike::case::{Case, CaseConfig, Op, Reciprocal};
 use marlinspike::check::{self, Verdict, check_case, mistaken};
 use marlinspike::vectors::Generator;
+use marlinspike_golden::Tier;
 
 /// A case by its number, written and read back.
 fn generated(generator: &Generator, index: u64) -> Vec<u8> {
@@ -32,13 +33,20 @@ fn pass(op: Op, count: u64) {
 }
 
 /// The check rejects every mistake that changes a case. Each mistake is diagnosed by its name in at
-/// least one case, and there are `expected` mistakes.
+/// least one case, and there are `expected` mistakes. Below the `nightly` tier a mistake that several
+/// cases have named is not tried in further ones.
 fn mistakes(op: Op, count: u64, expected: usize) {
     let generator = Generator::new(op, 12).unwrap();
-    let mut named: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    let mut named: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    let enough = Tier::current().pick(2, 4, usize::MAX);
     for index in 0..count {
         let case = generator.case(index).unwrap();
         for id in check::mistakes(op) {
+            let by_name =
+                named.get(id).map_or(0, |names| names.iter().filter(|n| *n == id).count());
+            if by_name >= enough {
+                continue;
+            }
             let Some(wrong) = mistaken(&case, id).unwrap() else { continue };
             let report = check_case(&wrong).unwrap();
             let names = named.entry(id).or_default();
@@ -59,7 +67,7 @@ fn mistakes(op: Op, count: u64, expected: usize) {
         }
     }
     for (id, names) in &named {
-        assert!(names.contains(*id), "{op}: {id} is only ever called {names:?}");
+        assert!(names.iter().any(|n| n == id), "{op}: {id} is only ever called {names:?}");
     }
     let ids: BTreeSet<&str> = check::mistakes(op).into_iter().collect();
     assert_eq!(named.keys().copied().collect::<BTreeSet<_>>(), ids, "{op}");

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use marlinspike::config::{
     ConfigError, MAX_PROGRAMS, MAX_STEPS, PatternBudget, PyPattern, QuantConfig,
 };
+use marlinspike_golden::Tier;
 use proptest::prelude::*;
 use serde_json::{Map, json};
 
@@ -50,7 +51,7 @@ fn pattern() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(3000))]
+    #![proptest_config(ProptestConfig::with_cases(Tier::current().pick(1000, 3000, 10_000)))]
 
     #[test]
     fn answers_as_fancy_regex(

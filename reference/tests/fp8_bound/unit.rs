@@ -3,21 +3,15 @@
 
 use marlinspike::vectors::Rng;
 
-/// ⌊log₂ |x|⌋ of a number that is not zero.
+/// ⌊log₂ |x|⌋ of a number that is neither zero nor an f64 subnormal.
 fn exponent(x: f64) -> i32 {
-    let mut e = x.abs().log2().floor() as i32;
-    while f64::from(e).exp2() > x.abs() {
-        e -= 1;
-    }
-    while f64::from(e + 1).exp2() <= x.abs() {
-        e += 1;
-    }
-    e
+    (x.abs().to_bits() >> 52) as i32 - 1023
 }
 
 /// `x` rounded toward zero to a multiple of 2^unit.
 fn truncated(x: f64, unit: i32) -> f64 {
-    (x * f64::from(-unit).exp2()).trunc() * f64::from(unit).exp2()
+    let two_to = |e: i32| f64::from_bits(((e + 1023) as u64) << 52);
+    (x * two_to(-unit)).trunc() * two_to(unit)
 }
 
 /// A unit's addition of e4m3 products.

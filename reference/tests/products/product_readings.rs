@@ -6,6 +6,7 @@ use marlinspike::check::{Declared, OutputReport, Verdict, check_case, check_case
 use marlinspike::num::scalar::{ScalarType, f64_to_bf16_rne, f64_to_f16_rne};
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::products::Convention;
+use marlinspike_golden::Tier;
 use serde_json::json;
 
 const F16: ScalarType = ScalarType::FLOAT16;
@@ -151,11 +152,17 @@ fn judged(case: &Case<'_>, declared: &Declared) -> OutputReport {
     report.outputs.into_iter().find(|o| o.name == "y").expect("y")
 }
 
+/// 24 products; of a plain `cargo test` the 12 whose K is 256 with a bias and 1024 without, or the reverse in
+/// channels.
 fn every(mut visit: impl FnMut(&str, Linear)) {
     for dtype in [F16, BF16] {
         for group_size in [-1i64, 32, 128] {
             for has_bias in [false, true] {
                 for size_k in [256, 1024] {
+                    let half = has_bias == (size_k == 256);
+                    if Tier::current() == Tier::Plain && half == (group_size == -1) {
+                        continue;
+                    }
                     let seed = size_k as u64 + group_size.unsigned_abs() * 7 + u64::from(has_bias);
                     let linear = Linear::new(dtype, size_k, group_size, has_bias, seed);
                     let name = format!("{dtype} group {group_size} bias {has_bias} K {size_k}");
@@ -166,7 +173,7 @@ fn every(mut visit: impl FnMut(&str, Linear)) {
     }
 }
 
-/// 96 legitimate results pass without a note about conventions.
+/// Legitimate results pass without a note about conventions.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn legitimate_results_pass_by_default() {
@@ -191,7 +198,7 @@ fn legitimate_results_pass_by_default() {
             passed += 1;
         }
     });
-    assert_eq!(passed, 96);
+    assert_eq!(passed, Tier::current().pick(48, 96, 96));
 }
 
 /// The stated power holds: each trivial modification of a correct output fails.

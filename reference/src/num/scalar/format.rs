@@ -51,6 +51,7 @@ impl ScalarType {
     }
 
     /// The code of the largest finite value, without sign.
+    #[inline]
     pub(super) const fn max_finite_code(self) -> u32 {
         match self.nan_repr {
             _ if !self.finite_values_only => self.infinity_code() - 1,
@@ -62,6 +63,7 @@ impl ScalarType {
 
     /// The NaN that conversions write, without sign: the quiet NaN without payload from 16 bits on,
     /// all ones in the 8-bit types (as PyTorch and CUDA do for e5m2).
+    #[inline]
     const fn nan_code(self) -> Option<u32> {
         match self.nan_repr {
             NanRepr::None => None,

@@ -13,8 +13,8 @@ use crate::weight::{Codes, Weight};
 const OWN_CAUSE: usize = 8;
 /// Number of values near a fitted scale that are tried.
 const SCALES_TRIED: usize = 16;
-/// The search ends if more codes than this explain a column.
-const FITTING_CODES: usize = 256;
+/// The search ends if more codes than this may explain a column: among as many none is distinct.
+const FITTING_CODES: usize = 1024;
 
 /// Part and column of every wrong column, if they are few and have enough rows.
 fn few_columns(scene: &Scene<'_>) -> Option<Vec<(usize, usize)>> {
@@ -44,14 +44,15 @@ pub(super) fn one_code(scene: &Scene<'_>) -> Option<Finding> {
         let terms = Terms::new(scene, part, n)?;
         let mut fitting = Vec::new();
         for at in 0..terms.stored.len() {
-            fitting.extend(codes_at(scene, &terms, at));
-            // Each candidate costs a copy of the weight, and none is distinct among this many.
+            fitting.extend(codes_at(&terms, at));
             if fitting.len() > FITTING_CODES {
                 return None;
             }
         }
         cost += (terms.stored.len() as f64).log2() + f64::from(terms.weight.codes.bits());
-        let (k, old, new) = clearest(fitting)?;
+        // Each costs a product and a copy of the weight.
+        let holds = |(_, (k, _, code), _): &Fit<Code>| column_holds(scene, &terms, *k, *code);
+        let (k, old, new) = clearest(fitting, holds)?;
         predicted.extend(column(scene, part, n, &with_code(scene, part, [k, n], new)?)?);
         texts.push(format!("k {k}, n {n}: code {new} instead of {old}"));
         shown.get_or_insert(terms.cause(|at| terms.stored[at] == k));
@@ -63,14 +64,18 @@ pub(super) fn one_code(scene: &Scene<'_>) -> Option<Finding> {
     Some(finding)
 }
 
-/// Among the fits that the bounds allow, the one with the smallest residual, if it is clearly
-/// smaller than at any other position. A fit is its position, its data and the sum of squared
-/// residuals.
-fn clearest<T: Copy>(mut fitting: Vec<(usize, T, f64)>) -> Option<T> {
+/// A fit: its position, its data and the sum of squared residuals.
+type Fit<T> = (usize, T, f64);
+
+/// Among the fits that hold, the one with the smallest residual, if it is clearly smaller than at
+/// any other position.
+fn clearest<T: Copy>(mut fitting: Vec<Fit<T>>, holds: impl Fn(&Fit<T>) -> bool) -> Option<T> {
     fitting.sort_by(|a, b| a.2.total_cmp(&b.2));
-    let &(place, best, left) = fitting.first()?;
-    let second = fitting.iter().find(|f| f.0 != place);
-    second.is_none_or(|f| f.2 > 2.0 * left).then_some(best)
+    let best = fitting.iter().position(&holds)?;
+    let (place, data, left) = fitting[best];
+    let close = fitting[best + 1..].iter().take_while(|f| f.2 <= 2.0 * left);
+    let rival = close.filter(|f| f.0 != place).any(holds);
+    (!rival).then_some(data)
 }
 
 /// The sum of a column's squared residuals after subtracting `of`, in units of the tolerance.
@@ -83,8 +88,8 @@ fn left(terms: &Terms<'_>, of: impl Fn(usize, &Line) -> f64) -> f64 {
 /// A stored k, the right code and the found one.
 type Code = (usize, u8, u8);
 
-/// The other codes at a position that explain a column.
-fn codes_at(scene: &Scene<'_>, terms: &Terms<'_>, at: usize) -> Vec<(usize, Code, f64)> {
+/// The other codes at a position that explain a column, by contributions in f64.
+fn codes_at(terms: &Terms<'_>, at: usize) -> Vec<Fit<Code>> {
     let (k, n, weight) = (terms.stored[at], terms.n, terms.weight);
     let group = terms.groups[at];
     let old = weight.codes.get(k, n);
@@ -97,7 +102,6 @@ fn codes_at(scene: &Scene<'_>, terms: &Terms<'_>, at: usize) -> Vec<(usize, Code
             let step = value(code) - own;
             terms.lines.iter().all(|l| (l.residual - l.units[at] * step).abs() <= 2.0 * l.tolerance)
         })
-        .filter(|&code| column_holds(scene, terms, k, code))
         .map(|code| (at, (k, old, code), left(terms, |_, l| l.units[at] * (value(code) - own))))
         .collect()
 }
@@ -191,7 +195,7 @@ pub(super) fn one_scale(scene: &Scene<'_>) -> Option<Finding> {
         }
         // The scale is fitted to the elements, one of 2^16 values.
         cost += (terms.weight.scales.rows() as f64).log2() + 16.0;
-        let (g, [lo, change, hi]) = clearest(fitting)?;
+        let (g, [lo, change, hi]) = clearest(fitting, |_| true)?;
         let old = terms.weight.scales.value(g, n);
         let ends = [old * (1.0 + lo), old * (1.0 + hi)];
         let range = [ends[0].min(ends[1]), ends[0].max(ends[1])];
