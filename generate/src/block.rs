@@ -12,7 +12,7 @@ use marlinspike::w4a8::moe::{GatedActivation, Workspace};
 use marlinspike_model::model::routing::MoeRouting;
 use rayon::prelude::*;
 
-use crate::attention::PackedKeys;
+use crate::cache::PackedKeys;
 use crate::config::Config;
 use crate::error::{GenerateError, Result};
 use crate::ops::dense::Dense;

@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use crate::config::Config;
 use crate::error::{GenerateError, Result};
+use crate::ops::attention::{BLOCK, Keys};
 use crate::ops::item_rows;
 
 /// Rows that a layer stores for a token: key and value, or the latent.
@@ -98,5 +99,26 @@ impl Cache {
     /// Counts the stored tokens as held.
     pub(crate) fn advance(&mut self, tokens: usize) {
         self.len += tokens;
+    }
+}
+
+/// The keys of a sequence for many rows.
+#[derive(Debug, Default)]
+pub(crate) struct PackedKeys {
+    /// `[kv heads][block][head_dim][BLOCK]`.
+    pub(crate) blocks: Vec<f32>,
+    /// Values of a head; 0: the keys are not packed.
+    pub(crate) per_head: usize,
+    /// The first key, a multiple of [`BLOCK`].
+    pub(crate) first: usize,
+}
+
+impl PackedKeys {
+    /// The keys of a head from key `first` on.
+    pub(crate) fn keys(&self, head: usize, first: usize, head_dim: usize) -> Option<Keys<'_>> {
+        let blocks = self.blocks.get(head * self.per_head..(head + 1) * self.per_head)?;
+        let skipped = first.checked_sub(self.first)?;
+        let blocks = blocks.get(skipped / BLOCK * BLOCK * head_dim..)?;
+        (!blocks.is_empty()).then_some(Keys::Packed { blocks, skipped: skipped % BLOCK })
     }
 }

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use super::{Batch, Input, Row};
 use crate::block::{AttentionRows, Workspaces};
-use crate::cache::Cache;
+use crate::cache::{Cache, PackedKeys};
 use crate::config::Config;
 use crate::error::Result;
 use crate::ops::attention::{BLOCK, Heads, Keys, QUERIES, pack};
@@ -212,26 +212,5 @@ impl<'f> Grouped<'f> {
                 pack(keys, self.head_dim, to);
             });
         }
-    }
-}
-
-/// The keys of a sequence for many rows.
-#[derive(Debug, Default)]
-pub(crate) struct PackedKeys {
-    /// `[kv heads][block][head_dim][BLOCK]`.
-    blocks: Vec<f32>,
-    /// Values of a head; 0: the keys are not packed.
-    per_head: usize,
-    /// The first key, a multiple of [`BLOCK`].
-    first: usize,
-}
-
-impl PackedKeys {
-    /// The keys of a head from key `first` on.
-    fn keys(&self, head: usize, first: usize, head_dim: usize) -> Option<Keys<'_>> {
-        let blocks = self.blocks.get(head * self.per_head..(head + 1) * self.per_head)?;
-        let skipped = first.checked_sub(self.first)?;
-        let blocks = blocks.get(skipped / BLOCK * BLOCK * head_dim..)?;
-        (!blocks.is_empty()).then_some(Keys::Packed { blocks, skipped: skipped % BLOCK })
     }
 }

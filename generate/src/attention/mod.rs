@@ -11,7 +11,6 @@ use crate::ops::rope::Rope;
 use crate::weights::Weights;
 
 use grouped::Grouped;
-pub(crate) use grouped::PackedKeys;
 use latent::LatentAttention;
 
 /// New tokens of one sequence.
