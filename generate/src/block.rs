@@ -12,10 +12,11 @@ use marlinspike::w4a8::moe::{GatedActivation, Workspace};
 use marlinspike_model::model::routing::MoeRouting;
 use rayon::prelude::*;
 
+use crate::cache::PackedKeys;
 use crate::config::Config;
 use crate::error::{GenerateError, Result};
 use crate::ops::dense::Dense;
-use crate::ops::{add, silu_and_mul};
+use crate::ops::{add, resize, silu_and_mul};
 use crate::weights::{Linear, Weights};
 
 use stack::{ExpertStack, MlpExperts};
@@ -35,6 +36,18 @@ pub(crate) struct Workspaces {
     pub(crate) keys: LinearWorkspace,
     pub(crate) values: LinearWorkspace,
     pub(crate) experts: Workspace,
+    pub(crate) attention: AttentionRows,
+}
+
+/// Rows of attention. They grow as needed; every step overwrites what it uses.
+#[derive(Debug, Default)]
+pub(crate) struct AttentionRows {
+    pub(crate) q: Vec<f32>,
+    pub(crate) k: Vec<f32>,
+    pub(crate) v: Vec<f32>,
+    pub(crate) attended: Vec<f32>,
+    /// For each input.
+    pub(crate) packed: Vec<PackedKeys>,
 }
 
 impl Linear<'_> {
@@ -52,9 +65,7 @@ impl Linear<'_> {
             }
             Self::Dense(dense) => (dense.size_k(), dense.size_n()),
         };
-        let size_m = x.len() / size_k;
-        out.clear();
-        out.resize(size_m * size_n, 0.0);
+        resize(out, x.len() / size_k * size_n);
         match self {
             Self::Packed(linear) => {
                 let (x, out) = (rows(x, size_k), rows_mut(out, size_n));
@@ -198,8 +209,7 @@ impl<'f> Experts<'f> {
         let mut logits = vec![0.0; x.len() / hidden * num_experts];
         self.router.forward(x, &mut logits);
         let routing = self.route(&logits)?;
-        out.clear();
-        out.resize(x.len(), 0.0);
+        resize(out, x.len());
         self.stack.forward(x, routing.routed()?, out, w)?;
         if let Some(shared) = &self.shared {
             let mut own = Vec::new();

@@ -1,7 +1,11 @@
 //! Keys and values of one sequence, or the latents that they are expanded from.
 
+use rayon::prelude::*;
+
 use crate::config::Config;
 use crate::error::{GenerateError, Result};
+use crate::ops::attention::{BLOCK, Keys};
+use crate::ops::item_rows;
 
 /// Rows that a layer stores for a token: key and value, or the latent.
 fn parts(config: &Config) -> usize {
@@ -63,14 +67,20 @@ impl Cache {
         Err(GenerateError::CacheFull { capacity: self.capacity, needed })
     }
 
-    /// Stores the rows of each part, key and value or the latent, of the token `offset` places after
-    /// the last.
+    /// Stores rows of each part, key and value or the latent, of consecutive tokens: the first one is
+    /// `offset` places after the last token held. On rayon's current pool.
     pub(crate) fn store<const N: usize>(&mut self, layer: usize, offset: usize, rows: [&[f32]; N]) {
         let (at, dim, capacity) = (self.len + offset, self.head_dim, self.capacity);
-        for (stored, row) in self.layers[layer].iter_mut().zip(rows) {
-            for (head, values) in row.chunks_exact(dim).enumerate() {
-                stored[(head * capacity + at) * dim..][..dim].copy_from_slice(values);
-            }
+        for (stored, rows) in self.layers[layer].iter_mut().zip(rows) {
+            let width = stored.len() / capacity;
+            let tokens = rows.len() / width;
+            let heads = stored.par_chunks_exact_mut(capacity * dim).enumerate();
+            heads.with_min_len(item_rows(tokens * dim)).for_each(|(head, stored)| {
+                let to = stored[at * dim..].chunks_exact_mut(dim);
+                for (to, row) in to.zip(rows.chunks_exact(width)) {
+                    to.copy_from_slice(&row[head * dim..][..dim]);
+                }
+            });
         }
     }
 
@@ -89,5 +99,26 @@ impl Cache {
     /// Counts the stored tokens as held.
     pub(crate) fn advance(&mut self, tokens: usize) {
         self.len += tokens;
+    }
+}
+
+/// The keys of a sequence for many rows.
+#[derive(Debug, Default)]
+pub(crate) struct PackedKeys {
+    /// `[kv heads][block][head_dim][BLOCK]`.
+    pub(crate) blocks: Vec<f32>,
+    /// Values of a head; 0: the keys are not packed.
+    pub(crate) per_head: usize,
+    /// The first key, a multiple of [`BLOCK`].
+    pub(crate) first: usize,
+}
+
+impl PackedKeys {
+    /// The keys of a head from key `first` on.
+    pub(crate) fn keys(&self, head: usize, first: usize, head_dim: usize) -> Option<Keys<'_>> {
+        let blocks = self.blocks.get(head * self.per_head..(head + 1) * self.per_head)?;
+        let skipped = first.checked_sub(self.first)?;
+        let blocks = blocks.get(skipped / BLOCK * BLOCK * head_dim..)?;
+        (!blocks.is_empty()).then_some(Keys::Packed { blocks, skipped: skipped % BLOCK })
     }
 }

@@ -153,27 +153,27 @@ impl<'f> Decoder<'f> {
         // A call at the same time finds none, and makes its own.
         let mut w = std::mem::take(&mut *self.workspaces());
         for (i, layer) in self.layers.iter().enumerate() {
-            normed.clone_from(&x);
-            layer.input_norm.apply(&mut normed);
+            match i {
+                0 => layer.input_norm.of(&x, &mut normed),
+                _ => layer.input_norm.of_sum(&mut x, &out, &mut normed),
+            }
             let batch = Batch { layer: i, rows: &rows, angles: &angles, rope: &self.rope };
             layer.attention.forward(batch, &normed, inputs, &mut out, &mut w)?;
-            add(&mut x, &out);
-            normed.clone_from(&x);
-            layer.block_norm.apply(&mut normed);
+            layer.block_norm.of_sum(&mut x, &out, &mut normed);
             layer.block.forward(&normed, &mut out, &mut w)?;
-            add(&mut x, &out);
         }
+        add(&mut x, &out);
         let mut positions: Vec<usize> = rows.iter().map(|row| row.position).collect();
         if wanted == LogitsOf::Last {
             (x, positions) = self.last_rows(inputs, &x);
         }
-        self.norm.apply(&mut x);
+        self.norm.of(&x, &mut normed);
         let mut logits = Vec::new();
         match &self.head {
-            Some(head) => head.forward(&x, &mut logits, &mut w.linear)?,
+            Some(head) => head.forward(&normed, &mut logits, &mut w.linear)?,
             None => {
                 logits.resize(positions.len() * self.config.vocab_size, 0.0);
-                self.embedding.forward(&x, &mut logits);
+                self.embedding.forward(&normed, &mut logits);
             }
         }
         for (row, &position) in logits.chunks(self.config.vocab_size).zip(&positions) {

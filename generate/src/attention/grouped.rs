@@ -3,15 +3,21 @@
 use marlinspike::num::dims::Shape;
 use rayon::prelude::*;
 
-use super::{Batch, Input};
-use crate::block::Workspaces;
-use crate::cache::Cache;
+use super::{Batch, Input, Row};
+use crate::block::{AttentionRows, Workspaces};
+use crate::cache::{Cache, PackedKeys};
 use crate::config::Config;
 use crate::error::Result;
-use crate::ops::attention::Heads;
+use crate::ops::attention::{BLOCK, Heads, Keys, QUERIES, pack};
 use crate::ops::norm::RmsNorm;
 use crate::ops::rope::rotate;
+use crate::ops::{item_rows, resize};
 use crate::weights::{Linear, Weights};
+
+/// Rows of one work item, which share what is in a core's caches.
+const ITEM_ROWS: usize = 8;
+/// Rows of a sequence from which on packed keys are faster.
+const PACKED_ROWS: usize = 8;
 
 /// Projections, norms and sizes of a layer.
 #[derive(Debug)]
@@ -72,57 +78,139 @@ impl<'f> Grouped<'f> {
         out: &mut Vec<f32>,
         w: &mut Workspaces,
     ) -> Result<()> {
-        let (mut q, mut k, mut v) = (Vec::new(), Vec::new(), Vec::new());
-        let Workspaces { linear, keys, values, .. } = w;
+        let Workspaces { linear, keys, values, attention, .. } = w;
+        let AttentionRows { q, k, v, attended, packed } = attention;
         let (done_q, (done_k, done_v)) = rayon::join(
-            || self.q.forward(x, &mut q, linear),
-            || {
-                rayon::join(
-                    || self.k.forward(x, &mut k, keys),
-                    || self.v.forward(x, &mut v, values),
-                )
-            },
+            || self.q.forward(x, q, linear),
+            || rayon::join(|| self.k.forward(x, k, keys), || self.v.forward(x, v, values)),
         );
         done_q.and(done_k).and(done_v)?;
-        if let Some([of_q, of_k]) = &self.norms {
-            of_q.apply(&mut q);
-            of_k.apply(&mut k);
-        }
-        let (q_size, kv_size) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
-        let heads = q.chunks_exact_mut(q_size).zip(k.chunks_exact_mut(kv_size));
-        for ((q, k), table) in heads.zip(batch.tables()) {
-            rotate(q, table);
-            rotate(k, table);
-        }
-        let kv = k.chunks_exact(kv_size).zip(v.chunks_exact(kv_size));
-        for (row, (k, v)) in batch.rows.iter().zip(kv) {
-            let cache = &mut inputs[row.input].cache;
-            let offset = row.position - cache.len();
-            cache.store(batch.layer, offset, [k, v]);
+        self.place(batch, q, k);
+        let mut first = 0;
+        for input in &mut *inputs {
+            let rows = first..first + input.tokens.len() * self.num_kv_heads * self.head_dim;
+            first = rows.end;
+            input.cache.store(batch.layer, 0, [&k[rows.clone()], &v[rows]]);
         }
         let caches: Vec<&Cache> = inputs.iter().map(|input| &*input.cache).collect();
-        let attended = self.attend(batch, &q, &caches);
-        self.o.forward(&attended, out, &mut w.linear)
+        resize(attended, q.len());
+        self.attend(batch, (q, packed), &caches, attended);
+        self.o.forward(attended, out, linear)
     }
 
-    /// Every head of every row on its own sequence; heads that share keys go together.
-    fn attend(&self, batch: Batch<'_>, q: &[f32], caches: &[&Cache]) -> Vec<f32> {
-        let (head_dim, kv_heads) = (self.head_dim, self.num_kv_heads);
-        let per_kv = self.num_heads / kv_heads;
-        let width = per_kv * head_dim;
-        let scale = 1.0 / (head_dim as f32).sqrt();
-        let mut attended = vec![0.0f32; q.len()];
-        let items = attended.par_chunks_exact_mut(width).zip(q.par_chunks_exact(width)).enumerate();
-        items.for_each_init(Vec::new, |scores, (i, (out, queries))| {
-            let (row, head) = (batch.rows[i / kv_heads], i % kv_heads);
-            let end = row.position + 1;
-            let first = end.saturating_sub(self.window.unwrap_or(end));
-            let [keys, values] = caches[row.input].head(batch.layer, head, first, end);
-            let sinks = self.sinks.as_ref().map(|sinks| &sinks[head * per_kv..][..per_kv]);
-            let value_dim = head_dim;
-            Heads { queries, keys, values, head_dim, value_dim, scale, sinks, scores, out }
-                .attend();
+    /// Normalizes and rotates the queries and keys of each row.
+    fn place(&self, batch: Batch<'_>, q: &mut [f32], k: &mut [f32]) {
+        let [q_size, kv_size] = [self.num_heads, self.num_kv_heads].map(|n| n * self.head_dim);
+        let count = item_rows(q_size + kv_size);
+        let tables = batch.angles.par_chunks(count * batch.rope.table_len());
+        let items = q.par_chunks_mut(count * q_size).zip(k.par_chunks_mut(count * kv_size));
+        items.zip(tables).for_each(|((q, k), tables)| {
+            if let Some([of_q, of_k]) = &self.norms {
+                of_q.apply(q);
+                of_k.apply(k);
+            }
+            let rows = q.chunks_exact_mut(q_size).zip(k.chunks_exact_mut(kv_size));
+            for ((q, k), table) in rows.zip(tables.chunks_exact(batch.rope.table_len())) {
+                rotate(q, table);
+                rotate(k, table);
+            }
         });
-        attended
+    }
+
+    /// Every head of every row on its own sequence: `attended` `[M, heads · head_dim]` of `q`.
+    fn attend(
+        &self,
+        batch: Batch<'_>,
+        (q, packed): (&[f32], &mut Vec<PackedKeys>),
+        caches: &[&Cache],
+        attended: &mut [f32],
+    ) {
+        self.pack_keys(batch, caches, packed);
+        let packed: &[PackedKeys] = packed;
+        let (head_dim, per_kv) = (self.head_dim, self.num_heads / self.num_kv_heads);
+        let width = self.num_heads * head_dim;
+        if batch.rows.len() >= PACKED_ROWS {
+            // Rows of one item read the keys and values of one head after the other.
+            let count = ITEM_ROWS * width;
+            let items = attended.par_chunks_mut(count).zip(q.par_chunks(count)).enumerate();
+            return items.for_each_init(Vec::new, |scores, (item, (out, q))| {
+                for head in (0..self.num_heads).step_by(per_kv) {
+                    let rows = out.chunks_exact_mut(width).zip(q.chunks_exact(width));
+                    for (m, (out, q)) in rows.enumerate() {
+                        let row = batch.rows[item * ITEM_ROWS + m];
+                        let part = head * head_dim..(head + per_kv) * head_dim;
+                        let queries = &q[part.clone()];
+                        let found = (queries, head, &packed[row.input]);
+                        self.attend_heads(batch.layer, row, caches, found, scores, &mut out[part]);
+                    }
+                }
+            });
+        }
+        // Heads that share keys, in groups that are computed together.
+        let heads = if per_kv.is_multiple_of(QUERIES) { QUERIES } else { per_kv };
+        let count = heads * head_dim;
+        let items = attended.par_chunks_exact_mut(count).zip(q.par_chunks_exact(count)).enumerate();
+        items.for_each_init(Vec::new, |scores, (i, (out, queries))| {
+            let (row, head) = (batch.rows[i * heads / self.num_heads], i * heads % self.num_heads);
+            let found = (queries, head, &packed[row.input]);
+            self.attend_heads(batch.layer, row, caches, found, scores, out);
+        });
+    }
+
+    /// Query heads from `head` on, which share their keys.
+    fn attend_heads(
+        &self,
+        layer: usize,
+        row: Row,
+        caches: &[&Cache],
+        (queries, head, packed): (&[f32], usize, &PackedKeys),
+        scores: &mut Vec<f32>,
+        out: &mut [f32],
+    ) {
+        let head_dim = self.head_dim;
+        let kv_head = head / (self.num_heads / self.num_kv_heads);
+        let end = row.position + 1;
+        let first = end.saturating_sub(self.window.unwrap_or(end));
+        let [keys, values] = caches[row.input].head(layer, kv_head, first, end);
+        let heads = head..head + queries.len() / head_dim;
+        Heads {
+            queries,
+            keys: packed.keys(kv_head, first, head_dim).unwrap_or(Keys::Rows(keys)),
+            values,
+            count: end - first,
+            head_dim,
+            value_dim: head_dim,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            sinks: self.sinks.as_ref().map(|sinks| &sinks[heads]),
+            scores,
+            out,
+        }
+        .attend();
+    }
+
+    /// Packs the keys of each input with many rows.
+    fn pack_keys(&self, batch: Batch<'_>, caches: &[&Cache], packed: &mut Vec<PackedKeys>) {
+        packed.resize_with(caches.len().max(packed.len()), PackedKeys::default);
+        for (i, (packed, cache)) in packed.iter_mut().zip(caches).enumerate() {
+            let rows = batch.rows.iter().filter(|row| row.input == i);
+            let count = rows.clone().count();
+            let end = rows.map(|row| row.position + 1).max().unwrap_or(0);
+            packed.per_head = 0;
+            if count < PACKED_ROWS {
+                continue;
+            }
+            // The first key that any row sees.
+            let first = (end - count + 1).saturating_sub(self.window.unwrap_or(end));
+            packed.first = first / BLOCK * BLOCK;
+            packed.per_head = (end - packed.first).next_multiple_of(BLOCK) * self.head_dim;
+            resize(&mut packed.blocks, self.num_kv_heads * packed.per_head);
+            let (block, per_head) = (BLOCK * self.head_dim, packed.per_head);
+            packed.blocks.par_chunks_exact_mut(block).enumerate().for_each(|(item, to)| {
+                let (head, at) = (item * block / per_head, item * block % per_head);
+                let from = packed.first + at / self.head_dim;
+                let [keys, _] = cache.head(batch.layer, head, from, end.min(from + BLOCK));
+                pack(keys, self.head_dim, to);
+            });
+        }
     }
 }

@@ -12,7 +12,7 @@ use crate::block::Workspaces;
 use crate::cache::Cache;
 use crate::config::{Config, Latent};
 use crate::error::Result;
-use crate::ops::attention::Heads;
+use crate::ops::attention::{Heads, Keys};
 use crate::ops::dense::Dense;
 use crate::ops::norm::RmsNorm;
 use crate::ops::rope::{rotate, rotate_pairs};
@@ -165,8 +165,9 @@ impl<'f> LatentAttention<'f> {
             let latents = caches[row.input].latents(batch.layer, row.position + 1);
             let heads = Heads {
                 queries: query,
-                keys: latents,
+                keys: Keys::Rows(latents),
                 values: latents,
+                count: row.position + 1,
                 head_dim: kv_rank + rope_dim,
                 value_dim: kv_rank,
                 scale: self.scale,

@@ -8,13 +8,12 @@ use marlinspike::w4a8::moe::ExpertLayer;
 use super::{Mlp, PROJECTIONS, Workspaces, rows, rows_mut};
 use crate::config::Config;
 use crate::error::Result;
-use crate::ops::add;
+use crate::ops::add_piece;
 use crate::weights::Weights;
 
 /// The experts of a layer.
 pub(super) trait ExpertStack: Debug + Send + Sync {
-    /// `out` `[M, H]`, which holds zeros: each row of `x` `[M, H]` through its experts, weighted and
-    /// added. A row's bits may depend only on the row and its routing.
+    /// `out` `[M, H]`, overwritten: each row of `x` `[M, H]` through its experts, weighted and added. A row's bits may depend only on the row and its routing.
     fn forward(
         &self,
         x: &[f32],
@@ -97,13 +96,14 @@ pub(super) fn each_expert(
         slots[id as usize].push((token, weight));
     }
     let (mut input, mut down) = (Vec::new(), Vec::new());
+    out.fill(0.0);
     for (e, slots) in slots.iter().enumerate().filter(|(_, slots)| !slots.is_empty()) {
         input.clear();
         slots.iter().for_each(|(token, _)| input.extend_from_slice(&x[token * hidden..][..hidden]));
         expert(e, &input, &mut down)?;
         for (&(token, weight), row) in slots.iter().zip(down.chunks_exact_mut(hidden)) {
             row.iter_mut().for_each(|y| *y *= weight);
-            add(&mut out[token * hidden..][..hidden], row);
+            add_piece(&mut out[token * hidden..][..hidden], row);
         }
     }
     Ok(())

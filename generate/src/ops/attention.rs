@@ -1,27 +1,33 @@
 //! Causal attention of query heads that share their keys, at one position.
+// Index loops with fixed bounds unroll, so that arrays become registers. Iterators and
+// `copy_from_slice` may stay calls, which spill all vectors.
+#![allow(clippy::needless_range_loop, clippy::manual_memcpy)]
 
-use std::array;
+mod keys;
 
 use marlinspike::moe::math::exp;
 use marlinspike::w4a8::wide::{Loop, wide};
 
-use super::{LANES, sum, tree};
+use super::{LANES, resize, sum};
+use keys::Scores;
+pub use keys::{BLOCK, Keys, pack};
 
 /// Queries that are computed together: each key and value is loaded once for all of them.
-const QUERIES: usize = 4;
-/// Keys whose partial sums are kept before their lanes are added. In one loop with the products, the
-/// additions would make the compiler use vectors of four.
-const KEYS: usize = 32;
+pub(crate) const QUERIES: usize = 4;
+/// Vectors of values that are added together.
+const VECTORS: usize = 4;
 
 /// The query heads of one key head, and the keys and values that they see, oldest first.
 #[derive(Debug)]
 pub struct Heads<'a> {
     /// `[heads, head_dim]`.
     pub queries: &'a [f32],
-    /// `[n, head_dim]`.
-    pub keys: &'a [f32],
+    /// n keys.
+    pub keys: Keys<'a>,
     /// `[n, value_dim]`. Of longer rows, as latents with their rotated keys, the first values count.
     pub values: &'a [f32],
+    /// n.
+    pub count: usize,
     /// Elements of a query and a key.
     pub head_dim: usize,
     /// Elements of an output.
@@ -40,74 +46,103 @@ impl Heads<'_> {
     /// For each query, out = Σ pⱼ·vⱼ / Σ pⱼ with pⱼ = e^(sⱼ − max s) and sⱼ = (q · kⱼ) · scale.
     ///
     /// Σ pⱼ·vⱼ is added from the oldest key on by fused multiply-adds and divided at the end. The
-    /// bits do not depend on how many queries are given together. A sink counts for max s and adds
-    /// e^(sink − max s) to Σ pⱼ, after the scores.
+    /// bits depend neither on how many queries are given together nor on how keys are stored. A sink
+    /// counts for max s and adds e^(sink − max s) to Σ pⱼ, after the scores.
     pub fn attend(self) {
         wide(self);
     }
 }
 
+/// Calls `$object.$function::<QUERIES>` for groups of heads and `::<1>` for the rest, with the first head.
+macro_rules! for_heads {
+    ($heads:expr, |$head:ident| $call:ident::<_>$arguments:tt) => {
+        for_heads!(@ $heads, $head, [$call::<QUERIES>$arguments], [$call::<1>$arguments])
+    };
+    (@ $heads:expr, $head:ident, [$many:expr], [$one:expr]) => {{
+        let mut $head = 0;
+        while $head + QUERIES <= $heads {
+            $many;
+            $head += QUERIES;
+        }
+        while $head < $heads {
+            $one;
+            $head += 1;
+        }
+    }};
+}
+
 impl Loop for Heads<'_> {
     #[inline(always)]
     fn run(mut self) {
+        let skipped = match self.keys {
+            Keys::Rows(_) => 0,
+            Keys::Packed { skipped, .. } => skipped,
+        };
         let heads = self.queries.len() / self.head_dim;
-        let whole = heads / QUERIES * QUERIES;
-        for first in (0..whole).step_by(QUERIES) {
-            self.group::<QUERIES>(first);
+        let stride = (skipped + self.count).next_multiple_of(BLOCK);
+        // The totals of the heads follow their scores.
+        resize(self.scores, heads * (stride + 1));
+        for first in (0..stride).step_by(BLOCK) {
+            for_heads!(heads, |head| scores::<_>(&mut self, head, first, stride));
         }
-        for first in whole..heads {
-            self.group::<1>(first);
+        let (scores, totals) = self.scores.split_at_mut(heads * stride);
+        for head in 0..heads {
+            let scores = &mut scores[head * stride + skipped..][..self.count];
+            totals[head] = exponentials(scores, self.sinks.map(|sinks| sinks[head]));
+        }
+        let (scores, dim) = (&scores[skipped..], self.value_dim);
+        let out = &mut self.out[..heads * dim];
+        out.fill(0.0);
+        let width = self.values.len() / self.count;
+        for (block, values) in self.values.chunks(BLOCK * width).enumerate() {
+            let terms = Terms { scores: &scores[block * BLOCK..], stride, values, width, dim };
+            for_heads!(heads, |head| add_terms::<_>(terms, head, out));
+        }
+        for head in 0..heads {
+            for out in &mut out[head * dim..][..dim] {
+                *out /= totals[head];
+            }
         }
     }
 }
 
-impl Heads<'_> {
-    /// Queries `first` to `first + Q`.
-    #[inline(always)]
-    fn group<const Q: usize>(&mut self, first: usize) {
-        let (dim, n) = (self.head_dim, self.keys.len() / self.head_dim);
-        self.scores.clear();
-        self.scores.resize(Q * n, 0.0);
-        let queries: [&[f32]; Q] = array::from_fn(|i| &self.queries[(first + i) * dim..][..dim]);
-        for (block, keys) in self.keys.chunks(KEYS * dim).enumerate() {
-            scores(queries, keys, self.scale, &mut self.scores[block * KEYS..], n);
+/// The scores of Q heads and a block of keys.
+#[inline(always)]
+fn scores<const Q: usize>(of: &mut Heads<'_>, head: usize, first: usize, stride: usize) {
+    let dim = of.head_dim;
+    let queries = &of.queries[head * dim..][..Q * dim];
+    let scores = &mut of.scores[head * stride + first..];
+    let mut scores = Scores { scores, stride, scale: of.scale };
+    match of.keys {
+        Keys::Rows(keys) => {
+            let last = of.count.min(first + BLOCK);
+            scores.of_rows::<Q>(queries, &keys[first * dim..last * dim], dim);
         }
-        let sink = |i: usize| self.sinks.map(|sinks| sinks[first + i]);
-        let mut sunk = [0.0; Q];
-        for (i, scores) in self.scores.chunks_exact_mut(n).enumerate() {
-            let mut max = sink(i).unwrap_or(f32::NEG_INFINITY);
-            for &score in &*scores {
-                max = if score > max { score } else { max };
-            }
-            for score in scores.iter_mut() {
-                *score = exp(*score - max);
-            }
-            sunk[i] = sink(i).map_or(0.0, |sink| exp(sink - max));
-        }
-        let (dim, stride) = (self.value_dim, self.values.len() / n);
-        let out = &mut self.out[first * dim..][..Q * dim];
-        let pairs = dim / (2 * LANES) * 2 * LANES;
-        for d in (0..pairs).step_by(2 * LANES) {
-            values::<Q, 2>(self.scores, (self.values, stride), (d, dim), out);
-        }
-        let whole = dim / LANES * LANES;
-        if pairs < whole {
-            values::<Q, 1>(self.scores, (self.values, stride), (pairs, dim), out);
-        }
-        for d in whole..dim {
-            for (scores, out) in self.scores.chunks_exact(n).zip(out.chunks_exact_mut(dim)) {
-                let terms = scores.iter().zip(self.values.chunks_exact(stride));
-                out[d] = terms.fold(0.0, |sum, (p, value)| p.mul_add(value[d], sum));
-            }
-        }
-        let heads = self.scores.chunks_exact(n).zip(out.chunks_exact_mut(dim));
-        for ((scores, out), sunk) in heads.zip(sunk) {
-            let total = sum(scores) + sunk;
-            for out in out {
-                *out /= total;
-            }
+        Keys::Packed { blocks, .. } => {
+            scores.of_block::<Q>(queries, &blocks[first * dim..][..BLOCK * dim], dim);
         }
     }
+}
+
+/// Scores to e^(s − max); returns their sum, with the sink's share.
+#[inline(always)]
+fn exponentials(scores: &mut [f32], sink: Option<f32>) -> f32 {
+    // A maximum for each lane: one for all would be a chain of comparisons.
+    let mut lanes = [sink.unwrap_or(f32::NEG_INFINITY); LANES];
+    let (chunks, rest) = scores.as_chunks::<LANES>();
+    for chunk in chunks {
+        for j in 0..LANES {
+            lanes[j] = if chunk[j] > lanes[j] { chunk[j] } else { lanes[j] };
+        }
+    }
+    let mut max = f32::NEG_INFINITY;
+    for &x in lanes.iter().chain(rest) {
+        max = if x > max { x } else { max };
+    }
+    for score in &mut *scores {
+        *score = exp(*score - max);
+    }
+    sum(scores) + sink.map_or(0.0, |sink| exp(sink - max))
 }
 
 /// A vector of one element for each lane.
@@ -117,6 +152,26 @@ struct Vector([f32; LANES]);
 impl Vector {
     const ZERO: Self = Self([0.0; LANES]);
 
+    /// The vector from element `at` on.
+    #[inline(always)]
+    fn load(values: &[f32], at: usize) -> Self {
+        let values = &values[at..at + LANES];
+        let mut vector = [0.0; LANES];
+        for lane in 0..LANES {
+            vector[lane] = values[lane];
+        }
+        Self(vector)
+    }
+
+    /// Stores the vector from element `at` on.
+    #[inline(always)]
+    fn store(self, values: &mut [f32], at: usize) {
+        let values = &mut values[at..at + LANES];
+        for lane in 0..LANES {
+            values[lane] = self.0[lane];
+        }
+    }
+
     /// self + a·b, rounded once.
     #[inline(always)]
     fn add_product(mut self, a: Self, b: Self) -> Self {
@@ -125,69 +180,82 @@ impl Vector {
         }
         self
     }
+
+    #[inline(always)]
+    fn plus(mut self, other: Self) -> Self {
+        for lane in 0..LANES {
+            self.0[lane] += other.0[lane];
+        }
+        self
+    }
 }
 
-/// The scores of Q queries and up to [`KEYS`] keys; those of query i start at `out[i * n]`. Each is
-/// the sum that [`dot`](super::dot) defines, times `scale`.
+/// What a block of keys adds to the outputs.
+#[derive(Clone, Copy)]
+struct Terms<'a> {
+    /// Those of head i begin with `scores[i * stride]`.
+    scores: &'a [f32],
+    stride: usize,
+    /// `[keys, width]`, of which the first `dim` values count.
+    values: &'a [f32],
+    width: usize,
+    dim: usize,
+}
+
+/// Adds pⱼ·vⱼ of a block of keys to the outputs of Q heads.
 #[inline(always)]
-fn scores<const Q: usize>(
-    queries: [&[f32]; Q],
-    keys: &[f32],
-    scale: f32,
-    out: &mut [f32],
-    n: usize,
-) {
-    let dim = queries[0].len();
-    let mut sums = [[Vector::ZERO; Q]; KEYS];
-    let chunks: [&[[f32; LANES]]; Q] = array::from_fn(|i| queries[i].as_chunks().0);
-    for (key, sums) in keys.chunks_exact(dim).zip(&mut sums) {
-        let mut lanes = [Vector::ZERO; Q];
-        for (c, key) in key.as_chunks().0.iter().enumerate() {
-            for i in 0..Q {
-                lanes[i] = lanes[i].add_product(Vector(chunks[i][c]), Vector(*key));
-            }
-        }
-        *sums = lanes;
+fn add_terms<const Q: usize>(of: Terms<'_>, head: usize, out: &mut [f32]) {
+    let Terms { scores, stride, values, width, dim } = of;
+    let (scores, out) = (&scores[head * stride..], &mut out[head * dim..][..Q * dim]);
+    let mut d = 0;
+    while d + VECTORS * LANES <= dim {
+        add_vectors::<Q, VECTORS>(of, scores, d, out);
+        d += VECTORS * LANES;
     }
-    let whole = dim / LANES * LANES;
-    for (j, (key, sums)) in keys.chunks_exact(dim).zip(&mut sums).enumerate() {
+    while d + LANES <= dim {
+        add_vectors::<Q, 1>(of, scores, d, out);
+        d += LANES;
+    }
+    for d in d..dim {
         for i in 0..Q {
-            let lanes = &mut sums[i].0;
-            for (lane, (a, b)) in
-                lanes.iter_mut().zip(queries[i][whole..].iter().zip(&key[whole..]))
-            {
-                *lane = a.mul_add(*b, *lane);
+            for j in 0..values.len() / width {
+                let sum = &mut out[i * dim + d];
+                *sum = scores[i * stride + j].mul_add(values[j * width + d], *sum);
             }
-            out[i * n + j] = tree(*lanes) * scale;
         }
     }
 }
 
-/// Σ pⱼ·vⱼ of Q queries, for V vectors from element `d` of heads of `dim`; rows of values are `stride`
-/// apart.
+/// [`add_terms`] of V vectors from element `d` on.
 #[inline(always)]
-fn values<const Q: usize, const V: usize>(
+fn add_vectors<const Q: usize, const V: usize>(
+    Terms { stride, values, width, dim, .. }: Terms<'_>,
     scores: &[f32],
-    (values, stride): (&[f32], usize),
-    (d, dim): (usize, usize),
+    d: usize,
     out: &mut [f32],
 ) {
-    let n = scores.len() / Q;
-    let scores: [&[f32]; Q] = array::from_fn(|i| &scores[i * n..][..n]);
     let mut sums = [[Vector::ZERO; V]; Q];
-    for (j, value) in values.chunks_exact(stride).take(n).enumerate() {
-        let value: &[[f32; LANES]] = value[d..].as_chunks().0;
-        let value: [Vector; V] = array::from_fn(|v| Vector(value[v]));
+    for i in 0..Q {
+        for v in 0..V {
+            sums[i][v] = Vector::load(out, i * dim + d + v * LANES);
+        }
+    }
+    for j in 0..values.len() / width {
+        let values = &values[j * width + d..][..V * LANES];
+        let mut value = [Vector::ZERO; V];
+        for v in 0..V {
+            value[v] = Vector::load(values, v * LANES);
+        }
         for i in 0..Q {
-            let p = Vector([scores[i][j]; LANES]);
+            let p = Vector([scores[i * stride + j]; LANES]);
             for v in 0..V {
                 sums[i][v] = sums[i][v].add_product(p, value[v]);
             }
         }
     }
-    for (i, sums) in sums.iter().enumerate() {
-        for (v, sum) in sums.iter().enumerate() {
-            out[i * dim + d + v * LANES..][..LANES].copy_from_slice(&sum.0);
+    for i in 0..Q {
+        for v in 0..V {
+            sums[i][v].store(out, i * dim + d + v * LANES);
         }
     }
 }
@@ -197,17 +265,33 @@ mod tests {
     use super::*;
     use crate::ops::dot;
 
+    const SCALE: f32 = 0.5;
+
     fn value(i: usize) -> f32 {
         ((i * 7919) % 101) as f32 / 50.0 - 1.0
     }
 
+    /// Outputs of keys as rows.
     fn attended(queries: &[f32], (keys, values): (&[f32], &[f32]), head_dim: usize) -> Vec<f32> {
-        let (mut scores, mut out) = (Vec::new(), vec![9.0; queries.len()]);
-        let (scale, sinks, value_dim) = (0.5, None, head_dim);
-        let (scores, to) = (&mut scores, &mut out[..]);
-        Heads { queries, keys, values, head_dim, value_dim, scale, sinks, scores, out: to }
+        attend(queries, Keys::Rows(keys), values, head_dim)
+    }
+
+    fn attend(queries: &[f32], keys: Keys<'_>, values: &[f32], head_dim: usize) -> Vec<f32> {
+        let (mut scores, mut out) = (vec![f32::NAN; 3], vec![9.0; queries.len()]);
+        let (sinks, value_dim, count) = (None, head_dim, values.len() / head_dim);
+        let (scores, to, scale) = (&mut scores, &mut out[..], SCALE);
+        Heads { queries, keys, values, count, head_dim, value_dim, scale, sinks, scores, out: to }
             .attend();
         out
+    }
+
+    /// The keys in blocks, after `skipped` keys of NaN; NaN fills the last block.
+    fn packed(keys: &[f32], dim: usize, skipped: usize) -> Vec<f32> {
+        let rows = [&vec![f32::NAN; skipped * dim], keys].concat();
+        let mut blocks = vec![f32::NAN; (rows.len() / dim).next_multiple_of(BLOCK) * dim];
+        let pairs = rows.chunks(BLOCK * dim).zip(blocks.chunks_exact_mut(BLOCK * dim));
+        pairs.for_each(|(rows, block)| pack(rows, dim, block));
+        blocks
     }
 
     #[test]
@@ -244,8 +328,8 @@ mod tests {
 
     #[test]
     fn groups_change_no_bit() {
-        for dim in [16, 24, 64, 80, 128] {
-            for n in [1, 2, 3, 40] {
+        for dim in [4, 16, 24, 26, 64, 80, 128] {
+            for n in [1, 2, 31, 40, 65] {
                 let keys: Vec<f32> = (0..n * dim).map(|i| value(i + 11)).collect();
                 let values: Vec<f32> = (0..n * dim).map(|i| value(3 * i + 40)).collect();
                 for heads in 1..10 {
@@ -256,6 +340,12 @@ mod tests {
                         .flat_map(|query| one_by_one(query, &keys, &values))
                         .collect();
                     assert_eq!(out, expected, "dim {dim}, {n} keys, {heads} heads");
+                    for skipped in [0, 1, 17, BLOCK - 1] {
+                        let blocks = packed(&keys, dim, skipped);
+                        let keys = Keys::Packed { blocks: &blocks, skipped };
+                        let out = attend(&queries, keys, &values, dim);
+                        assert_eq!(out, expected, "dim {dim}, {n} keys, {skipped} skipped");
+                    }
                 }
             }
         }
@@ -269,8 +359,9 @@ mod tests {
         let (scores, mut out) = (&mut Vec::new(), [0.0; 4]);
         let sinks = Some(&[std::f32::consts::LN_2, f32::NEG_INFINITY][..]);
         let (head_dim, value_dim, scale) = (4, 2, 1.0);
-        let (queries, keys, values, to) = (&queries, &keys, &values, &mut out);
-        Heads { queries, keys, values, head_dim, value_dim, scale, sinks, scores, out: to }
+        let (queries, keys, values, to) = (&queries, Keys::Rows(&keys), &values, &mut out);
+        let count = 2;
+        Heads { queries, keys, values, count, head_dim, value_dim, scale, sinks, scores, out: to }
             .attend();
         for (found, expected) in out.iter().zip([4.0, 6.0, 8.0, 12.0]) {
             assert!((found - expected).abs() < 1e-5, "{out:?}");

@@ -15,6 +15,12 @@ use super::dot::{LANES, tree};
 /// Columns that one work item computes, so that its rows of x stay in the cache.
 const COLUMNS: usize = 32;
 
+/// Values of a weight that stays in a core's L2 cache, as a router's: work items are then rows.
+const CACHED: usize = 1 << 19;
+
+/// Rows of such an item.
+const ROW_ITEM: usize = 16;
+
 /// Rows of x that share one read of the weights.
 const ROWS: usize = 4;
 
@@ -114,6 +120,20 @@ impl<'f> Dense<'f> {
         if size_m == 1 {
             let items = weight.par_chunks(COLUMNS * size_k).zip(out.par_chunks_mut(COLUMNS));
             return items.for_each(|(columns, out)| product(columns, out));
+        }
+        if weight.len() <= CACHED {
+            let rows =
+                x.par_chunks(ROW_ITEM * size_k).zip(out.par_chunks_mut(ROW_ITEM * self.size_n));
+            return rows.for_each_init(Vec::new, |columns, (x, out)| {
+                super::resize(columns, out.len());
+                wide(Product { columns: weight, x, size_k, out: columns });
+                let size_m = x.len() / size_k;
+                for (m, row) in out.chunks_exact_mut(self.size_n).enumerate() {
+                    for (y, column) in row.iter_mut().zip(columns.chunks_exact(size_m)) {
+                        *y = column[m];
+                    }
+                }
+            });
         }
         // Work items write columns; the rows of `out` are their transposition.
         let mut columns = vec![0.0f32; size_m * self.size_n];
@@ -270,7 +290,8 @@ mod tests {
 
     #[test]
     fn every_type_and_every_batch_has_the_bits_of_one_sum() {
-        for (size_n, size_k) in [(1, 1), (5, 16), (37, 40), (70, 67)] {
+        // Work items of the last weight are columns, of the others rows.
+        for (size_n, size_k) in [(1, 1), (5, 16), (37, 40), (70, 67), (600, 900)] {
             let halves: Vec<u16> =
                 (0..size_n * size_k).map(|i| (value(i).to_bits() >> 16) as u16).collect();
             let floats: Vec<f32> = halves.iter().map(|&b| bf16_to_f32(b)).collect();
@@ -289,7 +310,7 @@ mod tests {
                 let bias: Vec<f32> = (0..size_n).map(|i| value(i + 11)).collect();
                 let dense = Dense::new(tensor.unwrap(), size_n, size_k).unwrap();
                 let dense = dense.with_bias("b", bias.clone()).unwrap();
-                for size_m in 1..10 {
+                for size_m in (1..10).chain([16, 37]) {
                     let x: Vec<f32> = (0..size_m * size_k).map(|i| value(i + 5)).collect();
                     let mut out = vec![0.0; size_m * size_n];
                     dense.forward(&x, &mut out);

@@ -14,11 +14,32 @@ mod dot;
 pub mod norm;
 pub mod rope;
 
+use rayon::prelude::*;
+
 pub use dot::{LANES, dot, sum, tree};
 
-/// g / (1 + e^−g) · u, elementwise into `gate`, as the int4 path activates its experts.
+/// Smallest number of values of a work item in steps that only move or convert them; fewer are not worth
+/// waking a thread.
+const GRAIN: usize = 1 << 14;
+
+/// Rows of `width` values of one work item.
+pub(crate) fn item_rows(width: usize) -> usize {
+    (GRAIN / width.max(1)).max(1)
+}
+
+/// Makes `values` `len` long. The caller overwrites what they hold.
+pub(crate) fn resize(values: &mut Vec<f32>, len: usize) {
+    if values.len() < len {
+        values.resize(len, 0.0);
+    }
+    values.truncate(len);
+}
+
+/// g / (1 + e^−g) · u, elementwise into `gate`, as the int4 path activates its experts; on rayon's current
+/// pool.
 pub fn silu_and_mul(gate: &mut [f32], up: &[f32]) {
-    marlinspike::w4a8::wide::wide(Silu { gate, up });
+    let items = gate.par_chunks_mut(GRAIN).zip(up.par_chunks(GRAIN));
+    items.for_each(|(gate, up)| marlinspike::w4a8::wide::wide(Silu { gate, up }));
 }
 
 struct Silu<'a> {
@@ -60,8 +81,13 @@ impl marlinspike::w4a8::wide::Loop for SwigluOai<'_> {
     }
 }
 
-/// `x += y`, elementwise.
+/// `x += y`, elementwise, on rayon's current pool.
 pub fn add(x: &mut [f32], y: &[f32]) {
+    x.par_chunks_mut(GRAIN).zip(y.par_chunks(GRAIN)).for_each(|(x, y)| add_piece(x, y));
+}
+
+/// `x += y`, elementwise, on the caller's thread.
+pub(crate) fn add_piece(x: &mut [f32], y: &[f32]) {
     for (x, &y) in x.iter_mut().zip(y) {
         *x += y;
     }

@@ -1,5 +1,7 @@
 //! Rotary position embedding.
 
+use marlinspike::w4a8::wide::{Loop, wide};
+
 use crate::config::Yarn;
 
 /// The frequencies of a model. Halves of a head are rotated against each other (element i with
@@ -54,14 +56,24 @@ impl Rope {
 
 /// Rotates every head of a row by the angles of one position.
 pub fn rotate(row: &mut [f32], table: &[f32]) {
-    let half = table.len() / 2;
-    let (cos, sin) = table.split_at(half);
-    for head in row.chunks_exact_mut(2 * half) {
-        let (first, second) = head.split_at_mut(half);
-        for i in 0..half {
-            let (a, b) = (first[i], second[i]);
-            first[i] = a * cos[i] - b * sin[i];
-            second[i] = b * cos[i] + a * sin[i];
+    wide(Rotate { row, table });
+}
+
+struct Rotate<'a> {
+    row: &'a mut [f32],
+    table: &'a [f32],
+}
+
+impl Loop for Rotate<'_> {
+    #[inline(always)]
+    fn run(self) {
+        let half = self.table.len() / 2;
+        let (cos, sin) = self.table.split_at(half);
+        for head in self.row.chunks_exact_mut(2 * half) {
+            let (first, second) = head.split_at_mut(half);
+            for (((a, b), &cos), &sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+                (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+            }
         }
     }
 }

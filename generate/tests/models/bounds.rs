@@ -5,7 +5,7 @@
 //! tests compare whole models with a measured limit instead.
 
 use marlinspike::num::tensor::{DType, Tensor};
-use marlinspike_generate::ops::attention::Heads;
+use marlinspike_generate::ops::attention::{Heads, Keys};
 use marlinspike_generate::ops::dense::Dense;
 use marlinspike_generate::ops::norm::RmsNorm;
 use marlinspike_generate::ops::rope::{Rope, rotate};
@@ -141,8 +141,9 @@ fn attention() {
         let scale = 1.0 / (dim as f32).sqrt();
         Heads {
             queries: &query,
-            keys: &keys,
+            keys: Keys::Rows(&keys),
             values: &values,
+            count: n,
             head_dim: dim,
             value_dim: dim,
             sinks: None,

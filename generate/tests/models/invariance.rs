@@ -97,3 +97,23 @@ fn every_cut_of_the_prompt_gives_the_same_bits() {
         });
     }
 }
+
+/// From eight rows on, attention reads packed keys.
+#[test]
+fn a_long_prompt_has_the_bits_of_single_tokens() {
+    for (name, folder) in folders() {
+        let vocab = config(&golden(name))["vocab_size"].as_u64().unwrap() as u32;
+        let ids: Vec<u32> = (0..50).map(|i| (i * 37 + 11) % vocab).collect();
+        with_decoder(&folder, |decoder| {
+            let whole = bits(&logits(decoder, &ids));
+            for step in [1, 7, 9, 33] {
+                let (mut cache, mut made) = (cache(decoder), Vec::new());
+                for tokens in ids.chunks(step) {
+                    let mut inputs = [Input { tokens, cache: &mut cache }];
+                    made.extend(bits(&decoder.forward(&mut inputs, LogitsOf::All).unwrap()));
+                }
+                assert!(made == whole, "{name}: {step} tokens per call");
+            }
+        });
+    }
+}
