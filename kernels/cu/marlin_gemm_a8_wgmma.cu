@@ -21,6 +21,7 @@
 //               null: all
 //   row_weights  f32, one for each row of y, which multiplies it (IS_MOE only); null: none
 //   is_early    1: the kernel before this one on the stream did not write the blocks (IS_MOE only)
+//   few         where that kernel makes the blocks: what it makes them of, if that is little (few_entries.cuh; IS_MOE only)
 //
 // Parameters, all required:
 //   IS_BF16, CODES, GROUPS, IS_MOE  as in marlin_gemm_a8.cu
@@ -62,7 +63,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         const int *__restrict__ num_tokens_post_padded,
         const int *__restrict__ block_rows,
         const float *__restrict__ row_weights,
-        unsigned is_early) {
+        unsigned is_early,
+        const FewEntries few) {
     const Product p = {qweight, scales, zeros,  bias,   x_scales,   y,
                        size_m,  size_n, size_k, tile_n, stages,     raster,
                        expert_ids, num_tokens_post_padded, block_rows, row_weights, is_early};
@@ -78,12 +80,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         }
         fence_barrier_init();
     }
+    FilledTile *const found = reinterpret_cast<FilledTile *>(pointer + memory.found_at);
+    if (IS_MOE && few.entries > 0 && threadIdx.x / 32 == 1) {
+        // Through shared memory: otherwise the compiler keeps the producers' addresses in each lane's registers.
+        const FilledTile tile = tile_of_entries(p, few);
+        if (threadIdx.x % 32 == 0) {
+            *found = tile;
+        }
+    }
     __syncthreads();
     if (threadIdx.x < PRODUCERS) {
         release_registers<PRODUCER_REGISTERS>();
         const unsigned first = warp_of_block();
         if (threadIdx.x % 32 == 0) {
-            produce(p, x_map, memory, first);
+            produce(p, x_map, memory, first, IS_MOE && few.entries > 0 ? *found : FilledTile{{0, 0, -1}, 0});
         }
     } else if (IS_SHARED && threadIdx.x >= THREADS - PROMOTERS) {
         release_registers<PROMOTER_REGISTERS>();

@@ -83,6 +83,7 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
     "cut"
     "depend"
     "dequantize"
+    "few_entries"
     "formats/a8"
     "formats/codes"
     "formats/e2m1"

@@ -101,6 +101,29 @@ pub(crate) struct Placing {
     pub(crate) block_size: u32,
 }
 
+/// `FewEntries` of `few_entries.cuh`.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct FewEntries {
+    topk_ids: Pointer,
+    run_of: Pointer,
+    entries: u32,
+    num_experts: u32,
+    num_runs: u32,
+}
+
+impl FewEntries {
+    /// The kernel has a lane for each.
+    const MOST: usize = 32;
+
+    /// What `placing` places, if that is few entries.
+    pub(crate) fn of(placing: &Placing, entries: usize) -> Self {
+        let Placing { topk_ids, run_of, num_experts, num_runs, .. } = *placing;
+        let entries = if entries <= Self::MOST { entries as u32 } else { 0 };
+        Self { topk_ids, run_of, entries, num_experts, num_runs }
+    }
+}
+
 /// `Ranks` of `ranks.cuh`.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
@@ -140,7 +163,7 @@ impl From<schedule::Cut> for Cut {
 
 const _: () = assert!(size_of::<Routing>() == 48 && size_of::<Activation>() == 32);
 const _: () = assert!(size_of::<Cut>() == 44 && size_of::<Ranks>() == 216);
-const _: () = assert!(size_of::<Placing>() == 64);
+const _: () = assert!(size_of::<Placing>() == 64 && size_of::<FewEntries>() == 32);
 
 /// The arguments of an entry point, in its order and of its types. Declared by [`arguments!`]; a test compares
 /// [`SIZES`](Self::SIZES) with the compiled kernels.

@@ -5,6 +5,7 @@
 #include "a8_wgmma_sizes.cuh"
 #include "barrier.cuh"
 #include "depend.cuh"
+#include "few_entries.cuh"
 #include "tiles.cuh"
 #include "wgmma.cuh"
 
@@ -40,9 +41,10 @@ struct Product {
     __device__ unsigned columns() const { return (size_n + tile_n - 1) / tile_n; }
 };
 
-// Places in shared memory: rings of x, weights and scales, a finished tile, parts, heads of tiles, barriers.
+// Places in shared memory: rings of x, weights and scales, a finished tile, parts, heads of tiles, barriers, the
+// first tile where the entries give it.
 struct Memory {
-    unsigned start, weights_at, y_at, parts_at, heads_at, scales_at, full_at, empty_at;
+    unsigned start, weights_at, y_at, parts_at, heads_at, scales_at, full_at, empty_at, found_at;
 
     __device__ Memory(const Product &p, unsigned start) : start(start) {
         weights_at = p.stages * X_BYTES;
@@ -52,6 +54,7 @@ struct Memory {
         scales_at = heads_at + (p.stages + 1) * HEAD_BYTES;
         full_at = scales_at + p.stages * SCALE_BYTES;
         empty_at = full_at + p.stages * 8;
+        found_at = empty_at + p.stages * 8;
     }
 };
 
@@ -65,18 +68,20 @@ constexpr unsigned EARLY_STAGES = 2;
 // The head after number `at`.
 __device__ __forceinline__ unsigned next_head(const Product &p, unsigned at) { return at == p.stages ? 0 : at + 1; }
 
-// Writes head number `at`: of a tile, or of none where its expert is negative. Precedes the arrival at the barrier of the
-// tile's first stage. Returns the bytes that are copied to the head later on.
-__device__ __forceinline__ unsigned write_head(const Product &p, const Memory &memory, const Tile &tile, unsigned at) {
-    unsigned rows = ROWS, bytes = 0;
+// Rows of a tile that have entries.
+__device__ __forceinline__ unsigned rows_of(const Product &p, const Tile &tile) {
     if constexpr (IS_MOE) {
-        if (tile.expert >= 0) {
-            rows = p.block_rows ? __ldcg(p.block_rows + tile.row / ROWS) : ROWS;
-            bytes = ROWS * 4 * (p.row_weights ? 2 : 1);
-        }
+        return p.block_rows ? __ldcg(p.block_rows + tile.row / ROWS) : ROWS;
     } else {
-        rows = min(rows, p.size_m - tile.row);
+        return min(ROWS, p.size_m - tile.row);
     }
+}
+
+// Writes head number `at`: of a tile with that many rows, or of none where its expert is negative. Precedes the arrival at
+// the barrier of the tile's first stage. Returns the bytes that are copied to the head later on.
+__device__ __forceinline__ unsigned write_head(const Product &p, const Memory &memory, const Tile &tile, unsigned rows,
+                                               unsigned at) {
+    const unsigned bytes = IS_MOE && tile.expert >= 0 ? ROWS * 4 * (p.row_weights ? 2 : 1) : 0;
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(memory.start + memory.heads_at + at * HEAD_BYTES),
                  "r"(tile.row), "r"(tile.n0), "r"(tile.expert), "r"(rows)
                  : "memory");
@@ -119,22 +124,26 @@ __device__ __forceinline__ void copy_weights(const Product &p, const Memory &mem
 // Fills every fourth stage of the ring, from `first` on, for all tiles of this thread block. Four lanes of different warps
 // do so, since one alone would be slower than the consumers of small stages. The stages are counted over all tiles. Counted
 // in each tile, two stages of a producer could be 7 apart. In a ring of fewer slots it would then fill a slot a pass too
-// early: a barrier shows only whether its phase is even or odd.
-__device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map, const Memory &memory, unsigned first) {
+// early: a barrier shows only whether its phase is even or odd. `found`: with IS_MOE, the first tile if the entries gave it.
+__device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map, const Memory &memory, unsigned first,
+                                        FilledTile found) {
     constexpr unsigned STRIDE = PRODUCERS / 32;
     const unsigned k_stages = p.k_stages(), padded = (k_stages + PAIR - 1) / PAIR * PAIR;
     // No kernel writes weights. Which expert's they are, the last kernel may say.
-    unsigned early = 0;
-    if (!IS_MOE || p.is_early) {
+    const bool is_placed = !IS_MOE || p.is_early;
+    if (is_placed) {
         const unsigned blocks = p.blocks();
         if (!IS_MOE || blockIdx.x < blocks * p.columns()) {
-            const Tile tile = tile_at(p, blockIdx.x, blocks);
-            early = tile.expert < 0 ? 0 : min(min(p.stages, k_stages), STRIDE * EARLY_STAGES);
-            for (unsigned stage = first; stage < early; stage += STRIDE) {
-                const unsigned head_bytes = OVERLAPS && stage == 0 ? write_head(p, memory, tile, 0) : 0;
-                copy_weights(p, memory, tile, stage, stage, head_bytes);
-            }
+            found.tile = tile_at(p, blockIdx.x, blocks);
         }
+    }
+    unsigned early = found.tile.expert < 0 ? 0 : min(min(p.stages, k_stages), is_placed ? STRIDE * EARLY_STAGES : p.stages);
+    for (unsigned stage = first; stage < early; stage += STRIDE) {
+        unsigned head_bytes = 0;
+        if (OVERLAPS && stage == 0) {
+            head_bytes = write_head(p, memory, found.tile, is_placed ? rows_of(p, found.tile) : found.rows, 0);
+        }
+        copy_weights(p, memory, found.tile, stage, stage, head_bytes);
     }
     wait_for_last_kernel();
     Place base;
@@ -150,7 +159,7 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
             }
             if (PAIR == 1 || stage < k_stages) {
                 if (stage >= early) {
-                    const unsigned head_bytes = OVERLAPS && stage == 0 ? write_head(p, memory, tile, head) : 0;
+                    const unsigned head_bytes = OVERLAPS && stage == 0 ? write_head(p, memory, tile, rows_of(p, tile), head) : 0;
                     copy_weights(p, memory, tile, stage, place.slot, head_bytes);
                 }
                 if (OVERLAPS && IS_MOE && stage == 0) {
@@ -175,7 +184,7 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
         if (first == count % STRIDE) {
             // No tile follows.
             barrier_wait(memory.start + memory.empty_at + base.slot * 8, base.phase ^ 1);
-            write_head(p, memory, {0, 0, -1}, head);
+            write_head(p, memory, {0, 0, -1}, 0, head);
             barrier_arrive(memory.start + memory.full_at + base.slot * 8);
         }
     }

@@ -46,7 +46,8 @@ constexpr unsigned PART_SLOTS = PAIR == 2 ? 6 : 8;
 constexpr unsigned PART_LANES = N_TILE * 2;
 constexpr unsigned PART_FLOATS = (ROWS / 2 + 2) * PART_LANES;
 constexpr unsigned PARTS_BYTES = IS_SHARED ? PART_SLOTS * (PAIR * PART_FLOATS * 4 + 16) : 0;
-constexpr unsigned END_BYTES = Y_BYTES + PARTS_BYTES + HEAD_BYTES;
+constexpr unsigned FOUND_BYTES = IS_MOE * 16;  // a tile (few_entries.cuh)
+constexpr unsigned END_BYTES = Y_BYTES + PARTS_BYTES + HEAD_BYTES + FOUND_BYTES;
 // The ring's length is a multiple of this, so that each of its slots belongs to one of the warpgroups that share columns,
 // and at least LEAST_STAGES.
 constexpr unsigned STAGE_MULTIPLE = IS_SHARED ? 4 * PAIR : 1;

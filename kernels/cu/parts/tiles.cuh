@@ -13,15 +13,25 @@ struct Tile {
     int expert;  // negative: no product
 };
 
-// Tile `index`. Tiles are numbered by groups of `raster` blocks of rows, through all columns of a group.
+// The place of tile `index`, as one of expert 0. Tiles are numbered by groups of `raster` blocks of rows, through all columns
+// of a group.
 template <class Product>
-__device__ __forceinline__ Tile tile_at(const Product &p, unsigned index, unsigned blocks) {
+__device__ __forceinline__ Tile place_of_tile(const Product &p, unsigned index, unsigned blocks) {
     const unsigned columns = p.columns();
     const unsigned first = index / (p.raster * columns) * p.raster;
     const unsigned side = min(p.raster, blocks - first), in = index % (p.raster * columns);
     const unsigned block = first + in % side;
-    const int expert = IS_MOE ? __ldcg(p.expert_ids + block) : 0;
-    return {block * ROWS, in / side * p.tile_n, expert};
+    return {block * ROWS, in / side * p.tile_n, 0};
+}
+
+// Tile `index`.
+template <class Product>
+__device__ __forceinline__ Tile tile_at(const Product &p, unsigned index, unsigned blocks) {
+    Tile tile = place_of_tile(p, index, blocks);
+    if constexpr (IS_MOE) {
+        tile.expert = __ldcg(p.expert_ids + tile.row / ROWS);
+    }
+    return tile;
 }
 
 // Calls `each` with the tiles of this thread block that have products, in turn.

@@ -1,7 +1,13 @@
 //! Blocks of rows without the order of their entries.
 
 use super::{ROW, Runs};
-use crate::{device::Device, error::AccelError, launch::Placing, memory::Buffer, ops::check};
+use crate::{
+    device::Device,
+    error::AccelError,
+    launch::{FewEntries, Placing},
+    memory::Buffer,
+    ops::check,
+};
 
 /// The blocks of tokens without the order of their entries: for products whose rows lie in the order of blocks, each
 /// entry's at its [`place`](Self::place_of).
@@ -35,12 +41,14 @@ pub struct RoutedRows<'a> {
     pub row_weights: Option<&'a Buffer<f32>>,
     /// The last kernel on the stream did not write the blocks: weights of experts may be read while it still runs.
     pub(crate) is_early: bool,
+    /// What the last kernel on the stream makes the blocks of, if that is little: weights of experts may be read likewise.
+    pub(crate) few: FewEntries,
 }
 
 impl<'a> RoutedRows<'a> {
     /// Rows of these blocks, and router weights.
     pub fn new(blocks: &'a PlacedBlocks, row_weights: Option<&'a Buffer<f32>>) -> Self {
-        Self { blocks, row_weights, is_early: false }
+        Self { blocks, row_weights, is_early: false, few: FewEntries::default() }
     }
 }
 

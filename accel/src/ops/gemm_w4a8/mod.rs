@@ -13,7 +13,7 @@ pub use plan::W4a8Plan;
 use crate::{
     device::{Device, failed},
     error::AccelError,
-    launch::{Arguments, Kernel, Pointer, arguments, tensor_map::TensorMap},
+    launch::{Arguments, FewEntries, Kernel, Pointer, arguments, tensor_map::TensorMap},
     memory::Buffer,
     nvrtc::Parameter,
     operation::{Law, Mutant, Needs, Row},
@@ -116,6 +116,12 @@ pub(crate) static ROW: Row = Row {
             "static_cast<size_t>(tile.expert) * p.size_n + single_position(n);",
             "static_cast<size_t>(tile.expert) * p.size_n + n;",
         ),
+        Mutant::new(
+            "the first block's weights for all, few entries",
+            "begins && block == tile.row / ROWS",
+            "begins",
+        ),
+        Mutant::new("one row of a block, few entries", "min(ROWS, __popc(of_run) - before)", "1u"),
     ],
 };
 
@@ -155,6 +161,7 @@ arguments! {
         block_rows: Pointer,
         row_weights: Pointer,
         is_early: u32,
+        few: FewEntries,
     }
 }
 
@@ -291,6 +298,7 @@ fn launch(
         block_rows: blocks.and_then(PlacedBlocks::block_rows).into(),
         row_weights: routed.and_then(|routed| routed.row_weights).into(),
         is_early: routed.is_some_and(|routed| routed.is_early).into(),
+        few: routed.map(|routed| routed.few).unwrap_or_default(),
     };
     let parameters = parameters(weight.dtype(), weight.form(), is_moe, plan);
     kernel.launch(device, &parameters, grid, arguments)

@@ -6,6 +6,7 @@ use marlinspike::num::scalar::ScalarType;
 use crate::{
     device::Device,
     error::AccelError,
+    launch::FewEntries,
     memory::Buffer,
     ops::{
         align::{PlacedBlocks, RoutedRows, Runs, place_on_device},
@@ -151,10 +152,13 @@ impl BlockBuffers {
         let weights = RouterWeights { of_entries: tokens.topk_weights, of_places: row_weights };
         let rows = RowSource::X { x: tokens.x, top_k: *top_k, weights, placing };
         products.gather(device, Which::W13, rows, blocks)?;
+        let entries = tokens.topk_ids.len();
+        let few = placing.map(|placing| FewEntries::of(&placing, entries)).unwrap_or_default();
         let routed = |on_input: bool, is_early: bool| {
             let row_weights = (router_weight_on_input == on_input).then_some(&*row_weights);
-            // The second product follows the activation.
-            RoutedRows { blocks, row_weights, is_early }
+            // The first product follows the kernel that places and gathers, the second one the activation.
+            let few = if is_early { FewEntries::default() } else { few };
+            RoutedRows { blocks, row_weights, is_early, few }
         };
         products.multiply(device, Which::W13, routed(true, false), gate_up)?;
         let rows = RowSource::GateUp { gate_up, activation };
