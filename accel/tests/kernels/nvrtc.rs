@@ -14,8 +14,8 @@ use marlinspike_golden::Tier;
 use marlinspike_kernels::Source;
 use rayon::prelude::*;
 
-/// An architecture, and whether a plain `cargo test` compiles for it, and the nightly tests every pair of values of any
-/// two parameters instead of every value: neighbouring architectures have the same tilings.
+/// An architecture, and whether its tilings are its own: neighbours share them. A plain `cargo test` compiles only for
+/// those with their own, and only for those do the nightly tests compile every pair of values of any two parameters.
 const ARCHS: [(Arch, bool); 4] = [
     (Arch { compute_capability: (8, 0), specific: false }, true),
     (Arch { compute_capability: (8, 9), specific: false }, false),

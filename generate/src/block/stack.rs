@@ -13,7 +13,8 @@ use crate::weights::Weights;
 
 /// The experts of a layer.
 pub(super) trait ExpertStack: Debug + Send + Sync {
-    /// `out` `[M, H]`, overwritten: each row of `x` `[M, H]` through its experts, weighted and added. A row's bits may depend only on the row and its routing.
+    /// Overwrites `out` `[M, H]`: each row of `x` `[M, H]` through its experts, weighted and added. A row's
+    /// bits may depend only on the row and its routing.
     fn forward(
         &self,
         x: &[f32],
