@@ -14,8 +14,8 @@ use marlinspike_golden::Tier;
 use marlinspike_kernels::Source;
 use rayon::prelude::*;
 
-/// An architecture, and whether its tilings are its own: neighbours share them. A plain `cargo test` compiles only for
-/// those with their own, and only for those do the nightly tests compile every pair of values of any two parameters.
+/// An architecture, and whether its tilings are its own: neighbours share them. Only for those with their own do the
+/// nightly tests compile every pair of values of any two parameters. A plain `cargo test` compiles for Hopper alone.
 const ARCHS: [(Arch, bool); 4] = [
     (Arch { compute_capability: (8, 0), specific: false }, true),
     (Arch { compute_capability: (8, 9), specific: false }, false),
@@ -67,7 +67,7 @@ fn every_source_compiles_for_every_architecture() {
     let tier = Tier::current();
     for (arch, distinct) in ARCHS {
         let pairs = distinct && tier == Tier::Nightly;
-        if !distinct && tier == Tier::Plain {
+        if arch.compute_capability != (9, 0) && tier == Tier::Plain {
             continue;
         }
         for source in marlinspike_kernels::SOURCES.iter() {
@@ -91,7 +91,7 @@ fn every_source_compiles_for_every_architecture() {
         }
     }
     println!("{} modules", modules.len());
-    assert!(modules.len() > tier.pick(40, 80, 150), "{} modules", modules.len());
+    assert!(modules.len() > tier.pick(20, 80, 150), "{} modules", modules.len());
     modules.par_iter().for_each(|(arch, source, parameters)| {
         let cubin = nvrtc.compile(source, *arch, parameters).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(cubin[..4], *b"\x7fELF", "{} {arch} {parameters:?}", source.name);

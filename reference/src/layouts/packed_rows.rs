@@ -25,6 +25,14 @@ pub struct PackedRows {
     block: Option<usize>,
 }
 
+/// Adjacent bytes of a row.
+struct Run {
+    /// The weight's column.
+    n: usize,
+    /// The first byte in the row.
+    first: usize,
+}
+
 impl PackedRows {
     /// `shape` codes of `bits` (4 or 8), in the order `rows`, and in blocks of `block` bytes of k or
     /// row-major.
@@ -76,7 +84,7 @@ impl PackedRows {
 
     /// The index of byte `c` of the row at position `place`.
     fn byte(&self, place: usize, c: usize) -> usize {
-        let block = self.block.unwrap_or(self.row_bytes());
+        let block = self.block_bytes();
         (c / block * self.shape.size_n + place) * block + c % block
     }
 
@@ -101,16 +109,24 @@ impl PackedRows {
         // One word holds four bytes of a row, the lower k in the lower bits, as in a file.
         let words = codes.words();
         let mut out = vec![0; self.packed_len()];
-        for place in 0..self.shape.size_n {
-            let n = self.rows.source(place);
-            for r in 0..self.row_bytes() / 4 {
-                let bytes = words[r * self.shape.size_n + n].to_le_bytes();
-                for (i, byte) in bytes.into_iter().enumerate() {
-                    out[self.byte(place, 4 * r + i)] = byte;
-                }
+        for (run, bytes) in self.runs().zip(out.chunks_mut(self.block_bytes().max(1))) {
+            for (c, byte) in (run.first..).zip(bytes) {
+                *byte = (words[c / 4 * self.shape.size_n + run.n] >> (c % 4 * 8)) as u8;
             }
         }
         Ok(out)
+    }
+
+    /// The bytes of a row that are adjacent.
+    fn block_bytes(&self) -> usize {
+        self.block.unwrap_or(self.row_bytes())
+    }
+
+    /// The runs of adjacent bytes of a row, in the layout's order.
+    fn runs(&self) -> impl Iterator<Item = Run> {
+        let sources: Vec<usize> = (0..self.shape.size_n).map(|p| self.rows.source(p)).collect();
+        let firsts = (0..self.row_bytes()).step_by(self.block_bytes().max(1));
+        firsts.flat_map(move |first| sources.clone().into_iter().map(move |n| Run { n, first }))
     }
 
     /// The inverse of [`Self::pack`].
@@ -135,12 +151,10 @@ impl PackedRows {
             let expected = format!("{} bytes", self.packed_len());
             return Err(Error::shape("packed weight", &[packed.len()], expected));
         }
-        let mut words = Vec::with_capacity(self.packed_len() / 4);
-        for r in 0..self.row_bytes() / 4 {
-            for n in 0..self.shape.size_n {
-                let place = self.rows.target(n);
-                let at = |i| packed[self.byte(place, 4 * r + i)];
-                words.push(u32::from_le_bytes([at(0), at(1), at(2), at(3)]));
+        let mut words = vec![0; self.packed_len() / 4];
+        for (run, bytes) in self.runs().zip(packed.chunks(self.block_bytes().max(1))) {
+            for (c, &byte) in (run.first..).zip(bytes) {
+                words[c / 4 * self.shape.size_n + run.n] |= u32::from(byte) << (c % 4 * 8);
             }
         }
         Codes::from_words(self.bits, self.shape, words)

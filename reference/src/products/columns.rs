@@ -182,16 +182,16 @@ impl WeightColumns<'_> {
         values: impl Fn([usize; TILE]) -> [f64; TILE],
     ) {
         let codes = &self.weight.codes;
-        let (size_n, bits) = (self.size_n(), codes.bits());
+        let size_n = self.size_n();
         let width = TILE.min(size_n - n0);
-        let mask = (1u32 << bits) - 1;
+        let mask = (1u32 << codes.bits()) - 1;
         for (p, out) in (start..).zip(out) {
             let k = self.order.map_or(p, |o| o[p] as usize);
-            let (row, place) = if bits == 4 { (k / 8, k % 8 * 4) } else { (k / 4, k % 4 * 8) };
+            let (row, bit) = codes.place(k);
             let words = &codes.words()[row * size_n + n0..][..width];
             let mut found = [0; TILE];
             for (found, word) in found.iter_mut().zip(words) {
-                *found = (word >> place & mask) as usize;
+                *found = (word >> bit & mask) as usize;
             }
             *out = values(found);
             out[width..].fill(0.0);

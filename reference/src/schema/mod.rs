@@ -37,6 +37,7 @@ use crate::num::tensor::DType;
 use crate::ops::schema::TensorRule;
 use crate::ops::{CaseConfig, Op};
 use sample::{Absent, Sample};
+use split::Facts;
 
 /// What an operation reads.
 #[derive(Debug, Clone)]
@@ -144,8 +145,9 @@ pub struct TensorForm {
 /// None for the operations in the table.
 pub fn describe(op: Op) -> Result<OpSchema> {
     let samples = sample::around_lattice(op)?;
-    let keys = keys(op, &samples);
-    let tensors = tensor_schemas(&samples);
+    let facts = Facts::new(&samples);
+    let keys = keys(op, &samples, &facts);
+    let tensors = tensor_schemas(&samples, &facts);
     let about = op.entry().about.trim().to_owned();
     Ok(OpSchema { op, about, keys, tensors, example: example::config(op)? })
 }
@@ -178,7 +180,7 @@ pub fn tensors(
     config.rules(local_experts.unwrap_or(all))
 }
 
-fn keys(op: Op, samples: &[Sample]) -> Vec<KeySchema> {
+fn keys(op: Op, samples: &[Sample], facts: &Facts<'_>) -> Vec<KeySchema> {
     let read = samples.iter().flat_map(|sample| sample.keys.iter().map(|(path, _)| path.as_str()));
     // A key without an effect on what is computed is known, and not read.
     let all = read.chain((op.entry().keys)().iter().copied());
@@ -189,7 +191,7 @@ fn keys(op: Op, samples: &[Sample]) -> Vec<KeySchema> {
         }
     }
     let schema = |path: &str| {
-        let forms = split::forms(samples, |group| key_form(samples, group, path));
+        let forms = split::forms(facts, |group| key_form(samples, group, path));
         let forms = forms.into_iter().filter_map(|(when, form)| Some((when, form?))).collect();
         let constraints = sample::constraints(op, samples, path);
         KeySchema { name: path.to_owned(), about: glossary::key(path), forms, constraints }
@@ -236,7 +238,7 @@ fn key_form(samples: &[Sample], group: &[usize], path: &str) -> Option<Option<Ke
     Some(Some(KeyForm { kind: kind.clone(), absent }))
 }
 
-fn tensor_schemas(samples: &[Sample]) -> Vec<TensorSchema> {
+fn tensor_schemas(samples: &[Sample], facts: &Facts<'_>) -> Vec<TensorSchema> {
     let mut names: Vec<&str> = Vec::new();
     for rule in samples.iter().flat_map(|sample| &sample.rules) {
         if !names.contains(&rule.name.as_str()) {
@@ -245,12 +247,12 @@ fn tensor_schemas(samples: &[Sample]) -> Vec<TensorSchema> {
     }
     // Inputs first, each in the order of the rules.
     names.sort_by_key(|name| name.starts_with("out."));
-    let names_of_sizes = sample::size_names(samples);
+    let candidates = shape::Candidates::new(samples);
     let schema = |name: &str| {
-        let fitted = shape::Fitted::new(samples, &names_of_sizes, name);
-        let mut forms = split::forms(samples, |group| fitted.form(group, false));
+        let fitted = shape::Fitted::new(samples, &candidates, name);
+        let mut forms = split::forms(facts, |group| fitted.form(group, false));
         if forms.is_empty() {
-            forms = split::forms(samples, |group| fitted.form(group, true));
+            forms = split::forms(facts, |group| fitted.form(group, true));
         }
         let forms = forms.into_iter().filter_map(|(when, form)| Some((when, form?))).collect();
         TensorSchema { name: name.to_owned(), about: glossary::tensor(name), forms }

@@ -6,7 +6,7 @@ use std::fmt;
 use serde_json::{Map, Value};
 
 use super::TensorForm;
-use super::sample::Sample;
+use super::sample::{Sample, size_names};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
 use crate::ops::schema::{Dim, stored};
@@ -83,9 +83,14 @@ impl Extent {
 
     /// Whether a demand is this size under a sample.
     pub(super) fn fits(&self, dim: Dim, sample: &Sample) -> bool {
+        self.gives(self.under(sample), dim)
+    }
+
+    /// Whether a demand is this size, whose value is `value`.
+    fn gives(&self, value: Option<u64>, dim: Dim) -> bool {
         match (dim, self) {
             (Dim::Some, Self::Some) | (Dim::Any, Self::Any) | (_, Self::Computed) => true,
-            (Dim::Is(size), _) => self.under(sample) == Some(size as u64),
+            (Dim::Is(size), _) => value == Some(size as u64),
             _ => false,
         }
     }
@@ -128,8 +133,23 @@ fn scaled(f: &mut fmt::Formatter<'_>, times: u64, over: u64) -> fmt::Result {
     Ok(())
 }
 
+/// Expressions of the samples' sizes, the simplest first, with their values.
+pub(super) struct Candidates {
+    extents: Vec<Extent>,
+    /// For each sample, the size that each expression gives.
+    values: Vec<Vec<Option<u64>>>,
+}
+
+impl Candidates {
+    pub(super) fn new(samples: &[Sample]) -> Self {
+        let extents = expressions(&size_names(samples));
+        let under = |sample| extents.iter().map(|extent| extent.under(sample)).collect();
+        Self { values: samples.iter().map(under).collect(), extents }
+    }
+}
+
 /// Expressions of these sizes, the simplest first.
-fn candidates(sizes: &[String]) -> Vec<Extent> {
+fn expressions(sizes: &[String]) -> Vec<Extent> {
     let key = |name: &String, times, over| Extent::Key { name: name.clone(), times, over };
     let mut all = vec![Extent::Some, Extent::Any];
     all.extend(sizes.iter().map(|n| key(n, 1, 1)));
@@ -185,10 +205,12 @@ fn candidates(sizes: &[String]) -> Vec<Extent> {
 struct Set(Vec<u64>);
 
 impl Set {
-    fn of(candidates: &[Extent], dim: Dim, sample: &Sample) -> Self {
-        let mut words = vec![0; candidates.len().div_ceil(64)];
-        for (i, candidate) in candidates.iter().enumerate() {
-            words[i / 64] |= u64::from(candidate.fits(dim, sample)) << (i % 64);
+    /// Those that fit a demand under the sample with this number.
+    fn of(candidates: &Candidates, dim: Dim, sample: usize) -> Self {
+        let mut words = vec![0; candidates.extents.len().div_ceil(64)];
+        let all = candidates.extents.iter().zip(&candidates.values[sample]);
+        for (i, (extent, value)) in all.enumerate() {
+            words[i / 64] |= u64::from(extent.gives(*value, dim)) << (i % 64);
         }
         Self(words)
     }
@@ -204,8 +226,8 @@ impl Set {
 }
 
 /// A tensor under every sample.
-pub(super) struct Fitted {
-    candidates: Vec<Extent>,
+pub(super) struct Fitted<'c> {
+    candidates: &'c Candidates,
     seen: Vec<Option<Seen>>,
 }
 
@@ -235,10 +257,9 @@ pub(super) fn dtypes_of(name: &str, config: &Map<String, Value>) -> Vec<DType> {
     }
 }
 
-impl Fitted {
-    pub(super) fn new(samples: &[Sample], sizes: &[String], name: &str) -> Self {
-        let candidates = candidates(sizes);
-        let see = |sample: &Sample| {
+impl<'c> Fitted<'c> {
+    pub(super) fn new(samples: &[Sample], candidates: &'c Candidates, name: &str) -> Self {
+        let see = |(at, sample): (usize, &Sample)| {
             let rule = sample.rules.iter().find(|rule| rule.name == name)?;
             let plain: Vec<String> = rule.dtypes.iter().map(|d| d.name().to_owned()).collect();
             let mut dtypes = vec![plain];
@@ -253,11 +274,11 @@ impl Fitted {
                 };
                 dtypes.push(keyed);
             }
-            let fitting = rule.shape.iter().map(|dim| Set::of(&candidates, *dim, sample)).collect();
+            let fitting = rule.shape.iter().map(|dim| Set::of(candidates, *dim, at)).collect();
             let (required, or_single) = (rule.required, rule.or_single);
             Some(Seen { required, or_single, dtypes, dims: rule.shape.clone(), fitting })
         };
-        Self { seen: samples.iter().map(see).collect(), candidates }
+        Self { seen: samples.iter().enumerate().map(see).collect(), candidates }
     }
 
     /// The form that the tensor has in every sample of a group: `None` where there is no such form,
@@ -294,7 +315,7 @@ impl Fitted {
             shape.push(match (first.dims[at], same_dims[at], set.first()) {
                 // A few configs may agree on a size by chance.
                 (Dim::Is(size), true, _) if group.len() > 3 => Extent::Fixed(size as u64),
-                (_, _, Some(found)) => self.candidates[found].clone(),
+                (_, _, Some(found)) => self.candidates.extents[found].clone(),
                 (Dim::Is(size), true, None) => Extent::Fixed(size as u64),
                 _ if computed => Extent::Computed,
                 _ => return None,

@@ -51,14 +51,13 @@ impl fmt::Display for When {
 ///
 /// Nothing is returned where no few facts tell the forms apart.
 pub(super) fn forms<F: PartialEq>(
-    samples: &[Sample],
+    facts: &Facts<'_>,
     form: impl Fn(&[usize]) -> Option<F>,
 ) -> Vec<(When, F)> {
-    let facts = fact_names(samples);
     for count in 0..=MOST_FACTS {
-        for chosen in subsets(facts.len(), count) {
-            let names: Vec<&str> = chosen.iter().map(|&i| facts[i].as_str()).collect();
-            if let Some(found) = by_facts(samples, &names, &form) {
+        for chosen in subsets(facts.all.len(), count) {
+            let chosen: Vec<&Fact<'_>> = chosen.iter().map(|&i| &facts.all[i]).collect();
+            if let Some(found) = by_facts(facts.samples, &chosen, &form) {
                 return found;
             }
         }
@@ -67,15 +66,44 @@ pub(super) fn forms<F: PartialEq>(
 }
 
 /// Facts with more than one value, in the order in which samples state them.
-fn fact_names(samples: &[Sample]) -> Vec<String> {
-    let mut names: Vec<String> = Vec::new();
-    for (name, _) in samples.iter().flat_map(|sample| &sample.facts) {
-        if !names.contains(name) {
-            names.push(name.clone());
+pub(super) struct Facts<'s> {
+    samples: usize,
+    all: Vec<Fact<'s>>,
+}
+
+/// A fact of all samples.
+struct Fact<'s> {
+    name: &'s str,
+    values: Vec<&'s str>,
+    /// For each sample, the place of its value.
+    of: Vec<usize>,
+}
+
+impl<'s> Facts<'s> {
+    pub(super) fn new(samples: &'s [Sample]) -> Self {
+        let mut names: Vec<&str> = Vec::new();
+        for (name, _) in samples.iter().flat_map(|sample| &sample.facts) {
+            if !names.contains(&name.as_str()) {
+                names.push(name);
+            }
         }
+        let facts = names.into_iter().map(|name| Fact::new(samples, name));
+        Self { samples: samples.len(), all: facts.filter(|fact| fact.values.len() > 1).collect() }
     }
-    names.retain(|name| samples.iter().any(|s| s.fact(name) != samples[0].fact(name)));
-    names
+}
+
+impl<'s> Fact<'s> {
+    fn new(samples: &'s [Sample], name: &'s str) -> Self {
+        let mut values = Vec::new();
+        let mut place = |value| {
+            values.iter().position(|v| *v == value).unwrap_or_else(|| {
+                values.push(value);
+                values.len() - 1
+            })
+        };
+        let of = samples.iter().map(|sample| place(sample.fact(name))).collect();
+        Self { name, values, of }
+    }
 }
 
 /// All sets of `count` numbers below `len`.
@@ -90,25 +118,28 @@ fn subsets(len: usize, count: usize) -> Vec<Vec<usize>> {
     subsets(len, count - 1).into_iter().flat_map(with_last).collect()
 }
 
-/// Values of the chosen facts, and the samples that have them.
-type Group<'s> = (Vec<&'s str>, Vec<usize>);
-
 fn by_facts<F: PartialEq>(
-    samples: &[Sample],
-    names: &[&str],
+    samples: usize,
+    facts: &[&Fact<'_>],
     form: impl Fn(&[usize]) -> Option<F>,
 ) -> Option<Vec<(When, F)>> {
-    let mut groups: Vec<Group<'_>> = Vec::new();
-    for (i, sample) in samples.iter().enumerate() {
-        let values: Vec<&str> = names.iter().map(|name| sample.fact(name)).collect();
-        match groups.iter_mut().find(|(known, _)| *known == values) {
+    // Places of the facts' values, and the samples that have them.
+    let mut groups: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
+    for i in 0..samples {
+        let values = || facts.iter().map(|fact| fact.of[i]);
+        match groups.iter_mut().find(|(known, _)| known.iter().copied().eq(values())) {
             Some((_, members)) => members.push(i),
-            None => groups.push((values, vec![i])),
+            None => groups.push((values().collect(), vec![i])),
         }
     }
     for (_, members) in &groups {
         form(members)?;
     }
+    let names: Vec<&str> = facts.iter().map(|fact| fact.name).collect();
+    let text = |places: &[usize]| -> Vec<&str> {
+        facts.iter().zip(places).map(|(fact, &at)| fact.values[at]).collect()
+    };
+    let groups: Vec<_> = groups.into_iter().map(|(at, members)| (text(&at), members)).collect();
     let observed: Vec<Vec<&str>> = groups.iter().map(|(values, _)| values.clone()).collect();
     // Groups that one form fits are one class.
     let mut classes: Vec<(Vec<Vec<&str>>, Vec<usize>)> = Vec::new();
@@ -127,7 +158,7 @@ fn by_facts<F: PartialEq>(
     }
     classes
         .into_iter()
-        .map(|(values, members)| Some((condition(names, &values, &observed), form(&members)?)))
+        .map(|(values, members)| Some((condition(&names, &values, &observed), form(&members)?)))
         .collect()
 }
 

@@ -142,10 +142,40 @@ impl<'a> Codes<'a> {
 
     /// The code of row `k`, column `n`.
     pub fn get(&self, k: usize, n: usize) -> u8 {
-        // Called once per code: constant divisors, unlike `self.pack()`, compile to shifts.
-        let (row, place) = if self.bits == 4 { (k / 8, k % 8 * 4) } else { (k / 4, k % 4 * 8) };
+        let (row, bit) = self.place(k);
         let word = self.words[row * self.shape.size_n + n];
-        (word >> place) as u8 & (0xff >> (8 - self.bits))
+        (word >> bit) as u8 & (0xff >> (8 - self.bits))
+    }
+
+    /// The row of words that holds row `k`, and the lowest bit of its codes there.
+    #[inline]
+    pub(crate) fn place(&self, k: usize) -> (usize, usize) {
+        // Called once per code: constant divisors, unlike `self.pack()`, compile to shifts.
+        if self.bits == 4 { (k / 8, k % 8 * 4) } else { (k / 4, k % 4 * 8) }
+    }
+
+    /// The same codes, but `code` in row `k`, column `n`.
+    pub(crate) fn with(&self, [k, n]: [usize; 2], code: u8) -> Codes<'static> {
+        let (row, bit) = self.place(k);
+        let mut codes = self.clone().into_owned();
+        let word = &mut codes.words.to_mut()[row * self.shape.size_n + n];
+        *word = *word & !((u32::MAX >> (32 - self.bits)) << bit) | u32::from(code) << bit;
+        codes
+    }
+
+    /// The same codes in a matrix of another shape: rows and columns beyond this one are zero, those beyond
+    /// `shape` are left out.
+    pub(crate) fn resized(&self, shape: Shape) -> Result<Codes<'static>> {
+        let rows = shape.k().packed(self.bits)?.0;
+        let mut words = vec![0; rows * shape.size_n];
+        let width = shape.size_n.min(self.shape.size_n);
+        if width > 0 {
+            let lines = self.words.chunks_exact(self.shape.size_n);
+            for (to, from) in words.chunks_exact_mut(shape.size_n).zip(lines) {
+                to[..width].copy_from_slice(&from[..width]);
+            }
+        }
+        Codes::from_words(self.bits, shape, words)
     }
 
     /// The same codes with row k taken from row `perm[k]` (act-order's gather).

@@ -186,7 +186,7 @@ impl ExpertLayout {
         let (mut weights, mut bits) = (Vec::new(), Vec::new());
         for expert in experts {
             self.check(expert)?;
-            let codes = self.padded(&expert.codes)?;
+            let codes = expert.codes.resized(self.weights.shape())?;
             let bytes = self.weights.pack_bytes(&codes)?;
             weights.extend(bytes.into_iter().map(|byte| byte ^ self.flipped));
             bits.extend(self.scales.pack(&self.padded_scales(&expert.scales)?)?.iter_bits());
@@ -250,15 +250,6 @@ impl ExpertLayout {
         Ok(())
     }
 
-    fn padded(&self, codes: &Codes<'_>) -> Result<Codes<'static>> {
-        let inside = |k, n| k < self.shape.size_k && n < self.shape.size_n;
-        Codes::from_fn(
-            4,
-            self.weights.shape(),
-            |k, n| if inside(k, n) { codes.get(k, n) } else { 0 },
-        )
-    }
-
     fn padded_scales(&self, scales: &Table) -> Result<Table> {
         let Shape { size_k, size_n } = self.weights.shape();
         let groups = size_k / self.group_size;
@@ -283,7 +274,7 @@ impl ExpertLayout {
         let groups = size_k / self.group_size;
         let bits = (0..groups * size_n).map(|i| scales.bits(i / size_n, i % size_n));
         Ok(Expert {
-            codes: Codes::from_fn(4, self.shape, |k, n| codes.get(k, n))?,
+            codes: codes.resized(self.shape)?,
             scales: table(scales.ty(), groups, size_n, bits)?,
         })
     }

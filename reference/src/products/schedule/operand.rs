@@ -4,6 +4,7 @@ use super::steps::Operands;
 use super::{GroupScale, Rows, Schedule, ScheduleError, WeightForm};
 use crate::layouts::marlin::process_int8_scales_with;
 use crate::num::scalar::ScalarType;
+use crate::products::rows::two_to;
 use crate::products::tensor_core::{LANES, Panel, Row, Unit};
 use crate::weight::{Groups, Table, Weight};
 use crate::{Error, Result, act_order};
@@ -179,7 +180,7 @@ impl<'p> Plan<'p> {
 
     /// 2^−exponent; at most 126 either way: exact.
     fn undo(&self) -> f64 {
-        f64::from(-self.schedule.weights.exponent).exp2()
+        two_to(-self.schedule.weights.exponent)
     }
 
     fn operands(&self, n: usize) -> Operands {
@@ -209,7 +210,7 @@ impl<'p> Plan<'p> {
             WeightForm::Unscaled => plain,
             WeightForm::Rounded | WeightForm::Exact => plain * w.scales.value(group, n),
         };
-        let value = value * f64::from(self.schedule.weights.exponent).exp2();
+        let value = value * two_to(self.schedule.weights.exponent);
         let ty = self.unit.inputs.1;
         let bits = ty.encode_rne(value);
         let kept = form == WeightForm::Rounded || value.is_nan() || ty.to_f64(bits) == value;

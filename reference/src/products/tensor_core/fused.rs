@@ -9,6 +9,7 @@
 use super::operand::{FRACTION, Operand, Special, ZERO_EXPONENT};
 use super::units::Accumulator;
 use super::{NAN_F16, NAN_F32};
+use crate::products::rows::two_to;
 
 /// Fraction bits of a product's significand.
 const PRODUCT_FRACTION: i32 = 2 * FRACTION;
@@ -178,7 +179,7 @@ pub(super) fn truncate_f32(total: i64, unit: i32, kept_bits: u32) -> u32 {
 /// f16 to nearest even. Overflow is infinity; a result that rounds to zero is +0.
 fn nearest_f16(total: i64, unit: i32) -> u32 {
     // The sum has at most 36 bits, so it is exact in f64 and is rounded once, to f16.
-    let value = total as f64 * f64::from(unit).exp2();
+    let value = total as f64 * two_to(unit);
     match crate::num::scalar::f64_to_f16_rne(value) {
         0x8000 => 0,
         bits => bits.into(),

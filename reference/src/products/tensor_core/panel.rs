@@ -8,27 +8,42 @@ use super::simd;
 use super::terms::{Factor, LANES, Lanes, Sums, Terms};
 use super::units::{Accumulator, KSplit, Unit};
 use super::{add_f16, add_f32};
-use crate::num::scalar::ScalarType;
+use crate::num::scalar::{ScalarType, bf16_to_f32, f16_to_f32};
 use crate::{Error, Result};
 
-/// Codes of one type as factors; those of 8 bits from a table.
-struct Decoder {
-    ty: ScalarType,
-    through_f16: bool,
-    table: Vec<Factor>,
+/// Codes of one type as factors.
+enum Decoder {
+    F16,
+    Bf16,
+    Tf32,
+    /// 8 bits: a factor for each code.
+    Table(Vec<Factor>),
+    Other(ScalarType),
 }
 
 impl Decoder {
     fn new(unit: &Unit, ty: ScalarType) -> Self {
-        let through_f16 = unit.through_f16;
-        let one = |code| Factor::new(Operand::decode(ty, code, through_f16));
-        let codes = if ty.size_bits() == 8 { 0..256 } else { 0..0 };
-        Self { ty, through_f16, table: codes.map(one).collect() }
+        let one = |code| Factor::new(Operand::decode(ty, code, unit.through_f16));
+        match ty {
+            ScalarType::FLOAT16 => Self::F16,
+            ScalarType::BFLOAT16 => Self::Bf16,
+            ScalarType::FLOAT32 => Self::Tf32,
+            _ if ty.size_bits() == 8 => Self::Table((0..256).map(one).collect()),
+            _ => Self::Other(ty),
+        }
     }
 
+    /// The factor that [`Operand::decode`] defines.
+    #[inline]
     fn factor(&self, code: u32) -> Factor {
-        let known = self.table.get(code as usize).copied();
-        known.unwrap_or_else(|| Factor::new(Operand::decode(self.ty, code, self.through_f16)))
+        match self {
+            Self::F16 => Factor::widened(f16_to_f32(code as u16), -14),
+            Self::Bf16 => Factor::widened(bf16_to_f32(code as u16), -126),
+            // The low 13 bits are not read.
+            Self::Tf32 => Factor::widened(f32::from_bits(code & !0x1fff), -126),
+            Self::Table(factors) => factors[code as u8 as usize],
+            Self::Other(ty) => Factor::new(Operand::decode(*ty, code, false)),
+        }
     }
 }
 
@@ -200,6 +215,36 @@ impl Unit {
                         Accumulator::F16 => add_f16(before as u16, *c as u16).into(),
                         _ => add_f32(before, *c),
                     };
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::products::tensor_core::UNITS;
+
+    /// Every code of 16 bits, and codes of tf32 with each sign, exponent and mantissa bit.
+    #[test]
+    fn codes_are_decoded_as_defined() {
+        let bits = |code: u32| code << 16 | (code & 7) << 13 | 0x1abc;
+        for ty in [ScalarType::FLOAT16, ScalarType::BFLOAT16, ScalarType::FLOAT32] {
+            let unit = UNITS.iter().find(|u| u.inputs.1 == ty).expect("a unit");
+            let decoder = Decoder::new(unit, ty);
+            for code in 0..=0xffff {
+                let code = if ty == ScalarType::FLOAT32 { bits(code) } else { code };
+                let (found, defined) =
+                    (decoder.factor(code), Factor::new(Operand::decode(ty, code, false)));
+                let what = format!("{ty} {code:#x}: {found:?}, {defined:?}");
+                if defined.value.is_nan() {
+                    assert!(found.value.is_nan(), "{what}");
+                } else {
+                    assert_eq!(found.value, defined.value, "{what}");
+                }
+                if defined.value.is_finite() {
+                    assert_eq!(found.exponent, defined.exponent, "{what}");
                 }
             }
         }

@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 use super::add_f32;
+use super::operand::ZERO_EXPONENT;
 use super::terms::{LANES, Lanes, Sums, Terms};
 use super::units::Accumulator;
 
@@ -19,8 +20,8 @@ const TERMS_PER_INTEGER: usize = 8;
 const SMALLEST: i32 = -126 + MAX_FRACTION_BITS;
 /// E whose products, below 2^(E + 2), are finite.
 const LARGEST: i32 = 125;
-/// Smallest exponent of a term, and that of a zero.
-const FLOOR: i32 = -133;
+/// Above every sum of a zero's exponent and another, and below those of other products.
+const ALL_ZERO: i32 = ZERO_EXPONENT as i32 / 2;
 
 /// Fused sums of [`Sums::terms`] terms over all of `terms`, in ascending order, into the f32 bits `c`.
 /// With `instruction`, the sums of that many k start from zero and `c` is added to each.
@@ -111,11 +112,11 @@ fn sum<const N: usize>(sums: Sums, terms: Terms<'_>, c: &mut Lanes) -> bool {
     ) else {
         return false;
     };
-    let mut largest = [FLOOR; LANES];
+    let mut largest = [i32::from(ZERO_EXPONENT); LANES];
     for l in 0..LANES {
         let field = (c[l] >> 23 & 0xff) as i32;
         let exponent = field.max(1) - 127;
-        largest[l] = if c[l] << 1 == 0 { FLOOR } else { exponent };
+        largest[l] = if c[l] << 1 == 0 { largest[l] } else { exponent };
     }
     for k in 0..N {
         for l in 0..LANES {
@@ -123,8 +124,11 @@ fn sum<const N: usize>(sums: Sums, terms: Terms<'_>, c: &mut Lanes) -> bool {
         }
     }
     let mut outside = 0;
-    for &e in &largest {
-        outside |= i32::from(e < SMALLEST) | i32::from(e > LARGEST);
+    for e in &mut largest {
+        // Where all terms are zero, so is the sum, with any E.
+        let small = *e < SMALLEST && *e > ALL_ZERO;
+        outside |= i32::from(small) | i32::from(*e > LARGEST);
+        *e = (*e).max(SMALLEST);
     }
     if outside != 0 {
         return false;

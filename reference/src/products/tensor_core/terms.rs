@@ -30,6 +30,13 @@ impl Factor {
         Self { value: magnitude as f32, exponent: x.exponent.into() }
     }
 
+    /// The factor of a code whose value is `value` and whose type's least exponent is `least`.
+    #[inline]
+    pub(super) fn widened(value: f32, least: i32) -> Self {
+        let exponent = ((value.to_bits() >> 23 & 0xff) as i32 - 127).max(least);
+        Self { value, exponent: if value == 0.0 { ZERO_EXPONENT.into() } else { exponent } }
+    }
+
     fn operand(value: f32, exponent: i32) -> Operand {
         let special = match (value.is_nan(), value.is_infinite()) {
             (true, _) => Special::Nan,
@@ -38,7 +45,7 @@ impl Factor {
         };
         let significand = match special {
             Special::Finite if exponent > ZERO_EXPONENT.into() => {
-                (f64::from(value) * f64::from(FRACTION - exponent).exp2()) as i32
+                (f64::from(value) * two_to(FRACTION - exponent)) as i32
             }
             Special::Infinity => value.signum() as i32,
             _ => 0,

@@ -7,7 +7,7 @@ use super::scene::{Sample, Scene, Setup, spread_to};
 use super::terms::{Line, ROWS, Terms};
 use crate::num::scalar::ScalarType;
 use crate::products::Bounded;
-use crate::weight::{Codes, Weight};
+use crate::weight::Weight;
 
 /// Largest number of wrong columns that may have separate causes.
 const OWN_CAUSE: usize = 8;
@@ -53,7 +53,7 @@ pub(super) fn one_code(scene: &Scene<'_>) -> Option<Finding> {
         // Each costs a product and a copy of the weight.
         let holds = |(_, (k, _, code), _): &Fit<Code>| column_holds(scene, &terms, *k, *code);
         let (k, old, new) = clearest(fitting, holds)?;
-        predicted.extend(column(scene, part, n, &with_code(scene, part, [k, n], new)?)?);
+        predicted.extend(column(scene, part, n, &with_code(scene, part, [k, n], new))?);
         texts.push(format!("k {k}, n {n}: code {new} instead of {old}"));
         shown.get_or_insert(terms.cause(|at| terms.stored[at] == k));
     }
@@ -109,29 +109,17 @@ fn codes_at(terms: &Terms<'_>, at: usize) -> Vec<Fit<Code>> {
 /// Whether replacing one code explains all elements of the column.
 fn column_holds(scene: &Scene<'_>, terms: &Terms<'_>, k: usize, code: u8) -> bool {
     let part = &scene.stage.parts[terms.part];
-    let Some(setup) = with_code(scene, terms.part, [k, terms.n], code) else { return false };
+    let setup = with_code(scene, terms.part, [k, terms.n], code);
     let sample =
         Sample { part: terms.part, rows: spread_to(&part.rows, 2 * ROWS), cols: vec![terms.n] };
     scene.holds(&sample, &setup, None)
 }
 
 /// A part's product with another code at (k, n).
-fn with_code<'s>(
-    scene: &Scene<'s>,
-    part: usize,
-    [k, n]: [usize; 2],
-    code: u8,
-) -> Option<Setup<'s>> {
+fn with_code<'s>(scene: &Scene<'s>, part: usize, at: [usize; 2], code: u8) -> Setup<'s> {
     let weight = scene.stage.parts[part].weight;
-    let codes = &weight.codes;
-    let (bits, pack) = (codes.bits(), codes.pack());
-    let mut words = codes.words().to_vec();
-    let word = &mut words[k / pack * scene.size_n + n];
-    let shift = (k % pack) as u32 * bits;
-    *word = *word & !((u32::MAX >> (32 - bits)) << shift) | u32::from(code) << shift;
-    let codes = Codes::from_words(bits, codes.shape(), words).ok()?;
-    let weight = Weight { codes, ..weight.clone() };
-    Some(Setup { weight: Cow::Owned(weight), ..scene.right(part) })
+    let weight = Weight { codes: weight.codes.with(at, code), ..weight.clone() };
+    Setup { weight: Cow::Owned(weight), ..scene.right(part) }
 }
 
 /// A part's product with the bits of one scale replaced.
