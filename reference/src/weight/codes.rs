@@ -163,6 +163,30 @@ impl<'a> Codes<'a> {
         codes
     }
 
+    /// Column n taken from column `columns[n]`, each below the matrix's size_n.
+    pub(crate) fn gather_columns(&self, columns: &[usize]) -> Codes<'static> {
+        let rows = self.words.chunks_exact(self.shape.size_n.max(1));
+        let words: Vec<u32> = rows.flat_map(|row| columns.iter().map(|&n| row[n])).collect();
+        Codes {
+            bits: self.bits,
+            shape: Shape::new(self.shape.size_k, columns.len()),
+            words: words.into(),
+        }
+    }
+
+    /// The same words with their values in another order: place p of a word takes its value `order[p]`.
+    pub(crate) fn reordered(&self, order: &[usize]) -> Codes<'static> {
+        let (bits, mask) = (self.bits, u32::MAX >> (32 - self.bits));
+        let moved = |word: &u32| {
+            let places = order.iter().enumerate();
+            places.fold(0, |made, (p, &from)| {
+                made | (word >> (from as u32 * bits) & mask) << (p as u32 * bits)
+            })
+        };
+        let words: Vec<u32> = self.words.iter().map(moved).collect();
+        Codes { bits, shape: self.shape, words: words.into() }
+    }
+
     /// The same codes in a matrix of another shape: rows and columns beyond this one are zero, those beyond
     /// `shape` are left out.
     pub(crate) fn resized(&self, shape: Shape) -> Result<Codes<'static>> {

@@ -12,7 +12,7 @@ impl Weight<'_> {
     /// # Errors
     /// [`Error::Value`] naming the first column that does not exist.
     pub fn gather_columns(&self, columns: &[usize]) -> Result<Weight<'static>> {
-        let Shape { size_k, size_n } = self.shape();
+        let size_n = self.shape().size_n;
         if let Some(at) = columns.iter().position(|&n| n >= size_n) {
             let expected = format!("a column below {size_n}");
             return Err(Error::value(
@@ -22,12 +22,11 @@ impl Weight<'_> {
                 expected,
             ));
         }
-        let shape = Shape::new(size_k, columns.len());
         let table = |t: &Table| t.gather_columns(columns);
         Ok(Weight {
             name: self.name.clone(),
             ty: self.ty,
-            codes: Codes::from_fn(self.codes.bits(), shape, |k, n| self.codes.get(k, columns[n]))?,
+            codes: self.codes.gather_columns(columns),
             scales: table(&self.scales)?,
             zeros: self.zeros.as_ref().map(table).transpose()?,
             groups: self.groups.clone(),

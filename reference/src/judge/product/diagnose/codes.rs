@@ -100,18 +100,26 @@ fn column_mistakes() -> impl Iterator<Item = (MistakeName, [usize; 8])> {
 /// Codes.
 pub(super) fn codes<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     let mut all = Vec::new();
-    let recode = move |part: usize, read: &dyn Fn(&Codes<'_>, usize, usize) -> u8| {
+    let recode = move |part: usize, wrong: &dyn Fn(&Codes<'_>) -> Codes<'static>| {
         scene.changed(part, |w| {
-            let codes = &w.codes;
-            let (bits, shape) = (codes.bits(), codes.shape());
-            w.codes = Codes::from_fn(bits, shape, |k, n| read(codes, k, n)).ok()?;
+            w.codes = wrong(&w.codes);
             Some(())
+        })
+    };
+    // In each word, the value that place p of `pack` takes.
+    let in_words = move |part: usize, from: fn(usize, usize) -> usize| {
+        recode(part, &|codes| {
+            let pack = codes.pack();
+            codes.reordered(&(0..pack).map(|p| from(p, pack)).collect::<Vec<_>>())
         })
     };
     if scene.stage.parts.iter().all(|p| p.weight.zeros.is_some()) {
         for (MistakeName { id, text }, map) in column_mistakes() {
             let both = format!("{text}, in weights and zero points");
-            let wrong = move |c: &Codes<'_>, k: usize, n: usize| c.get(k, n / 8 * 8 + map[n % 8]);
+            let wrong = move |codes: &Codes<'_>| {
+                let columns = (0..codes.shape().size_n).map(|n| n / 8 * 8 + map[n % 8]);
+                codes.gather_columns(&columns.collect::<Vec<_>>())
+            };
             all.push(Suspect::new(id, format!("of the weights, {text}"), move |part| {
                 recode(part, &wrong)
             }));
@@ -128,26 +136,19 @@ pub(super) fn codes<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
         all.push(Suspect::new(
             "nibbles-swapped",
             "the two nibbles of a byte are exchanged: even k were read from the high one",
-            move |part| recode(part, &|c, k, n| c.get(k ^ 1, n)),
+            move |part| in_words(part, |p, _| p ^ 1),
         ));
     }
     all.push(Suspect::new(
         "words-reversed",
         "the values of a word were read from the high end",
-        move |part| recode(part, &|c, k, n| c.get(k ^ (c.pack() - 1), n)),
+        move |part| in_words(part, |p, pack| pack - 1 - p),
     ));
     all.push(Suspect::new(
         "interleave-not-undone",
         "the interleave of values in a packed word was not undone",
-        move |part| {
-            recode(part, &|c, k, n| {
-                let pack = c.pack();
-                // Position p of a word holds value `order(p)`: even values first.
-                let p = k % pack;
-                let value = if p < pack / 2 { 2 * p } else { 2 * (p - pack / 2) + 1 };
-                c.get(k / pack * pack + value, n)
-            })
-        },
+        // Even values first.
+        move |part| in_words(part, |p, pack| 2 * p % pack + 2 * p / pack),
     ));
     all
 }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use super::Suspect;
 use super::scene::{Scene, Setup};
-use crate::weight::{Codes, Table, Weight};
+use crate::weight::{Table, Weight};
 
 /// The tensors of the matrix whose columns are mapped.
 #[derive(Clone, Copy)]
@@ -109,8 +109,7 @@ fn mapped<'w>(
     let order: Vec<usize> = (0..shape.size_n).map(map).collect();
     let columns = |table: &Table| gather(table, &order);
     if which.codes {
-        let codes = weight.codes.clone();
-        weight.codes = Codes::from_fn(codes.bits(), shape, |k, n| codes.get(k, order[n])).ok()?;
+        weight.codes = weight.codes.gather_columns(&order);
     }
     if which.scales {
         weight.scales = columns(&weight.scales);
