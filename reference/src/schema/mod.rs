@@ -146,7 +146,7 @@ pub fn describe(op: Op) -> Result<OpSchema> {
     let samples = sample::around_lattice(op)?;
     let keys = keys(op, &samples);
     let tensors = tensor_schemas(&samples);
-    let about = op.entry().about.trim().to_owned();
+    let about = about(op).to_owned();
     Ok(OpSchema { op, about, keys, tensors, example: example::config(op)? })
 }
 
@@ -156,6 +156,11 @@ pub fn describe(op: Op) -> Result<OpSchema> {
 /// As [`describe`].
 pub fn all() -> Result<Vec<OpSchema>> {
     Op::NAMED.iter().map(|&(_, op)| describe(op)).collect()
+}
+
+/// What `op` computes, in one sentence: [`OpSchema::about`].
+pub fn about(op: Op) -> &'static str {
+    op.entry().about.trim()
 }
 
 /// The names of all keys and tensors, each with its meaning.
@@ -245,9 +250,9 @@ fn tensor_schemas(samples: &[Sample]) -> Vec<TensorSchema> {
     }
     // Inputs first, each in the order of the rules.
     names.sort_by_key(|name| name.starts_with("out."));
-    let names_of_sizes = sample::size_names(samples);
+    let candidates = shape::Candidates::new(samples);
     let schema = |name: &str| {
-        let fitted = shape::Fitted::new(samples, &names_of_sizes, name);
+        let fitted = shape::Fitted::new(samples, &candidates, name);
         let mut forms = split::forms(samples, |group| fitted.form(group, false));
         if forms.is_empty() {
             forms = split::forms(samples, |group| fitted.form(group, true));

@@ -6,7 +6,7 @@ use std::fmt;
 use serde_json::{Map, Value};
 
 use super::TensorForm;
-use super::sample::Sample;
+use super::sample::{Sample, size_names};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
 use crate::ops::schema::{Dim, stored};
@@ -83,9 +83,14 @@ impl Extent {
 
     /// Whether a demand is this size under a sample.
     pub(super) fn fits(&self, dim: Dim, sample: &Sample) -> bool {
+        self.is(dim, self.under(sample))
+    }
+
+    /// Whether a demand is this size where the expression gives `under`.
+    fn is(&self, dim: Dim, under: Option<u64>) -> bool {
         match (dim, self) {
             (Dim::Some, Self::Some) | (Dim::Any, Self::Any) | (_, Self::Computed) => true,
-            (Dim::Is(size), _) => self.under(sample) == Some(size as u64),
+            (Dim::Is(size), _) => under == Some(size as u64),
             _ => false,
         }
     }
@@ -180,19 +185,36 @@ fn candidates(sizes: &[String]) -> Vec<Extent> {
     all
 }
 
+/// Expressions and the size that each gives under every sample.
+pub(super) struct Candidates {
+    extents: Vec<Extent>,
+    /// By sample, then by expression.
+    sizes: Vec<Vec<Option<u64>>>,
+}
+
+impl Candidates {
+    /// Expressions of the sizes that `samples` have.
+    pub(super) fn new(samples: &[Sample]) -> Self {
+        let extents = candidates(&size_names(samples));
+        let under = |sample: &Sample| extents.iter().map(|extent| extent.under(sample)).collect();
+        Self { sizes: samples.iter().map(under).collect(), extents }
+    }
+
+    /// The expressions that are `dim` under a sample.
+    fn fitting(&self, dim: Dim, sample: usize) -> Set {
+        let mut words = vec![0; self.extents.len().div_ceil(64)];
+        for (i, (extent, size)) in self.extents.iter().zip(&self.sizes[sample]).enumerate() {
+            words[i / 64] |= u64::from(extent.is(dim, *size)) << (i % 64);
+        }
+        Set(words)
+    }
+}
+
 /// A set of candidates.
 #[derive(Debug, Clone, PartialEq)]
 struct Set(Vec<u64>);
 
 impl Set {
-    fn of(candidates: &[Extent], dim: Dim, sample: &Sample) -> Self {
-        let mut words = vec![0; candidates.len().div_ceil(64)];
-        for (i, candidate) in candidates.iter().enumerate() {
-            words[i / 64] |= u64::from(candidate.fits(dim, sample)) << (i % 64);
-        }
-        Self(words)
-    }
-
     fn and(&mut self, other: &Self) {
         self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a &= b);
     }
@@ -204,8 +226,8 @@ impl Set {
 }
 
 /// A tensor under every sample.
-pub(super) struct Fitted {
-    candidates: Vec<Extent>,
+pub(super) struct Fitted<'c> {
+    candidates: &'c Candidates,
     seen: Vec<Option<Seen>>,
 }
 
@@ -235,10 +257,9 @@ pub(super) fn dtypes_of(name: &str, config: &Map<String, Value>) -> Vec<DType> {
     }
 }
 
-impl Fitted {
-    pub(super) fn new(samples: &[Sample], sizes: &[String], name: &str) -> Self {
-        let candidates = candidates(sizes);
-        let see = |sample: &Sample| {
+impl<'c> Fitted<'c> {
+    pub(super) fn new(samples: &[Sample], candidates: &'c Candidates, name: &str) -> Self {
+        let see = |(i, sample): (usize, &Sample)| {
             let rule = sample.rules.iter().find(|rule| rule.name == name)?;
             let plain: Vec<String> = rule.dtypes.iter().map(|d| d.name().to_owned()).collect();
             let mut dtypes = vec![plain];
@@ -253,11 +274,11 @@ impl Fitted {
                 };
                 dtypes.push(keyed);
             }
-            let fitting = rule.shape.iter().map(|dim| Set::of(&candidates, *dim, sample)).collect();
+            let fitting = rule.shape.iter().map(|dim| candidates.fitting(*dim, i)).collect();
             let (required, or_single) = (rule.required, rule.or_single);
             Some(Seen { required, or_single, dtypes, dims: rule.shape.clone(), fitting })
         };
-        Self { seen: samples.iter().map(see).collect(), candidates }
+        Self { seen: samples.iter().enumerate().map(see).collect(), candidates }
     }
 
     /// The form that the tensor has in every sample of a group: `None` where there is no such form,
@@ -294,7 +315,7 @@ impl Fitted {
             shape.push(match (first.dims[at], same_dims[at], set.first()) {
                 // A few configs may agree on a size by chance.
                 (Dim::Is(size), true, _) if group.len() > 3 => Extent::Fixed(size as u64),
-                (_, _, Some(found)) => self.candidates[found].clone(),
+                (_, _, Some(found)) => self.candidates.extents[found].clone(),
                 (Dim::Is(size), true, None) => Extent::Fixed(size as u64),
                 _ if computed => Extent::Computed,
                 _ => return None,
