@@ -75,8 +75,8 @@ pub fn run(args: &Args) -> Result<Outcome> {
             format!("{:#}\n", json!({"$schema": draft, "oneOf": all}))
         }
         (None, _) => {
-            let line = |schema: &schema::OpSchema| format!("{:<46} {}\n", schema.op, schema.about);
-            let lines: String = schema::all()?.iter().map(line).collect();
+            let line = |&(name, op): &(&str, Op)| format!("{name:<46} {}\n", schema::about(op));
+            let lines: String = Op::NAMED.iter().map(line).collect();
             format!("{lines}\n`marlinspike schema --op OP` prints keys and tensors\n")
         }
     };

@@ -24,7 +24,7 @@ use marlinspike::w4a8::packed::{PackedStack, RhsLayout};
 use marlinspike::w4a8::stored::{MoeDescription, OperatorRouting, StoredRouting};
 
 use crate::convert::error::ConvertError;
-use crate::convert::io::Disk;
+use crate::convert::io::Unsynced;
 use crate::convert::parallel::Ranks;
 use crate::convert::plan::ConversionPlan;
 use crate::convert::settings::{Execution, Format, Settings};
@@ -154,7 +154,7 @@ fn settings(format: Format, ranks: usize) -> Settings {
 }
 
 fn convert(model: &Model<'_>, dir: &Path, settings: &Settings) -> Result<Summary, ConvertError> {
-    let output = Output { storage: &Disk, dir, force: false };
+    let output = Output { storage: &Unsynced, dir, force: false };
     let execution = Execution { threads: NonZero::<usize>::MIN, ..Execution::default() };
     convert_model(model, output, settings, execution, &())
 }

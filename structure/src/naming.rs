@@ -13,9 +13,11 @@ pub fn files<'w>(workspace: &'w Workspace, names: &[&str], upstream: &[&str]) ->
     let names: Vec<String> = names.iter().map(|name| plain(name)).collect();
     let upstream: Vec<String> = upstream.iter().map(|name| plain(name)).collect();
     let upstream: Vec<&String> = upstream.iter().filter(|name| !names.contains(name)).collect();
+    let is_named = |word: &str| names.iter().any(|name| word.contains(name));
+    // Few words contain a name: only in those is it worth a search for upstream's names.
     let names_thing = |word: &String| {
-        let own = upstream.iter().fold(word.clone(), |word, name| word.replace(*name, " "));
-        names.iter().any(|name| own.contains(name))
+        is_named(word)
+            && is_named(&upstream.iter().fold(word.clone(), |word, name| word.replace(*name, " ")))
     };
     let named = workspace.files.iter().filter(|file| file.words.iter().any(names_thing));
     let places = named.map(|file| own_folder(&file.path, &names).unwrap_or(&file.path));

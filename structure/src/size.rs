@@ -17,7 +17,7 @@ pub struct Function {
 }
 
 /// Every function of the items of `file`.
-pub(crate) fn functions(file: &str, items: &[Item]) -> Vec<Function> {
+pub(crate) fn functions<'i>(file: &str, items: impl Iterator<Item = &'i Item>) -> Vec<Function> {
     let mut functions = Functions { file, owner: None, found: Vec::new() };
     for item in items {
         functions.visit_item(item);

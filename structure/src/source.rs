@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use proc_macro2::TokenStream;
+use quote::ToTokens as _;
 use syn::{Attribute, Item, UseTree};
 
 use crate::size::{self, Function};
@@ -114,16 +116,17 @@ impl Reader<'_> {
             syntax.items.into_iter().partition(|item| !attributes(item).iter().any(is_test));
         let test_lines: usize = tests.iter().map(lines_of).sum();
         let lines = text.lines().count() - test_lines;
+        let kept = with_tokens(kept);
         let index = self.module(&kept, file, &shown, parent, path)?;
-        let functions = size::functions(&shown, &kept);
-        let words = tokens::words(&kept);
+        let functions = size::functions(&shown, kept.iter().map(|(item, _)| item));
+        let words = tokens::words(kept.into_iter().map(|(_, tokens)| tokens));
         self.files.push(File { path: shown, lines, functions, words });
         Ok(index)
     }
 
     fn module(
         &mut self,
-        items: &[Item],
+        items: &[(Item, TokenStream)],
         file: &Path,
         shown: &str,
         parent: Option<usize>,
@@ -140,7 +143,8 @@ impl Reader<'_> {
             items: Vec::new(),
             paths: Vec::new(),
         });
-        for item in items.iter().filter(|item| !attributes(item).iter().any(is_test)) {
+        for (item, tokens) in items.iter().filter(|(item, _)| !attributes(item).iter().any(is_test))
+        {
             match item {
                 Item::Use(used) if used.leading_colon.is_none() => {
                     flatten(&used.tree, &mut Vec::new(), &mut self.modules[index]);
@@ -150,7 +154,10 @@ impl Reader<'_> {
                     let mut below = path.clone();
                     below.push(name.clone());
                     let at = match &child.content {
-                        Some((_, items)) => self.module(items, file, shown, Some(index), below)?,
+                        Some((_, items)) => {
+                            let items = with_tokens(items.clone());
+                            self.module(&items, file, shown, Some(index), below)?
+                        }
                         None => {
                             let file = child_file(file, &name, &child.attrs, &path)?;
                             self.file(&file, Some(index), below)?
@@ -161,12 +168,21 @@ impl Reader<'_> {
                 other => {
                     let module = &mut self.modules[index];
                     module.items.extend(tokens::item_name(other));
-                    module.paths.extend(tokens::paths(other));
+                    module.paths.extend(tokens::paths(tokens.clone()));
                 }
             }
         }
         Ok(index)
     }
+}
+
+/// Items, each with its tokens: they are costly to make, and read twice.
+fn with_tokens(items: Vec<Item>) -> Vec<(Item, TokenStream)> {
+    let pair = |item: Item| {
+        let tokens = item.to_token_stream();
+        (item, tokens)
+    };
+    items.into_iter().map(pair).collect()
 }
 
 /// The file of `mod name;` in `file`.

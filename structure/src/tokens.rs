@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
-use quote::ToTokens;
 use syn::Item;
 
 /// The name that an item defines in its module.
@@ -24,10 +23,10 @@ pub(crate) fn item_name(item: &Item) -> Option<String> {
     Some(ident.to_string())
 }
 
-/// Paths of at least two segments in an item, including bodies and macro arguments.
-pub(crate) fn paths(item: &Item) -> Vec<Vec<String>> {
+/// Paths of at least two segments in an item's tokens, including bodies and macro arguments.
+pub(crate) fn paths(item: TokenStream) -> Vec<Vec<String>> {
     let mut paths = Vec::new();
-    scan_paths(item.to_token_stream(), &mut paths);
+    scan_paths(item, &mut paths);
     paths
 }
 
@@ -72,10 +71,10 @@ fn scan_paths(stream: TokenStream, paths: &mut Vec<Vec<String>>) {
 }
 
 /// Every identifier and literal of the items in [`plain`] form; doc comments are skipped.
-pub(crate) fn words(items: &[Item]) -> BTreeSet<String> {
+pub(crate) fn words(items: impl Iterator<Item = TokenStream>) -> BTreeSet<String> {
     let mut words = BTreeSet::new();
     for item in items {
-        scan_words(item.to_token_stream(), &mut words);
+        scan_words(item, &mut words);
     }
     words
 }

@@ -8,7 +8,7 @@ use marlinspike::num::scalar::ScalarType;
 use marlinspike::select::Capability;
 use marlinspike_model::convert::error::ConvertError;
 use marlinspike_model::convert::execute::{Execution, MEMORY};
-use marlinspike_model::convert::io::Disk;
+use marlinspike_model::convert::io::Unsynced;
 use marlinspike_model::convert::parallel::Ranks;
 use marlinspike_model::convert::plan::Settings;
 use marlinspike_model::convert::target::marlin;
@@ -46,7 +46,7 @@ pub fn run_with(
 }
 
 pub fn folder(dir: &Path, force: bool) -> Output<'_> {
-    Output { storage: &Disk, dir, force }
+    Output { storage: &Unsynced, dir, force }
 }
 
 pub fn run(model: &Path, out: &Path, settings: &Settings) -> Result<Summary, ConvertError> {

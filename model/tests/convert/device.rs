@@ -1,8 +1,8 @@
 //! `run_on`: a device's outputs are compared with the canonical schedule, and what no device computes
 //! is refused by name.
 
-use std::cell::Cell;
 use std::path::Path;
+use std::sync::Mutex;
 
 use marlinspike::method::{Arithmetic, MethodLayer, Product, Quantizer};
 use marlinspike::moe::layer::{Layer, Routed};
@@ -17,24 +17,36 @@ use marlinspike_model::run::{run, run_on};
 use crate::common::runs::golden;
 use crate::common::{Format, write_model};
 
-/// The definition, product by product, as a device. `flip`: the value of y whose lowest bit is wrong.
+/// The definition, product by product, as a device.
+#[derive(Default)]
 struct Defined {
-    flip: Option<usize>,
-    calls: std::sync::Mutex<Cell<usize>>,
+    calls: Mutex<usize>,
+    /// The last output.
+    y: Mutex<Vec<u16>>,
+    /// The output instead of the definition's.
+    stated: Option<Vec<u16>>,
 }
 
 impl Defined {
-    fn new(flip: Option<usize>) -> Self {
-        Self { flip, calls: std::sync::Mutex::new(Cell::new(0)) }
+    /// A device whose output differs from the last one of this device in the lowest bit of value `at`.
+    fn flipped(&self, at: usize) -> Self {
+        let mut y = self.y.lock().unwrap().clone();
+        y[at] ^= 1;
+        Self { stated: Some(y), ..Self::default() }
     }
 
-    fn computed(&self, mut y: Vec<u16>, repeat: usize) -> Computed {
-        let calls = self.calls.lock().unwrap();
-        calls.set(calls.get() + repeat);
-        if let Some(at) = self.flip {
-            y[at] ^= 1;
-        }
-        Computed { y, seconds: 1e-3 }
+    fn computed(
+        &self,
+        define: impl FnOnce() -> marlinspike::Result<Vec<u16>>,
+        repeat: usize,
+    ) -> Result<Computed, DeviceError> {
+        *self.calls.lock().unwrap() += repeat;
+        let y = match &self.stated {
+            Some(y) => y.clone(),
+            None => define()?,
+        };
+        self.y.lock().unwrap().clone_from(&y);
+        Ok(Computed { y, seconds: 1e-3 })
     }
 }
 
@@ -61,7 +73,7 @@ impl Device for Defined {
             router_weights: None,
             dtype,
         };
-        Ok(self.computed(product.define(Arithmetic::Canonical)?.into_bits(), repeat))
+        self.computed(|| Ok(product.define(Arithmetic::Canonical)?.into_bits()), repeat)
     }
 
     fn experts(
@@ -74,8 +86,11 @@ impl Device for Defined {
         let quantizers = [Quantizer::None, Quantizer::None];
         let method = MethodLayer { layer: *layer, quantizers, w13_multipliers: None };
         let x = FloatView2::from_rows("x", layer.dtype, layer.hidden_size(), x)?;
-        let stages = method.forward(x, routed, |_, p| p.define(Arithmetic::Canonical))?;
-        Ok(self.computed(stages.y.into_bits(), repeat))
+        let y = || {
+            let stages = method.forward(x, routed, |_, p| p.define(Arithmetic::Canonical))?;
+            Ok(stages.y.into_bits())
+        };
+        self.computed(y, repeat)
     }
 }
 
@@ -99,16 +114,16 @@ fn a_right_device_passes_and_one_wrong_bit_fails() {
         for layer in [None, Some("model.layers.0.self_attn.q_proj")] {
             let mut options = options(layer);
             options.method.activations = marlinspike_model::run::options::Activations::SixteenBit;
-            let right = Defined::new(None);
+            let right = Defined::default();
             let found = run_on(&model, &options, Some(&right)).unwrap();
             assert_eq!(mismatches(&found), 0, "{format:?} {layer:?}");
             assert_eq!((found.timing.kernel.as_str(), found.timing.threads), ("a device", None));
-            assert_eq!(right.calls.lock().unwrap().get(), 1);
+            assert_eq!(*right.calls.lock().unwrap(), 1);
             // The same digest as the reference's, by the schedule that the device has.
             options.arithmetic = Some(Arithmetic::Canonical);
             let reference = run(&model, &options).unwrap();
             assert_eq!(found.y().digest(), reference.y().digest(), "{format:?} {layer:?}");
-            let wrong = run_on(&model, &options, Some(&Defined::new(Some(7)))).unwrap();
+            let wrong = run_on(&model, &options, Some(&right.flipped(7))).unwrap();
             assert_eq!(mismatches(&wrong), 1, "{format:?} {layer:?}");
         }
     }
@@ -117,7 +132,7 @@ fn a_right_device_passes_and_one_wrong_bit_fails() {
 #[test]
 fn a_shared_expert_is_added_to_the_devices_sum() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/data/models/gpt-oss-tiny");
-    let right = run_on(&model, &options(None), Some(&Defined::new(None))).unwrap();
+    let right = run_on(&model, &options(None), Some(&Defined::default())).unwrap();
     assert_eq!(mismatches(&right), 0);
 }
 
@@ -132,7 +147,7 @@ fn scales_are_rounded_to_the_type_of_the_activations() {
         ("self_attn.o_proj", "abd717488f5ac791c8c50a527cbd67fc3ac5adf70f6919e6575e15b0b9378772"),
     ] {
         let mut options = options(Some(&format!("model.layers.0.{name}")));
-        let found = run_on(&model, &options, Some(&Defined::new(None))).unwrap();
+        let found = run_on(&model, &options, Some(&Defined::default())).unwrap();
         assert_eq!((mismatches(&found), &*found.y().digest()), (0, digest), "{name}");
         assert!(found.notes.iter().any(|n| n.contains("scales rounded from float16 to bfloat16")));
         // The checkpoint's own scales give other bits.
@@ -144,7 +159,7 @@ fn scales_are_rounded_to_the_type_of_the_activations() {
 #[test]
 fn what_no_device_computes_is_refused_by_name() {
     let reason = |model: &Path, options: &Options| {
-        run_on(model, options, Some(&Defined::new(None))).unwrap_err().to_string()
+        run_on(model, options, Some(&Defined::default())).unwrap_err().to_string()
     };
     let text = reason(&golden("checkpoints").join("ct-fp8-moe"), &options(None));
     assert!(text.contains("experts: activations: found fp8"), "{text}");

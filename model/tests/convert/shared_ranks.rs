@@ -97,25 +97,33 @@ fn values(run: &Run, name: &str) -> Vec<f64> {
     halves.map(|bits| output.ty.to_f64(bits.into())).collect()
 }
 
-/// The largest error of a run's `y` before its norm: half a unit in the last place for each rounding,
-/// of `down` for each expert, their sum, the shared expert, its gate, and the sum of both.
-fn roundings(run: &Run, i: usize) -> f64 {
+/// The largest error of each value of a run's `y` before its norm: half a unit in the last place for each
+/// rounding, of `down` for each expert, their sum, the shared expert, its gate, and the sum of both.
+fn roundings(run: &Run) -> Vec<f64> {
     let down = values(run, "down");
-    let (t, h) = (i / HIDDEN, i % HIDDEN);
-    let slots = (t * TOP_K..(t + 1) * TOP_K).map(|s| down[s * HIDDEN + h].abs()).sum::<f64>();
-    let sum = ["y_experts", "shared", "shared", "y", "y"].map(|name| values(run, name)[i].abs());
-    (slots + sum.iter().sum::<f64>()) / 256.0 * 1.02
+    let parts = ["y_experts", "shared", "shared", "y", "y"].map(|name| values(run, name));
+    let one = |i: usize| {
+        let (t, h) = (i / HIDDEN, i % HIDDEN);
+        let slots = (t * TOP_K..(t + 1) * TOP_K).map(|s| down[s * HIDDEN + h].abs()).sum::<f64>();
+        (slots + parts.iter().map(|part| part[i].abs()).sum::<f64>()) / 256.0 * 1.02
+    };
+    (0..TOKENS * HIDDEN).map(one).collect()
 }
 
 /// The sum of the ranks' outputs is the whole layer's, before the norm of `axk1`.
 fn compare(whole: &Run, ranks: &[Run], name: &str) {
-    for i in 0..TOKENS * HIDDEN {
-        let expected = match name.contains("axk1") {
-            true => values(whole, "y_experts")[i] + values(whole, "shared")[i],
-            false => values(whole, "y")[i],
-        };
-        let sum: f64 = ranks.iter().map(|rank| values(rank, "y")[i]).sum();
-        let bound = ranks.iter().chain([whole]).map(|run| roundings(run, i)).sum::<f64>();
+    let expected: Vec<f64> = match name.contains("axk1") {
+        true => {
+            let (experts, shared) = (values(whole, "y_experts"), values(whole, "shared"));
+            experts.iter().zip(&shared).map(|(a, b)| a + b).collect()
+        }
+        false => values(whole, "y"),
+    };
+    let found: Vec<_> = ranks.iter().map(|rank| values(rank, "y")).collect();
+    let bounds: Vec<_> = ranks.iter().chain([whole]).map(roundings).collect();
+    for (i, expected) in expected.iter().enumerate() {
+        let sum: f64 = found.iter().map(|y| y[i]).sum();
+        let bound: f64 = bounds.iter().map(|bound| bound[i]).sum();
         let error = (sum - expected).abs();
         assert!(error <= bound, "{name} {i}: {error} above {bound}");
     }

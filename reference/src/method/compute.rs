@@ -43,16 +43,20 @@ impl Product<'_> {
     pub(crate) fn define_bits(&self, arithmetic: Arithmetic) -> Result<Vec<u16>> {
         self.validate()?;
         let size_n = self.size_n();
-        let order = |e| definition::Order::new(self, e, arithmetic);
-        let orders = (0..self.weights.len()).map(order).collect::<Result<Vec<_>>>()?;
-        let output = |i: usize| -> Result<u16> {
-            let (m, n) = (i / size_n, i % size_n);
-            match self.expert_of[m] {
-                Some(e) => orders[e].output(self, [m, e, n]),
-                None => Ok(0),
+        let mut out = vec![0; self.expert_of.len() * size_n];
+        for e in 0..self.weights.len() {
+            let expert = definition::Expert::new(self, e, arithmetic)?;
+            if expert.rows().is_empty() {
+                continue;
             }
-        };
-        (0..self.expert_of.len() * size_n).into_par_iter().map(output).collect()
+            let columns = (0..size_n).into_par_iter().map(|n| expert.column(n));
+            for (n, column) in columns.collect::<Result<Vec<_>>>()?.iter().enumerate() {
+                for (&m, &y) in expert.rows().iter().zip(column) {
+                    out[m * size_n + n] = y;
+                }
+            }
+        }
+        Ok(out)
     }
 
     /// The output `[M, N]` in the order of additions of `schedule`.

@@ -116,6 +116,27 @@ impl Wide {
         let (significand, exponent) = (significand >> zeros, exponent + zeros as i32);
         let offset = usize::try_from(exponent - LOWEST).expect("above the accumulator's last bit");
         let (first, shift) = (offset / DIGIT as usize, offset as u32 % DIGIT);
+        let last = if significand >> 64 == 0 && first + 2 < DIGITS {
+            // At most 64 bits, moved by at most 31: three digits.
+            let moved = significand << shift;
+            for (i, digit) in self.digits[first..first + 3].iter_mut().enumerate() {
+                let part = i64::from((moved >> (DIGIT * i as u32)) as u32);
+                *digit += if negative { -part } else { part };
+            }
+            first + 2
+        } else {
+            self.add_digits(negative, significand, first, shift)
+        };
+        self.first = self.first.min(first);
+        self.end = self.end.max(last + 1);
+        self.pending += 1;
+        if self.pending == 1 << 30 {
+            self.carry();
+        }
+    }
+
+    /// Adds ±significand · 2^shift to the digits from `first` on. Returns the last digit that it adds to.
+    fn add_digits(&mut self, negative: bool, significand: u128, first: usize, shift: u32) -> usize {
         // At most 106 bits, moved by at most 31: five digits.
         let (low, high) = (significand << shift, significand.checked_shr(128 - shift).unwrap_or(0));
         let mut last = first;
@@ -128,12 +149,7 @@ impl Wide {
                 last = at;
             }
         }
-        self.first = self.first.min(first);
-        self.end = self.end.max(last + 1);
-        self.pending += 1;
-        if self.pending == 1 << 30 {
-            self.carry();
-        }
+        last
     }
 
     /// Brings every digit but the top one into 0..2^32; the top one keeps the sign.

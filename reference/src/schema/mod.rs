@@ -148,7 +148,7 @@ pub fn describe(op: Op) -> Result<OpSchema> {
     let facts = Facts::new(&samples);
     let keys = keys(op, &samples, &facts);
     let tensors = tensor_schemas(&samples, &facts);
-    let about = op.entry().about.trim().to_owned();
+    let about = about(op).to_owned();
     Ok(OpSchema { op, about, keys, tensors, example: example::config(op)? })
 }
 
@@ -158,6 +158,11 @@ pub fn describe(op: Op) -> Result<OpSchema> {
 /// As [`describe`].
 pub fn all() -> Result<Vec<OpSchema>> {
     Op::NAMED.iter().map(|&(_, op)| describe(op)).collect()
+}
+
+/// What `op` computes, in one sentence: [`OpSchema::about`].
+pub fn about(op: Op) -> &'static str {
+    op.entry().about.trim()
 }
 
 /// The names of all keys and tensors, each with its meaning.

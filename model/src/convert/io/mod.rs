@@ -9,6 +9,7 @@
 mod disk;
 mod part;
 mod sum;
+mod unsynced;
 
 use std::ffi::OsString;
 use std::fmt::Debug;
@@ -20,6 +21,7 @@ use sha2::{Digest as _, Sha256};
 pub use disk::Disk;
 pub use part::{FinishError, PartFile, is_part};
 pub use sum::PlacedSum;
+pub use unsynced::Unsynced;
 
 /// Bytes that are read at once to be hashed.
 const CHUNK: usize = 1 << 20;
