@@ -4,7 +4,6 @@
 //! processor's rounding mode, on flush-to-zero flags, on x87, or on a library that rounds twice
 //! through f32.
 
-use super::convert::{f64_to_bf16_rne, f64_to_f16_rne};
 use super::kind::{NanRepr, ScalarType};
 
 /// Rounding of a value between two neighbouring values of the format.
@@ -260,11 +259,13 @@ impl ScalarType {
     /// [`Self::encode`] to nearest even, with overflow to infinity (or NaN): IEEE 754's default, and
     /// PyTorch's `.to(dtype)`.
     pub fn encode_rne(self, value: f64) -> u32 {
+        let (bits, nearest, infinity) =
+            (value.to_bits(), Rounding::NearestEven, Overflow::Infinity);
         // The commonest types as constants, which the encoder's shifts depend on.
         match self {
-            Self::FLOAT16 => f64_to_f16_rne(value).into(),
-            Self::BFLOAT16 => f64_to_bf16_rne(value).into(),
-            _ => self.encode(value, Rounding::NearestEven, Overflow::Infinity),
+            Self::FLOAT16 => narrow_f64(bits, Self::FLOAT16, nearest, infinity),
+            Self::BFLOAT16 => narrow_f64(bits, Self::BFLOAT16, nearest, infinity),
+            _ => self.encode(value, nearest, infinity),
         }
     }
 
