@@ -122,6 +122,11 @@ impl FewEntries {
         let entries = if entries <= Self::MOST { entries as u32 } else { 0 };
         Self { topk_ids, run_of, entries, num_experts, num_runs }
     }
+
+    /// Whether there are entries, and few.
+    pub(crate) fn is_few(&self) -> bool {
+        self.entries > 0
+    }
 }
 
 /// `Ranks` of `ranks.cuh`.
