@@ -1,6 +1,7 @@
 #pragma once
 // Rows of x that consumers of marlin_gemm_a8_wgmma.cu make themselves, of few entries: the activation of rows of gate_up, each
-// quantized as a whole. Every tile of a block makes the same rows, which costs less than a kernel where tiles are few.
+// quantized as a whole. All tiles of a block make the same rows, which takes less time than a kernel of its own if no thread
+// block has two tiles.
 
 #include "a8_wgmma_ring.cuh"
 #include "activate_eight.cuh"

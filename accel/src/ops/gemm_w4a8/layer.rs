@@ -78,7 +78,15 @@ impl ExpertWeight for MarlinWeight {
         plan: W4a8Plan,
         routed: RoutedRows<'_>,
     ) -> Result<bool, AccelError> {
-        if !plan.activates(self.form(), self.shape().size_k)? {
+        let shape = self.shape();
+        if !plan.activates(self.form(), shape.size_k)? {
+            return Ok(false);
+        }
+        // A thread block makes the rows of each of its tiles anew: with more than one it takes longer than a kernel that
+        // makes them once.
+        if plan.tiles(routed.blocks.places(), shape.size_n)
+            > plan.concurrent(self.form(), device)?
+        {
             return Ok(false);
         }
         moe_w4a8_gemm_activated(device, gate_up, self, y, plan, routed).map(|()| true)

@@ -3,7 +3,7 @@
 use marlinspike::num::scalar::ScalarType;
 use marlinspike_kernels::constant;
 
-use super::parameters;
+use super::{MOE, parameters};
 use crate::{
     device::Device,
     error::AccelError,
@@ -103,6 +103,12 @@ impl W4a8Plan {
         }
         let all = parameters(ScalarType::BFLOAT16, form, RowsOf::GateUp, self);
         Ok(size_k <= constant(SOURCE, "MOST_K", &all)? as usize)
+    }
+
+    /// Thread blocks that run concurrently, of a plan that [`activates`](Self::activates).
+    pub(super) fn concurrent(self, form: Form, device: &Device) -> Result<usize, AccelError> {
+        let sizes = self.sizes(&MOE, device, (form, RowsOf::GateUp))?;
+        Ok((device.multiprocessors() * sizes.resident) as usize)
     }
 
     pub(super) fn parameters(self) -> [Parameter; 3] {
