@@ -21,12 +21,15 @@
 //               null: all
 //   row_weights  f32, one for each row of y, which multiplies it (IS_MOE only); null: none
 //   is_early    1: the kernel before this one on the stream did not write the blocks (IS_MOE only)
+//   gate_up, activation  with ACTIVATES, instead of x and its scales: 16-bit rows of the activation's width, of which row r
+//               becomes row r of x (moe_gather.cu). Blocks and router weights were not written by the kernel before this one
 //   few         where that kernel makes the blocks: what it makes them of, if that is little (few_entries.cuh; IS_MOE only)
 //
 // Parameters, all required:
 //   IS_BF16, CODES, GROUPS, IS_MOE  as in marlin_gemm_a8.cu
 //   ROWS        8, 16, 32 or 64; 128, 192 or 256 with 8 WARPS
 //   WARPS       8 or 16 warps of consumers
+//   ACTIVATES   0; with experts, few rows, one part in a stage and K up to MOST_K 1: rows of x are made of gate_up
 //   SPLITS      1; with 16 WARPS 4 or 8: four warpgroups share 64 or 32 columns and compute different stages
 //
 // Launch: thread blocks of THREADS threads; dynamic shared memory of stages * STAGE_BYTES + END_BYTES bytes
@@ -64,7 +67,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         const int *__restrict__ block_rows,
         const float *__restrict__ row_weights,
         unsigned is_early,
-        const FewEntries few) {
+        const FewEntries few,
+        // With ACTIVATES:
+        const uint4 *__restrict__ gate_up,
+        const Activation activation) {
     const Product p = {qweight, scales, zeros,  bias,   x_scales,   y,
                        size_m,  size_n, size_k, tile_n, stages,     raster,
                        expert_ids, num_tokens_post_padded, block_rows, row_weights, is_early};
@@ -106,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         if constexpr (IS_SHARED) {
             multiply_shared<ROWS>(p, memory, pointer);
         } else if constexpr (OVERLAPS) {
-            consume_few<ROWS>(p, memory, pointer);
+            consume_few<ROWS>(p, memory, pointer, {gate_up, activation});
         } else {
             consume(p, y_map, memory, pointer);
         }

@@ -68,6 +68,7 @@ const LIMITS: &[(&str, &str)] = files!("probes/", ".cu": "matrix_limit" "read_li
 
 /// Included files, sorted by name.
 const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
+    "a8_wgmma_activate"
     "a8_wgmma_columns"
     "a8_wgmma_few"
     "a8_wgmma_ring"

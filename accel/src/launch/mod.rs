@@ -113,7 +113,7 @@ pub(crate) struct FewEntries {
 }
 
 impl FewEntries {
-    /// The kernel has a lane for each.
+    /// The kernel's `MOST_FOUND`.
     const MOST: usize = 32;
 
     /// What `placing` places, if that is few entries.
@@ -121,6 +121,11 @@ impl FewEntries {
         let Placing { topk_ids, run_of, num_experts, num_runs, .. } = *placing;
         let entries = if entries <= Self::MOST { entries as u32 } else { 0 };
         Self { topk_ids, run_of, entries, num_experts, num_runs }
+    }
+
+    /// Whether there are entries, and few.
+    pub(crate) fn is_few(&self) -> bool {
+        self.entries > 0
     }
 }
 
@@ -311,5 +316,16 @@ impl<A: Arguments> Kernel<A> {
         }
         .result()
         .map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::FewEntries;
+
+    #[test]
+    fn the_kernel_finds_tiles_of_as_many_entries() {
+        let most = marlinspike_kernels::constant("marlin_gemm_a8_wgmma", "MOST_FOUND", &[]);
+        assert_eq!(most, Ok(FewEntries::MOST as u32));
     }
 }

@@ -12,7 +12,7 @@ use super::align::{PlacedBlocks, RoutedRows, Runs};
 use super::check;
 use super::gather::{Gathered, RowSource, gather_on_device};
 use super::gemm::checks;
-use super::layer::blocks::{BlockBuffers, LayerInBlocks, Products, RoutedTokens, Which};
+use super::layer::blocks::{BlockBuffers, GateUp, LayerInBlocks, Products, RoutedTokens, Which};
 use crate::{device::Device, error::AccelError, launch::Grid, memory::Buffer, operation::Row};
 
 /// Sizes of a thread block.
@@ -152,6 +152,18 @@ pub(crate) trait ExpertWeight {
         plan: Self::Plan,
         routed: RoutedRows<'_>,
     ) -> Result<(), AccelError>;
+
+    /// [`Products::multiply_activated`].
+    fn multiply_activated(
+        &self,
+        _device: &Device,
+        _gate_up: GateUp<'_>,
+        _y: &mut Buffer<u16>,
+        _plan: Self::Plan,
+        _routed: RoutedRows<'_>,
+    ) -> Result<bool, AccelError> {
+        Ok(false)
+    }
 }
 
 /// One rank's layer in a device's memory.
@@ -203,6 +215,16 @@ impl<W: ExpertWeight> Products for RowsOfExperts<'_, W> {
     ) -> Result<(), AccelError> {
         let (rows, plan) = (&self.rows[which as usize], self.plans[which as usize]);
         self.weights[which as usize].multiply(device, rows, y, plan, routed)
+    }
+
+    fn multiply_activated(
+        &self,
+        device: &Device,
+        gate_up: GateUp<'_>,
+        routed: RoutedRows<'_>,
+        y: &mut Buffer<u16>,
+    ) -> Result<bool, AccelError> {
+        self.weights[1].multiply_activated(device, gate_up, y, self.plans[1], routed)
     }
 }
 

@@ -6,6 +6,7 @@ mod fp8_rows;
 mod kit;
 mod many_rows;
 mod w4a8;
+mod w4a8_layers;
 
 #[path = "../common/mod.rs"]
 mod common;

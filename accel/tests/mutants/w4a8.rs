@@ -3,16 +3,11 @@
 
 use std::thread;
 
-use crate::common::{
-    self, Experts, Float, HALVES, Law, Random, Tokens, float_weight, some_to_none, weight,
-};
+use crate::common::{self, Float, HALVES, Law, Random, float_weight, weight};
 use crate::fp8_rows::{self, NOT_WRITTEN, Rows, codes};
 use crate::many_rows::hopper_or_skip;
-use marlinspike::case::Activation;
-use marlinspike::method::{MethodLayer, Quantizer};
-use marlinspike::moe::activation::Definition;
-use marlinspike::moe::layer::{Layer, Routed};
-use marlinspike::num::array::{FloatView2, rows_of};
+use crate::w4a8_layers::{experts_of_layer, layer_outputs};
+use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{Extras, GroupSum, MultiplyAdd, Schedule};
@@ -22,7 +17,7 @@ use marlinspike_accel::{
     ops::align::RoutedRows,
     ops::gemm::MarlinWeight,
     ops::gemm_a8::RowsA8,
-    ops::gemm_w4a8::{W4a8Layer, W4a8Plan, moe_w4a8_gemm, w4a8_gemm, w4a8_gemm_planned},
+    ops::gemm_w4a8::{W4a8Plan, moe_w4a8_gemm, w4a8_gemm, w4a8_gemm_planned},
     registry::mutants,
 };
 
@@ -31,7 +26,7 @@ const FP8: ScalarType = ScalarType::FLOAT8_E4M3FN;
 /// Weights that the kernel takes: two types of integers in four sizes of groups, and MXFP4.
 const FORMS: usize = 9;
 
-fn any_weight(
+pub(crate) fn any_weight(
     random: &mut Random,
     form: usize,
     dtype: ScalarType,
@@ -226,56 +221,6 @@ fn packed_alone(device: &Device, form: usize) -> MarlinWeight {
     MarlinWeight::for_8_bit(device, std::slice::from_ref(&weight), HALVES[1], FP8).unwrap()
 }
 
-/// The weights of a layer of six experts.
-fn experts_of_layer(random: &mut Random, form: usize, dtype: ScalarType, biased: bool) -> Experts {
-    Experts::new([512, 384], Definition::new(Activation::Silu), dtype, |shape| {
-        (0..6).map(|_| any_weight(random, form, dtype, shape, biased)).collect()
-    })
-}
-
-/// The outputs of a layer for some tokens, and those of the reference.
-fn layer_outputs(device: &Device, seed: u64, layer: Layer<'_>, tokens: usize) -> [Vec<u16>; 2] {
-    let (top_k, dtype) = (3, layer.dtype);
-    let inputs = Tokens::new(&mut Random(seed), &layer, (tokens, top_k), some_to_none);
-    let Tokens { x, ids, weights, .. } = &inputs;
-    let quantizers = [Quantizer::Fp8Token, Quantizer::Fp8Token];
-    let method = MethodLayer { layer, quantizers, w13_multipliers: None };
-    let rows = FloatView2::from_rows("x", dtype, x.len() / tokens, x).unwrap();
-    let routed = Routed::from_rows(top_k, ids, weights).unwrap();
-    let stages = method.forward(rows, routed, |which, product| {
-        product.execute(&Schedule::canonical_wgmma(&[layer.w13, layer.w2][which][0], dtype)?)
-    });
-    let wanted = stages.unwrap().y.into_bits();
-    let there = W4a8Layer::new(device, &layer).unwrap();
-    let mut work = there.workspace(device, tokens, top_k).unwrap();
-    let mut y = device.upload(&vec![NOT_WRITTEN; x.len()]).unwrap();
-    let (x, ids) = (device.upload(x).unwrap(), device.upload(ids).unwrap());
-    let weights = device.upload(weights).unwrap();
-    there.forward(device, &x, &ids, &weights, &mut work, &mut y).unwrap();
-    [device.download(&y).unwrap(), wanted]
-}
-
-#[test]
-fn w4a8_layers_equal_the_reference() {
-    let test = "w4a8_layers_equal_the_reference";
-    let Some(device) = hopper_or_skip(test) else { return };
-    let mut law = Law::new("expert layer, 4-bit weights and e4m3fn activations");
-    let mut random = Random(0x4A8A_0006_89AB_CDEF);
-    for (i, form) in [0, 3, 5, 8].into_iter().enumerate() {
-        let dtype = HALVES[i % 2];
-        let parts = experts_of_layer(&mut random, form, dtype, i == 2);
-        for router_weight_on_input in [false, true] {
-            let layer = Layer { router_weight_on_input, ..parts.layer() };
-            // Up to 10 tokens: the first product finds its tiles itself.
-            for tokens in [1, 4, 10, 20, 150, 600] {
-                let [found, wanted] = layer_outputs(&device, random.next().into(), layer, tokens);
-                law.equal(&format!("form {form}, {dtype}, {tokens} tokens"), &found, &wanted);
-            }
-        }
-    }
-    law.held();
-}
-
 /// A product whose bias cancels the outputs of one row.
 fn cancelled(form: usize, size_m: usize) -> Case {
     let (shape, dtype) = (Shape::new(1280, 512), HALVES[0]);
@@ -310,7 +255,7 @@ fn cancelled_w4a8_outputs_show_the_schedule() {
 }
 
 /// Tiles of 128 columns.
-fn many_columns(rows: u32) -> W4a8Plan {
+pub(crate) fn many_columns(rows: u32) -> W4a8Plan {
     W4a8Plan { rows, tile_n: 128, warps: 8, splits: 1 }
 }
 
@@ -338,12 +283,13 @@ fn wrong_w4a8_kernels_are_rejected() {
         })
     };
     assert_eq!(experts_differ(&device), None);
-    // Layers whose first product finds its tiles itself.
+    // Layers whose first product finds its tiles itself, and whose second one makes its rows itself.
     let parts = experts_of_layer(&mut Random(0x4A8A_0007_89AB_CDEF), 0, HALVES[0], false);
     let layer_differs = |device: &Device| {
-        [4, 10].into_iter().find_map(|tokens| {
-            let [found, wanted] = layer_outputs(device, 0x4A8A_0008, parts.layer(), tokens);
-            (found != wanted).then_some(many_columns(8))
+        let plan = many_columns(8);
+        [(4, None), (10, None), (10, Some(plan))].into_iter().find_map(|size| {
+            let [found, wanted] = layer_outputs(device, 0x4A8A_0008, parts.layer(), size);
+            (found != wanted).then_some(plan)
         })
     };
     assert_eq!(layer_differs(&device), None);

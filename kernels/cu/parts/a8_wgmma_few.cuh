@@ -2,6 +2,7 @@
 // Consumers of marlin_gemm_a8_wgmma.cu for few rows where a stage is one part. The products of a stage begin before the last
 // one's are waited for, and a warp writes its outputs on its own: with few k, what a tile costs besides its stages counts.
 
+#include "a8_wgmma_activate.cuh"
 #include "a8_wgmma_stages.cuh"
 #include "run_stages.cuh"
 
@@ -30,10 +31,11 @@ __device__ __forceinline__ void add_overlapping_parts(const Product &p, const Ti
         of.scale[0] = of.scale[1] = 0.0f;
         load_part_scales(of.scale, reader.scales(of.slot), 0, warp);
         dequantize(of.a, codes, zeros, stage);
+        const unsigned long long x = reader.x(ACTIVATES ? stage : of.slot);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
-            wgmma_fp8<N>(of.part, of.a[step], reader.x(of.slot) + 2 * step, step);
+            wgmma_fp8<N>(of.part, of.a[step], x + 2 * step, step);
         }
         wgmma_commit();
         place.next(p.stages);
@@ -118,18 +120,22 @@ __device__ __forceinline__ void write_rows(const Product &p, const Tile &tile, u
 
 // Computes the tiles of this thread block, as producers describe them.
 template <int N>
-__device__ __forceinline__ void consume_few(const Product &p, const Memory &memory, const unsigned char *pointer) {
+__device__ __forceinline__ void consume_few(const Product &p, const Memory &memory, unsigned char *pointer,
+                                            [[maybe_unused]] const GateUp &gate_up) {
     const unsigned group = (threadIdx.x - PRODUCERS) / 128;
     const WarpTile warp = {threadIdx.x % 32, group, group * GROUP_N + threadIdx.x / 32 % 4 * 16};
     const Reader reader(p, memory, warp, pointer);
     Place place;
     for (unsigned at = 0;; at = next_head(p, at)) {
         barrier_wait(memory.start + memory.full_at + place.slot * 8, place.phase);
-        const unsigned char *head = pointer + memory.heads_at + at * HEAD_BYTES;
+        unsigned char *head = pointer + memory.heads_at + at * HEAD_BYTES;
         const int4 of_tile = *reinterpret_cast<const int4 *>(head);
         const Tile tile = {static_cast<unsigned>(of_tile.x), static_cast<unsigned>(of_tile.y), of_tile.z};
         if (tile.expert < 0) {
             break;
+        }
+        if constexpr (ACTIVATES) {
+            activate_rows(p, gate_up, tile.row, of_tile.w, memory, pointer, reinterpret_cast<float *>(head) + 4);
         }
         float total[N / 2];
 #pragma unroll

@@ -42,12 +42,12 @@ struct Product {
 };
 
 // Places in shared memory: rings of x, weights and scales, a finished tile, parts, heads of tiles, barriers, the
-// first tile where the entries give it.
+// first tile where the entries give it. With ACTIVATES the rows of x come first, and rows to be quantized last.
 struct Memory {
-    unsigned start, weights_at, y_at, parts_at, heads_at, scales_at, full_at, empty_at, found_at;
+    unsigned start, weights_at, y_at, parts_at, heads_at, scales_at, full_at, empty_at, found_at, halves_at;
 
     __device__ Memory(const Product &p, unsigned start) : start(start) {
-        weights_at = p.stages * X_BYTES;
+        weights_at = CODES_BYTES + p.stages * X_BYTES;
         y_at = weights_at + p.stages * WEIGHT_BYTES;
         parts_at = y_at + Y_BYTES;
         heads_at = parts_at + PARTS_BYTES;
@@ -55,6 +55,7 @@ struct Memory {
         full_at = scales_at + p.stages * SCALE_BYTES;
         empty_at = full_at + p.stages * 8;
         found_at = empty_at + p.stages * 8;
+        halves_at = found_at + FOUND_BYTES;
     }
 };
 
@@ -81,7 +82,8 @@ __device__ __forceinline__ unsigned rows_of(const Product &p, const Tile &tile) 
 // the barrier of the tile's first stage. Returns the bytes that are copied to the head later on.
 __device__ __forceinline__ unsigned write_head(const Product &p, const Memory &memory, const Tile &tile, unsigned rows,
                                                unsigned at) {
-    const unsigned bytes = IS_MOE && tile.expert >= 0 ? ROWS * 4 * (p.row_weights ? 2 : 1) : 0;
+    const unsigned numbers = (ACTIVATES ? 0 : 1) + (p.row_weights ? 1 : 0);  // of each row
+    const unsigned bytes = IS_MOE && tile.expert >= 0 ? ROWS * 4 * numbers : 0;
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(memory.start + memory.heads_at + at * HEAD_BYTES),
                  "r"(tile.row), "r"(tile.n0), "r"(tile.expert), "r"(rows)
                  : "memory");
@@ -92,7 +94,9 @@ __device__ __forceinline__ unsigned write_head(const Product &p, const Memory &m
 __device__ __forceinline__ void copy_head(const Product &p, const Memory &memory, const Tile &tile, unsigned at,
                                           unsigned full) {
     const unsigned to = memory.start + memory.heads_at + at * HEAD_BYTES + 16;
-    copy_bulk(to, p.x_scales + tile.row, ROWS * 4, full);
+    if constexpr (!ACTIVATES) {
+        copy_bulk(to, p.x_scales + tile.row, ROWS * 4, full);
+    }
     if (p.row_weights) {
         copy_bulk(to + ROWS * 4, p.row_weights + tile.row, ROWS * 4, full);
     }
@@ -125,7 +129,7 @@ __device__ __forceinline__ void copy_weights(const Product &p, const Memory &mem
 // do so, since one alone would be slower than the consumers of small stages. The stages are counted over all tiles. Counted
 // in each tile, two stages of a producer could be 7 apart. In a ring of fewer slots it would then fill a slot a pass too
 // early: a barrier shows only whether its phase is even or odd. `found`: with IS_MOE, the first tile if the entries gave it.
-__device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map, const Memory &memory, unsigned first,
+__device__ __forceinline__ void produce(const Product &p, [[maybe_unused]] const TensorMap &x_map, const Memory &memory, unsigned first,
                                         FilledTile found) {
     constexpr unsigned STRIDE = PRODUCERS / 32;
     const unsigned k_stages = p.k_stages(), padded = (k_stages + PAIR - 1) / PAIR * PAIR;
@@ -144,6 +148,10 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
             head_bytes = write_head(p, memory, found.tile, is_placed ? rows_of(p, found.tile) : found.rows, 0);
         }
         copy_weights(p, memory, found.tile, stage, stage, head_bytes);
+        if (ACTIVATES && stage == 0) {
+            // The last kernel did not write router weights either.
+            copy_head(p, memory, found.tile, 0, memory.start + memory.full_at);
+        }
     }
     wait_for_last_kernel();
     Place base;
@@ -162,10 +170,12 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
                     const unsigned head_bytes = OVERLAPS && stage == 0 ? write_head(p, memory, tile, rows_of(p, tile), head) : 0;
                     copy_weights(p, memory, tile, stage, place.slot, head_bytes);
                 }
-                if (OVERLAPS && IS_MOE && stage == 0) {
+                if (OVERLAPS && IS_MOE && stage == 0 && (!ACTIVATES || early == 0)) {
                     copy_head(p, memory, tile, head, full);
                 }
-                copy_box(memory.start + place.slot * X_BYTES, x_map, stage * STAGE_K, tile.row, full);
+                if constexpr (!ACTIVATES) {
+                    copy_box(memory.start + place.slot * X_BYTES, x_map, stage * STAGE_K, tile.row, full);
+                }
             } else {
                 // The last pair has one stage: the other one's slot stays as it is.
                 barrier_arrive(full);

@@ -24,7 +24,13 @@ constexpr unsigned N_TILE = WARPS * 16 / SPLITS;
 constexpr unsigned STAGE_K = 128;
 constexpr unsigned SCALE_SIZE = IS_FLOAT ? 1 : 2;  // bytes
 
-constexpr unsigned X_BYTES = ROWS * STAGE_K;
+constexpr unsigned X_BOX = ROWS * STAGE_K;  // x of a stage
+// With ACTIVATES consumers make a tile's rows of x for all k, and the ring has none.
+constexpr unsigned X_BYTES = ACTIVATES ? 0 : X_BOX;
+constexpr unsigned MOST_K = ACTIVATES * 1024;
+constexpr unsigned CODES_BYTES = ROWS * MOST_K;
+// Rows before they are quantized, and the largest number of each 256.
+constexpr unsigned HALVES_BYTES = ROWS * MOST_K * 2 + ROWS * MOST_K / 256 * 4;
 // Weights of 32 k: in Marlin's layout 16 bytes for each column.
 constexpr unsigned STEP_BYTES = N_TILE * 16;
 constexpr unsigned WEIGHT_BYTES = STAGE_K / 32 * STEP_BYTES;
@@ -33,6 +39,7 @@ constexpr unsigned SCALE_BYTES = GROUPS * N_TILE * SCALE_SIZE;
 // describe each tile to the consumers: its head is four numbers and, with experts, the scale and the router weight of each
 // row.
 constexpr unsigned OVERLAPS = WARPS == 8 && ROWS <= 32 && GROUPS <= 1;
+static_assert(!ACTIVATES || OVERLAPS && IS_MOE && ROWS == 8, "rows are made for few entries");
 constexpr unsigned HEAD_BYTES = OVERLAPS ? 16 + IS_MOE * ROWS * 8 : 0;
 // A stage, with its two barriers, and a head: there is one more of those than stages, so that the head of the tile that
 // consumers finish is kept while the ring fills.
@@ -47,7 +54,7 @@ constexpr unsigned PART_LANES = N_TILE * 2;
 constexpr unsigned PART_FLOATS = (ROWS / 2 + 2) * PART_LANES;
 constexpr unsigned PARTS_BYTES = IS_SHARED ? PART_SLOTS * (PAIR * PART_FLOATS * 4 + 16) : 0;
 constexpr unsigned FOUND_BYTES = IS_MOE * 16;  // a tile (few_entries.cuh)
-constexpr unsigned END_BYTES = Y_BYTES + PARTS_BYTES + HEAD_BYTES + FOUND_BYTES;
+constexpr unsigned END_BYTES = Y_BYTES + PARTS_BYTES + HEAD_BYTES + FOUND_BYTES + CODES_BYTES + HALVES_BYTES;
 // The ring's length is a multiple of this, so that each of its slots belongs to one of the warpgroups that share columns,
 // and at least LEAST_STAGES.
 constexpr unsigned STAGE_MULTIPLE = IS_SHARED ? 4 * PAIR : 1;

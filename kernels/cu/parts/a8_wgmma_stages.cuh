@@ -166,7 +166,7 @@ struct Reader {
     }
 
     __device__ __forceinline__ unsigned long long x(unsigned slot) const {
-        return matrix_descriptor(memory.start + slot * X_BYTES);
+        return matrix_descriptor(memory.start + slot * X_BOX);
     }
 
     __device__ __forceinline__ const unsigned char *scales(unsigned slot) const {

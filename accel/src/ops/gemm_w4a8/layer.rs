@@ -4,7 +4,7 @@ use marlinspike::moe::layer::Layer;
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
 
-use super::{MOE as ROW, RowsA8, W4a8Plan, moe_w4a8_gemm};
+use super::{MOE as ROW, RowsA8, W4a8Plan, moe_w4a8_gemm, moe_w4a8_gemm_activated};
 use crate::{
     device::Device,
     error::AccelError,
@@ -16,6 +16,7 @@ use crate::{
         fp8_rows::{ExpertWeight, Fp8RowsLayer, Fp8RowsWorkspace, Rows},
         gather::Gathered,
         gemm::MarlinWeight,
+        layer::blocks::GateUp,
     },
 };
 
@@ -67,6 +68,28 @@ impl ExpertWeight for MarlinWeight {
         routed: RoutedRows<'_>,
     ) -> Result<(), AccelError> {
         moe_w4a8_gemm(device, RowsA8 { codes, scales }, self, y, plan, routed)
+    }
+
+    fn multiply_activated(
+        &self,
+        device: &Device,
+        gate_up: GateUp<'_>,
+        y: &mut Buffer<u16>,
+        plan: W4a8Plan,
+        routed: RoutedRows<'_>,
+    ) -> Result<bool, AccelError> {
+        let shape = self.shape();
+        if !plan.activates(self.form(), shape.size_k)? {
+            return Ok(false);
+        }
+        // A thread block makes the rows of each of its tiles anew: with more than one it takes longer than a kernel that
+        // makes them once.
+        if plan.tiles(routed.blocks.places(), shape.size_n)
+            > plan.concurrent(self.form(), device)?
+        {
+            return Ok(false);
+        }
+        moe_w4a8_gemm_activated(device, gate_up, self, y, plan, routed).map(|()| true)
     }
 }
 

@@ -8,12 +8,15 @@ mod plan;
 use marlinspike::num::scalar::ScalarType;
 
 pub use layer::{W4a8Layer, W4a8Workspace};
+use plan::RowsOf;
 pub use plan::W4a8Plan;
 
 use crate::{
     device::{Device, failed},
     error::AccelError,
-    launch::{Arguments, FewEntries, Kernel, Pointer, arguments, tensor_map::TensorMap},
+    launch::{
+        Activation, Arguments, FewEntries, Kernel, Pointer, arguments, tensor_map::TensorMap,
+    },
     memory::Buffer,
     nvrtc::Parameter,
     operation::{Law, Mutant, Needs, Row},
@@ -22,6 +25,7 @@ use crate::{
         fp8_rows,
         gemm::{Form, MarlinWeight, checks},
         gemm_a8::RowsA8,
+        layer::blocks::GateUp,
     },
 };
 
@@ -31,7 +35,7 @@ pub(crate) static ROW: Row = Row {
     source: plan::SOURCE,
     needs: Needs { compute_capability: (9, 0) },
     law: Law::EqualBits,
-    variants: |arch| plan::variants(arch, false),
+    variants: |arch| plan::variants(arch, &[RowsOf::Matrix]),
     arguments: W4a8Arguments::SIZES,
     mutants: &[
         Mutant::new(
@@ -41,8 +45,8 @@ pub(crate) static ROW: Row = Row {
         ),
         Mutant::new(
             "one chain over all stages, few rows",
-            "reader.x(of.slot) + 2 * step, step);",
-            "reader.x(of.slot) + 2 * step, 1);",
+            "of.a[step], x + 2 * step, step);",
+            "of.a[step], x + 2 * step, 1);",
         ),
         Mutant::new(
             "the scale of the first row of two for both",
@@ -122,6 +126,26 @@ pub(crate) static ROW: Row = Row {
             "begins",
         ),
         Mutant::new("one row of a block, few entries", "min(ROWS, __popc(of_run) - before)", "1u"),
+        Mutant::new(
+            "the largest number of a row's first part for all, few entries",
+            "largest = fmaxf(largest, largest_of_parts[row * parts + i]);",
+            "largest = fmaxf(largest, largest_of_parts[row * parts]);",
+        ),
+        Mutant::new(
+            "the first of two activated rows for both",
+            "from.rows, first + row, pieces, piece)",
+            "from.rows, first + row / 2 * 2, pieces, piece)",
+        ),
+        Mutant::new(
+            "activated rows that are not swizzled",
+            "SwizzledRows::at(row, piece % 16 / 2)",
+            "SwizzledRows::at(row, piece % 16 / 2 ^ row % 8)",
+        ),
+        Mutant::new(
+            "the first stage's activated rows for all",
+            "reader.x(ACTIVATES ? stage : of.slot)",
+            "reader.x(ACTIVATES ? 0 : of.slot)",
+        ),
     ],
 };
 
@@ -131,7 +155,7 @@ pub(crate) static MOE: Row = Row {
     source: plan::SOURCE,
     needs: Needs { compute_capability: (9, 0) },
     law: Law::EqualBits,
-    variants: |arch| plan::variants(arch, true),
+    variants: |arch| plan::variants(arch, &[RowsOf::Experts, RowsOf::GateUp]),
     arguments: W4a8Arguments::SIZES,
     mutants: &[],
 };
@@ -162,6 +186,8 @@ arguments! {
         row_weights: Pointer,
         is_early: u32,
         few: FewEntries,
+        gate_up: Pointer,
+        activation: Activation,
     }
 }
 
@@ -193,7 +219,8 @@ pub fn w4a8_gemm_planned(
     y: &mut Buffer<u16>,
     plan: W4a8Plan,
 ) -> Result<(), AccelError> {
-    on_device(&ROW, device, x, weight, y, None)?;
+    let x_rows = RowsOfX::Codes(x);
+    on_device(&ROW, device, x_rows, weight, y, None)?;
     fp8_rows::one_matrix(&ROW, weight.experts())?;
     let shape = weight.shape();
     let rows = x.scales.len();
@@ -205,7 +232,7 @@ pub fn w4a8_gemm_planned(
     if size_m == 0 {
         return Ok(());
     }
-    launch(device, x, weight, y, plan, size_m, None)
+    launch(device, x_rows, weight, y, plan, size_m, None)
 }
 
 /// Each row of y `[places, N]` = the row of x `[places, K]` · W of the expert of its block, times the row's scale, plus
@@ -222,7 +249,8 @@ pub fn moe_w4a8_gemm(
     plan: W4a8Plan,
     routed: RoutedRows<'_>,
 ) -> Result<(), AccelError> {
-    on_device(&MOE, device, x, weight, y, Some(routed))?;
+    let x_rows = RowsOfX::Codes(x);
+    on_device(&MOE, device, x_rows, weight, y, Some(routed))?;
     let shape = weight.shape();
     let lengths = [
         ("x", x.codes.len(), shape.size_k),
@@ -233,14 +261,50 @@ pub fn moe_w4a8_gemm(
     if places == 0 {
         return Ok(());
     }
-    launch(device, x, weight, y, plan, places, Some(routed))
+    launch(device, x_rows, weight, y, plan, places, Some(routed))
+}
+
+/// [`moe_w4a8_gemm`] of rows that the kernel makes itself, for a plan that [`activates`](W4a8Plan::activates): the rows of
+/// `gate_up` are activated and quantized as [`gather_on_device`](super::gather::gather_on_device) does it. The last kernel on
+/// the stream wrote neither the blocks nor their router weights.
+///
+/// # Errors
+/// As [`moe_w4a8_gemm`].
+fn moe_w4a8_gemm_activated(
+    device: &Device,
+    gate_up: GateUp<'_>,
+    weight: &MarlinWeight,
+    y: &mut Buffer<u16>,
+    plan: W4a8Plan,
+    routed: RoutedRows<'_>,
+) -> Result<(), AccelError> {
+    let rows = RowsOfX::GateUp(gate_up);
+    on_device(&MOE, device, rows, weight, y, Some(routed))?;
+    let shape = weight.shape();
+    if !plan.activates(weight.form(), shape.size_k)? {
+        return Err(fp8_rows::refuse_plan(&MOE, device, &plan));
+    }
+    let width = gate_up.activation.width_in(shape.size_k);
+    let lengths = [("gate_up", gate_up.rows.len(), width), ("y", y.len(), shape.size_n)];
+    let places = fp8_rows::places(&MOE, &lengths, (plan.rows, weight.experts()), routed)?;
+    if places == 0 {
+        return Ok(());
+    }
+    launch(device, rows, weight, y, plan, places, Some(routed))
+}
+
+/// What a product's rows are made of.
+#[derive(Debug, Clone, Copy)]
+enum RowsOfX<'a> {
+    Codes(RowsA8<'a>),
+    GateUp(GateUp<'a>),
 }
 
 /// Returns an error if any buffer belongs to another device, or the weight is not packed for e4m3fn activations.
 fn on_device(
     row: &'static Row,
     device: &Device,
-    x: RowsA8<'_>,
+    x: RowsOfX<'_>,
     weight: &MarlinWeight,
     y: &Buffer<u16>,
     routed: Option<RoutedRows<'_>>,
@@ -250,42 +314,58 @@ fn on_device(
         let found = format!("packed for {input} activations");
         return Err(row.refuse("weight", found, "packed for float8_e4m3fn activations"));
     }
-    let x_here = x.codes.is_on(device) && x.scales.is_on(device);
+    let x_here = match x {
+        RowsOfX::Codes(x) => x.codes.is_on(device) && x.scales.is_on(device),
+        RowsOfX::GateUp(gate_up) => gate_up.rows.is_on(device),
+    };
     fp8_rows::on_device(row, device, [x_here, weight.is_on(device)], y, routed)
 }
 
 /// Launches a checked product of `rows` rows.
 fn launch(
     device: &Device,
-    x: RowsA8<'_>,
+    x: RowsOfX<'_>,
     weight: &MarlinWeight,
     y: &mut Buffer<u16>,
     plan: W4a8Plan,
     rows: usize,
     routed: Option<RoutedRows<'_>>,
 ) -> Result<(), AccelError> {
-    let is_moe = routed.is_some();
-    let (row, kernel) = if is_moe { (&MOE, &MOE_KERNEL) } else { (&ROW, &KERNEL) };
+    let (row, kernel) = if routed.is_some() { (&MOE, &MOE_KERNEL) } else { (&ROW, &KERNEL) };
+    let rows_of = match x {
+        RowsOfX::GateUp(_) => RowsOf::GateUp,
+        RowsOfX::Codes(_) if routed.is_some() => RowsOf::Experts,
+        RowsOfX::Codes(_) => RowsOf::Matrix,
+    };
     let shape = weight.shape();
-    let sizes = plan.sizes(row, device, (weight.form(), is_moe))?;
+    let sizes = plan.sizes(row, device, (weight.form(), rows_of))?;
     let tiles = plan.tiles(rows, shape.size_n);
     let (rows, grid) = fp8_rows::grid(row, device, (rows, tiles), sizes)?;
     // `MarlinWeight` holds these below 2^31.
     let (size_n, size_k) = (shape.size_n as u32, shape.size_k as u32);
     let map_failed = || failed("cuTensorMapEncodeTiled");
     let blocks = routed.map(|routed| routed.blocks);
+    let y_map = TensorMap::new(device, y, rows, size_n, plan.rows).map_err(map_failed())?;
+    let (x_map, x_scales, gate_up, activation) = match x {
+        RowsOfX::Codes(RowsA8 { codes, scales }) => {
+            let x_map = TensorMap::of_bytes(device, codes, rows, size_k, plan.rows);
+            (x_map.map_err(map_failed())?, scales.into(), Pointer::NULL, Activation::default())
+        }
+        // The kernel does not read the map.
+        RowsOfX::GateUp(of) => (y_map, Pointer::NULL, of.rows.into(), of.activation.into()),
+    };
     // x has `rows` rows of size_k codes and as many scales, y as many of size_n; the weight's buffers are what the
-    // reference packs for its shape; the copy engine reads and writes no others. Blocks are of the plan's rows, one in y
-    // for each place, as are the router weights. The ring's stages fit the shared memory of the launch.
+    // reference packs for its shape; the copy engine reads and writes no others. gate_up has `rows` rows of the width that its
+    // activation has for size_k. Blocks are of the plan's rows, one in y for each place, as are the router weights. The ring's
+    // stages fit the shared memory of the launch.
     let arguments = W4a8Arguments {
-        x_map: TensorMap::of_bytes(device, x.codes, rows, size_k, plan.rows)
-            .map_err(map_failed())?,
-        y_map: TensorMap::new(device, y, rows, size_n, plan.rows).map_err(map_failed())?,
+        x_map,
+        y_map,
         qweight: (&weight.qweight).into(),
         scales: (&weight.scales).into(),
         zeros: weight.zeros.as_ref().into(),
         bias: weight.bias.as_ref().into(),
-        x_scales: x.scales.into(),
+        x_scales,
         y: y.into(),
         size_m: rows,
         size_n,
@@ -299,18 +379,20 @@ fn launch(
         row_weights: routed.and_then(|routed| routed.row_weights).into(),
         is_early: routed.is_some_and(|routed| routed.is_early).into(),
         few: routed.map(|routed| routed.few).unwrap_or_default(),
+        gate_up,
+        activation,
     };
-    let parameters = parameters(weight.dtype(), weight.form(), is_moe, plan);
+    let parameters = parameters(weight.dtype(), weight.form(), rows_of, plan);
     kernel.launch(device, &parameters, grid, arguments)
 }
 
-fn parameters(dtype: ScalarType, form: Form, is_moe: bool, plan: W4a8Plan) -> Vec<Parameter> {
+fn parameters(dtype: ScalarType, form: Form, rows_of: RowsOf, plan: W4a8Plan) -> Vec<Parameter> {
     let mut parameters = vec![
         ("IS_BF16", u32::from(dtype == ScalarType::BFLOAT16)),
         ("CODES", form.codes as u32),
         ("GROUPS", form.groups),
-        ("IS_MOE", is_moe.into()),
     ];
+    parameters.extend(rows_of.parameters());
     parameters.extend(plan.parameters());
     parameters
 }

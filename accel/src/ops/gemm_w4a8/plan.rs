@@ -3,7 +3,7 @@
 use marlinspike::num::scalar::ScalarType;
 use marlinspike_kernels::constant;
 
-use super::parameters;
+use super::{MOE, parameters};
 use crate::{
     device::Device,
     error::AccelError,
@@ -35,7 +35,22 @@ pub struct W4a8Plan {
     pub splits: u32,
 }
 
-static SIZES: Memo<(W4a8Plan, Form, bool), Sizes> = Memo::new();
+static SIZES: Memo<(W4a8Plan, Form, RowsOf), Sizes> = Memo::new();
+
+/// The rows of a product: parameters IS_MOE and ACTIVATES of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum RowsOf {
+    Matrix,
+    Experts,
+    /// Of experts, made of the rows of the first product.
+    GateUp,
+}
+
+impl RowsOf {
+    pub(super) fn parameters(self) -> [Parameter; 2] {
+        [("IS_MOE", (self != Self::Matrix).into()), ("ACTIVATES", (self == Self::GateUp).into())]
+    }
+}
 
 /// Rows, warps and splits that the kernel is compiled with.
 const COMPILED: [[u32; 3]; 17] = [
@@ -81,6 +96,21 @@ impl W4a8Plan {
         (self.splits == 1 || splits_stages(form)) && (self.rows < 256 || !has_wide_scales)
     }
 
+    /// Whether the kernel makes rows of `size_k` of the first product's rows itself.
+    pub(super) fn activates(self, form: Form, size_k: usize) -> Result<bool, AccelError> {
+        if [self.rows, self.warps, self.splits] != [8, 8, 1] || !splits_stages(form) {
+            return Ok(false);
+        }
+        let all = parameters(ScalarType::BFLOAT16, form, RowsOf::GateUp, self);
+        Ok(size_k <= constant(SOURCE, "MOST_K", &all)? as usize)
+    }
+
+    /// Thread blocks that run concurrently, of a plan that [`activates`](Self::activates).
+    pub(super) fn concurrent(self, form: Form, device: &Device) -> Result<usize, AccelError> {
+        let sizes = self.sizes(&MOE, device, (form, RowsOf::GateUp))?;
+        Ok((device.multiprocessors() * sizes.resident) as usize)
+    }
+
     pub(super) fn parameters(self) -> [Parameter; 3] {
         [("WARPS", self.warps), ("ROWS", self.rows), ("SPLITS", self.splits)]
     }
@@ -105,7 +135,7 @@ impl W4a8Plan {
         self,
         row: &Row,
         device: &Device,
-        (form, is_moe): (Form, bool),
+        (form, rows_of): (Form, RowsOf),
     ) -> Result<Sizes, AccelError> {
         let Self { rows, tile_n, warps, splits } = self;
         let is_compiled = COMPILED.contains(&[rows, warps, splits]);
@@ -116,12 +146,12 @@ impl W4a8Plan {
         if !fits || !is_compiled || !device.arch().has_wgmma() {
             return Err(fp8_rows::refuse_plan(row, device, &self));
         }
-        self.sizes_within((form, is_moe), device.arch().shared_memory())
+        self.sizes_within((form, rows_of), device.arch().shared_memory())
     }
 
-    fn sizes_within(self, (form, is_moe): (Form, bool), most: u32) -> Result<Sizes, AccelError> {
-        SIZES.get((self, form, is_moe), || {
-            let all = parameters(ScalarType::BFLOAT16, form, is_moe, self);
+    fn sizes_within(self, (form, rows_of): (Form, RowsOf), most: u32) -> Result<Sizes, AccelError> {
+        SIZES.get((self, form, rows_of), || {
+            let all = parameters(ScalarType::BFLOAT16, form, rows_of, self);
             let size = |name| constant(SOURCE, name, &all);
             let (stage, end) = (size("STAGE_BYTES")?, size("END_BYTES")?);
             let resident = size("RESIDENT")?;
@@ -216,7 +246,7 @@ fn splits_stages(form: Form) -> bool {
 /// A tile takes as long as this many rows more than it has.
 const FIXED_ROWS: usize = 72;
 
-pub(super) fn variants(arch: Arch, is_moe: bool) -> Result<Vec<Vec<Parameter>>, AccelError> {
+pub(super) fn variants(arch: Arch, rows_of: &[RowsOf]) -> Result<Vec<Vec<Parameter>>, AccelError> {
     let mut all = Vec::new();
     if !arch.has_wgmma() {
         return Ok(all);
@@ -224,7 +254,17 @@ pub(super) fn variants(arch: Arch, is_moe: bool) -> Result<Vec<Vec<Parameter>>, 
     for dtype in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
         let is_taken = |form: &Form| dtype == ScalarType::BFLOAT16 || form.codes != Codes::E2m1;
         for form in Form::all_bytes(ScalarType::FLOAT8_E4M3FN).into_iter().filter(is_taken) {
-            all.extend(W4a8Plan::of_form(form).map(|plan| parameters(dtype, form, is_moe, plan)));
+            for &rows_of in rows_of {
+                let serves = |plan: &W4a8Plan| match rows_of {
+                    RowsOf::GateUp => plan.activates(form, 0),
+                    _ => Ok(true),
+                };
+                for plan in W4a8Plan::of_form(form) {
+                    if serves(&plan)? {
+                        all.push(parameters(dtype, form, rows_of, plan));
+                    }
+                }
+            }
         }
     }
     Ok(all)

@@ -22,6 +22,13 @@ pub(crate) enum Which {
     W2,
 }
 
+/// Rows `[places, width]` of the first product, and their activation.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GateUp<'a> {
+    pub(crate) rows: &'a Buffer<u16>,
+    pub(crate) activation: &'a Definition,
+}
+
 /// The products of a layer, and room for their rows.
 pub(crate) trait Products {
     /// Makes the rows of that product from `rows`, in the order of the blocks.
@@ -35,6 +42,22 @@ pub(crate) trait Products {
         rows: RowSource<'_>,
         blocks: &PlacedBlocks,
     ) -> Result<(), AccelError>;
+
+    /// y `[places, N]` = the activation of `gate_up` · the weight of the second product, likewise, if the product makes its
+    /// rows of so few entries itself; otherwise does nothing and returns false. The last kernel on the stream wrote neither
+    /// the blocks nor their router weights.
+    ///
+    /// # Errors
+    /// Those of the product.
+    fn multiply_activated(
+        &self,
+        _device: &Device,
+        _gate_up: GateUp<'_>,
+        _routed: RoutedRows<'_>,
+        _y: &mut Buffer<u16>,
+    ) -> Result<bool, AccelError> {
+        Ok(false)
+    }
 
     /// y `[places, N]` = the rows gathered last · the weight of the expert of each row's block.
     ///
@@ -161,8 +184,13 @@ impl BlockBuffers {
             RoutedRows { blocks, row_weights, is_early, few }
         };
         products.multiply(device, Which::W13, routed(true, false), gate_up)?;
+        let routed = routed(false, true);
+        let of_gate_up = GateUp { rows: gate_up, activation };
+        if few.is_few() && products.multiply_activated(device, of_gate_up, routed, down)? {
+            return Ok(());
+        }
         let rows = RowSource::GateUp { gate_up, activation };
         products.gather(device, Which::W2, rows, blocks)?;
-        products.multiply(device, Which::W2, routed(false, true), down)
+        products.multiply(device, Which::W2, routed, down)
     }
 }
