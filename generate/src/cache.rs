@@ -4,8 +4,8 @@ use rayon::prelude::*;
 
 use crate::config::Config;
 use crate::error::{GenerateError, Result};
-use crate::ops::attention::{BLOCK, Keys};
-use crate::ops::item_rows;
+use crate::ops::attention::{BLOCK, Keys, pack};
+use crate::ops::{item_rows, resize};
 
 /// Rows that a layer stores for a token: key and value, or the latent.
 fn parts(config: &Config) -> usize {
@@ -102,23 +102,53 @@ impl Cache {
     }
 }
 
-/// The keys of a sequence for many rows.
+/// The keys of a sequence for many rows. The memory is kept from one use to the next.
 #[derive(Debug, Default)]
 pub(crate) struct PackedKeys {
     /// `[kv heads][block][head_dim][BLOCK]`.
-    pub(crate) blocks: Vec<f32>,
-    /// Values of a head; 0: the keys are not packed.
-    pub(crate) per_head: usize,
+    blocks: Vec<f32>,
+    /// What the blocks hold; absent: the keys are not packed.
+    range: Option<PackedRange>,
+}
+
+/// The packed keys of each head.
+#[derive(Debug, Clone, Copy)]
+struct PackedRange {
     /// The first key, a multiple of [`BLOCK`].
-    pub(crate) first: usize,
+    first: usize,
+    /// Values of a head.
+    per_head: usize,
 }
 
 impl PackedKeys {
-    /// The keys of a head from key `first` on.
+    /// Marks the keys as not packed.
+    pub(crate) fn clear(&mut self) {
+        self.range = None;
+    }
+
+    /// Packs the keys `first` to `end` of every head, from the beginning of a block on. On rayon's current
+    /// pool.
+    pub(crate) fn fill(&mut self, cache: &Cache, layer: usize, [first, end]: [usize; 2]) {
+        let (head_dim, first) = (cache.head_dim, first / BLOCK * BLOCK);
+        let heads = cache.layers[layer][0].len() / (cache.capacity * head_dim);
+        let per_head = (end - first).next_multiple_of(BLOCK) * head_dim;
+        resize(&mut self.blocks, heads * per_head);
+        let block = BLOCK * head_dim;
+        self.blocks.par_chunks_exact_mut(block).enumerate().for_each(|(item, to)| {
+            let (head, at) = (item * block / per_head, item * block % per_head);
+            let from = first + at / head_dim;
+            let [keys, _] = cache.head(layer, head, from, end.min(from + BLOCK));
+            pack(keys, head_dim, to);
+        });
+        self.range = Some(PackedRange { first, per_head });
+    }
+
+    /// The keys of a head from key `first` on; `None` if they are not packed.
     pub(crate) fn keys(&self, head: usize, first: usize, head_dim: usize) -> Option<Keys<'_>> {
-        let blocks = self.blocks.get(head * self.per_head..(head + 1) * self.per_head)?;
-        let skipped = first.checked_sub(self.first)?;
-        let blocks = blocks.get(skipped / BLOCK * BLOCK * head_dim..)?;
-        (!blocks.is_empty()).then_some(Keys::Packed { blocks, skipped: skipped % BLOCK })
+        let PackedRange { first: packed, per_head } = self.range?;
+        let blocks = &self.blocks[head * per_head..][..per_head];
+        let skipped = first - packed;
+        let blocks = &blocks[skipped / BLOCK * BLOCK * head_dim..];
+        Some(Keys::Packed { blocks, skipped: skipped % BLOCK })
     }
 }

@@ -8,7 +8,7 @@ use crate::block::{AttentionRows, Workspaces};
 use crate::cache::{Cache, PackedKeys};
 use crate::config::Config;
 use crate::error::Result;
-use crate::ops::attention::{BLOCK, Heads, Keys, QUERIES, pack};
+use crate::ops::attention::{Heads, Keys, QUERIES};
 use crate::ops::norm::RmsNorm;
 use crate::ops::rope::rotate;
 use crate::ops::{item_rows, resize};
@@ -129,31 +129,27 @@ impl<'f> Grouped<'f> {
         let packed: &[PackedKeys] = packed;
         let (head_dim, per_kv) = (self.head_dim, self.num_heads / self.num_kv_heads);
         let width = self.num_heads * head_dim;
-        if batch.rows.len() >= PACKED_ROWS {
-            // Rows of one item read the keys and values of one head after the other.
-            let count = ITEM_ROWS * width;
-            let items = attended.par_chunks_mut(count).zip(q.par_chunks(count)).enumerate();
-            return items.for_each_init(Vec::new, |scores, (item, (out, q))| {
-                for head in (0..self.num_heads).step_by(per_kv) {
-                    let rows = out.chunks_exact_mut(width).zip(q.chunks_exact(width));
-                    for (m, (out, q)) in rows.enumerate() {
-                        let row = batch.rows[item * ITEM_ROWS + m];
-                        let part = head * head_dim..(head + per_kv) * head_dim;
-                        let queries = &q[part.clone()];
-                        let found = (queries, head, &packed[row.input]);
-                        self.attend_heads(batch.layer, row, caches, found, scores, &mut out[part]);
-                    }
+        // An item of many rows is several of them with all heads. An item of few rows is heads of one
+        // row, in a group that is computed together.
+        let (count, heads) = match batch.rows.len() {
+            PACKED_ROWS.. => (ITEM_ROWS * width, per_kv),
+            _ if per_kv.is_multiple_of(QUERIES) => (QUERIES * head_dim, QUERIES),
+            _ => (per_kv * head_dim, per_kv),
+        };
+        let columns = count.min(width);
+        let items = attended.par_chunks_mut(count).zip(q.par_chunks(count)).enumerate();
+        items.for_each_init(Vec::new, |scores, (item, (out, q))| {
+            let first = item * count;
+            // The rows read the keys and values of one head after the other.
+            for at in (0..columns).step_by(heads * head_dim) {
+                let rows = out.chunks_exact_mut(columns).zip(q.chunks_exact(columns));
+                for (m, (out, q)) in rows.enumerate() {
+                    let (row, part) = (batch.rows[first / width + m], at..at + heads * head_dim);
+                    let head = (first % width + at) / head_dim;
+                    let found = (&q[part.clone()], head, &packed[row.input]);
+                    self.attend_heads(batch.layer, row, caches, found, scores, &mut out[part]);
                 }
-            });
-        }
-        // Heads that share keys, in groups that are computed together.
-        let heads = if per_kv.is_multiple_of(QUERIES) { QUERIES } else { per_kv };
-        let count = heads * head_dim;
-        let items = attended.par_chunks_exact_mut(count).zip(q.par_chunks_exact(count)).enumerate();
-        items.for_each_init(Vec::new, |scores, (i, (out, queries))| {
-            let (row, head) = (batch.rows[i * heads / self.num_heads], i * heads % self.num_heads);
-            let found = (queries, head, &packed[row.input]);
-            self.attend_heads(batch.layer, row, caches, found, scores, out);
+            }
         });
     }
 
@@ -195,22 +191,13 @@ impl<'f> Grouped<'f> {
             let rows = batch.rows.iter().filter(|row| row.input == i);
             let count = rows.clone().count();
             let end = rows.map(|row| row.position + 1).max().unwrap_or(0);
-            packed.per_head = 0;
             if count < PACKED_ROWS {
+                packed.clear();
                 continue;
             }
             // The first key that any row sees.
             let first = (end - count + 1).saturating_sub(self.window.unwrap_or(end));
-            packed.first = first / BLOCK * BLOCK;
-            packed.per_head = (end - packed.first).next_multiple_of(BLOCK) * self.head_dim;
-            resize(&mut packed.blocks, self.num_kv_heads * packed.per_head);
-            let (block, per_head) = (BLOCK * self.head_dim, packed.per_head);
-            packed.blocks.par_chunks_exact_mut(block).enumerate().for_each(|(item, to)| {
-                let (head, at) = (item * block / per_head, item * block % per_head);
-                let from = packed.first + at / self.head_dim;
-                let [keys, _] = cache.head(batch.layer, head, from, end.min(from + BLOCK));
-                pack(keys, self.head_dim, to);
-            });
+            packed.fill(cache, batch.layer, [first, end]);
         }
     }
 }
