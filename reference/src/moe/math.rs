@@ -13,10 +13,20 @@ const LN2_LO: f32 = f32::from_bits(0x3805_fdf4);
 const SERIES: [f32; 8] =
     [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 
+/// Adding it moves an integer below 2^22 in magnitude to the lowest bits.
+const MAGIC: f32 = 12_582_912.0;
+
+/// An integral value below 2^22 in magnitude as an integer; any other as some integer. A cast saturates, which
+/// compilers do not vectorize.
+#[inline(always)]
+fn integer(x: f32) -> i32 {
+    (x + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()) as i32
+}
+
 /// 2^n for −126 ≤ n ≤ 127.
 #[inline(always)]
 fn power_of_two(n: i32) -> f32 {
-    f32::from_bits(((n + 127) as u32) << 23)
+    f32::from_bits((n.wrapping_add(127) as u32) << 23)
 }
 
 /// e^x, within one unit in the last place.
@@ -46,9 +56,9 @@ pub fn exp(x: f32) -> f32 {
     for c in &SERIES[1..] {
         p = p.mul_add(r, *c);
     }
-    let n = n as i32;
+    let n = integer(n);
     let first = n >> 1;
-    let value = p * power_of_two(first) * power_of_two(n - first);
+    let value = p * power_of_two(first) * power_of_two(n.wrapping_sub(first));
     let value = if x > 89.0 { f32::INFINITY } else { value };
     let value = if x < -104.0 { 0.0 } else { value };
     if x.is_nan() { x } else { value }
