@@ -1,5 +1,7 @@
 //! Memory for the panels of a batch.
 
+use rayon::iter::IndexedParallelIterator;
+
 use super::parallel::Split;
 use super::quantize::{Extremes, GROUP, RowScale, Symmetric, group_codes};
 use super::wide::Loop;
@@ -18,6 +20,9 @@ pub(super) struct PanelBuffer {
     scales: Vec<f32>,
     lines: Vec<Line>,
 }
+
+/// Lines that a work item writes at least, where they are allocated.
+const LINES_OF_ITEM: usize = 4096;
 
 /// How rows become codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +71,7 @@ impl RowCodes {
 }
 
 /// Storage of rows for the weights of a layout.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RowShape {
     /// Kp.
     pub(super) padded_k: usize,
@@ -136,7 +141,12 @@ impl PanelBuffer {
         grow(&mut self.reciprocals, rows);
         grow(&mut self.starts, rows * shape.groups);
         grow(&mut self.scales, rows * shape.scales());
-        grow(&mut self.lines, rows * shape.lines);
+        let lines = rows * shape.lines;
+        if self.lines.len() < lines {
+            // Aligned memory is not zero when the system provides it.
+            let zeros = rayon::iter::repeat_n(Line::default(), lines).with_min_len(LINES_OF_ITEM);
+            zeros.collect_into_vec(&mut self.lines);
+        }
     }
 
     /// The panel of `span`.
@@ -375,9 +385,11 @@ impl<'t, T: Copy + 't, S: Iterator<Item = &'t [T]> + Clone, V: Fn(T) -> f32 + Co
     }
 }
 
-/// Grows `values` to at least `len`, and never shrinks it.
+/// Makes `values` at least `len` long, and never shorter. Values of a longer one are new zeros: the threads that
+/// write them first share the work of mapping their pages.
 pub(super) fn grow<T: Clone + Default>(values: &mut Vec<T>, len: usize) {
     if values.len() < len {
-        values.resize(len, T::default());
+        *values = Vec::new();
+        *values = vec![T::default(); len];
     }
 }

@@ -1,8 +1,8 @@
-//! One fast product: the bits of [`linear`](super::linear()), without allocations.
+//! Fast products: the bits of [`linear`](super::linear()), without allocations.
 //!
-//! Rows are quantized into panels. A work item is a run of columns: it multiplies all panels while its
-//! weights stay in a core's cache. The results, `[run][row][column of the run]`, become rows at the
-//! end.
+//! Rows are quantized into panels, once for all matrices that multiply them. A work item is a run of columns
+//! of a matrix: it multiplies all panels while its weights stay in a core's cache. The results,
+//! `[matrix][run][row][column of the run]`, become rows at the end.
 
 use super::buffer::{PanelBuffer, Quantize, Span, grow};
 use super::gather::Gathered;
@@ -10,7 +10,7 @@ use super::matrices::{Matrices, Packed};
 use super::panel::{panel_start, panels};
 use super::parallel::for_parts;
 use super::rows::{Element, Rows, RowsMut, slices};
-use super::runs::{BLOCK, GRAIN, Runs};
+use super::runs::{BLOCK, GRAIN, SeveralRuns};
 use super::wide::wide;
 use super::{Kernel, MAX_PANELS, MAX_ROWS};
 use crate::Result;
@@ -67,6 +67,11 @@ impl<W: Packed<Kernel = K>, K: ?Sized> LinearOf<W, K> {
         self.rounding
     }
 
+    /// The weight with its kernel.
+    pub(super) fn matrices(&self) -> impl Matrices + '_ {
+        self.weight.matrices(&self.kernel, self.rounding)
+    }
+
     /// The kernel's name.
     pub fn kernel_name(&self) -> &'static str {
         W::kernel_name(&self.kernel)
@@ -88,42 +93,56 @@ impl<W: Packed<Kernel = K>, K: ?Sized> LinearOf<W, K> {
         let (x, out) = (x.into(), out.into());
         let (size_m, shape) = (x.shape()[0], self.weight.shape());
         let (x, out) = slices(x, out, size_m, [shape.size_k, shape.size_n])?;
-        let weight = self.weight.matrices(&self.kernel, self.rounding);
+        let weight = self.matrices();
         match (x, out) {
-            (Rows::F32(x), RowsMut::F32(out)) => typed(&weight, x, workspace, out),
-            (Rows::Bf16(x), RowsMut::Bf16(out)) => typed(&weight, x, workspace, out),
+            (Rows::F32(x), RowsMut::F32(out)) => multiply([&weight], x, workspace, [out]),
+            (Rows::Bf16(x), RowsMut::Bf16(out)) => multiply([&weight], x, workspace, [out]),
             _ => unreachable!("types that differ have been refused"),
         }
         Ok(())
     }
 }
 
-fn typed<T: Element>(
-    weight: &dyn Matrices,
+/// The products of `x` with the first of each `weights`, which take the same rows: [`same_rows`].
+pub(super) fn multiply<T: Element, const N: usize>(
+    weights: [&dyn Matrices; N],
     x: &[T],
     workspace: &mut LinearWorkspace,
-    out: &mut [T],
+    outs: [&mut [T]; N],
 ) {
-    let shape = weight.shape();
-    let blocks = x.chunks(BLOCK * shape.size_k).zip(out.chunks_mut(BLOCK * shape.size_n));
-    blocks.for_each(|(x, out)| block(weight, x, workspace, out));
+    let mut sizes = weights.iter().map(|weight| BLOCK * weight.shape().size_n);
+    let mut outs = outs.map(|out| out.chunks_mut(sizes.next().expect("a size of each output")));
+    for x in x.chunks(BLOCK * weights[0].shape().size_k) {
+        let outs = outs.each_mut().map(|blocks| blocks.next().expect("as many rows as x"));
+        block(weights, x, workspace, outs);
+    }
 }
 
-fn block<T: Element>(
-    weight: &dyn Matrices,
+/// Whether the same quantized rows are the input of all `weights`.
+pub(super) fn same_rows(weights: &[&dyn Matrices]) -> bool {
+    let same = |a: &&dyn Matrices, b: &&dyn Matrices| {
+        a.rows() == b.rows() && a.shape().size_k == b.shape().size_k
+    };
+    let ordered = |weight: &&dyn Matrices| weight.order(0).is_some();
+    weights.windows(2).all(|pair| same(&pair[0], &pair[1]))
+        && (weights.len() < 2 || !weights.iter().any(ordered))
+}
+
+fn block<T: Element, const N: usize>(
+    weights: [&dyn Matrices; N],
     x: &[T],
     workspace: &mut LinearWorkspace,
-    out: &mut [T],
+    outs: [&mut [T]; N],
 ) {
-    let (k, shape) = (weight.shape().size_k, weight.rows());
+    let (k, shape) = (weights[0].shape().size_k, weights[0].rows());
     let LinearWorkspace { input, blocked, gathered } = workspace;
     let size_m = x.len() / k;
-    let x = match weight.order(0) {
+    let x = match weights[0].order(0) {
         Some(order) => gathered.rows(order, size_m, |m| &x[m * k..][..k]),
         None => x,
     };
     input.reserve(size_m, shape);
-    grow(blocked, out.len());
+    grow(blocked, outs.iter().map(|out| out.len()).sum());
     let panels = panels(size_m);
     let start = |panel: usize| panel_start(size_m, panel);
     let parts = input.rows_mut(size_m, shape);
@@ -134,10 +153,16 @@ fn block<T: Element>(
         }
     });
     let input: &PanelBuffer = input;
-    let runs = Runs::plain(shape.padded_k, weight.shape().size_n, panels > 1);
-    let parts = &mut blocked[..out.len()];
-    for_parts(0..runs.count(), parts, 1, &|run| runs.start(run) * size_m, &|run, y| {
-        let (from, width) = runs.get(run);
+    let runs =
+        SeveralRuns::new(shape.padded_k, weights.map(|weight| weight.shape().size_n), panels > 1);
+    // One row of one matrix is stored as it is computed.
+    let direct = if size_m == 1 && N == 1 { T::f32s(&mut *outs[0]) } else { None };
+    let is_stored = direct.is_some();
+    let (parts, start_of_run) =
+        (direct.unwrap_or(&mut blocked[..]), |item| runs.start(item) * size_m);
+    for_parts(0..runs.count(), parts, 1, &start_of_run, &|item, y| {
+        let (matrix, run) = runs.find(item);
+        let (weight, (from, width)) = (weights[matrix], runs.of(matrix).get(run));
         for first in (0..panels).step_by(weight.panels()) {
             let last = (first + weight.panels()).min(panels);
             let panel = |i: usize| {
@@ -149,5 +174,13 @@ fn block<T: Element>(
             weight.multiply(0, from..from + width, &all[..last - first], y, width);
         }
     });
-    runs.store(blocked, out);
+    if is_stored {
+        return;
+    }
+    let mut blocked = &blocked[..];
+    for (i, out) in outs.into_iter().enumerate() {
+        let own;
+        (own, blocked) = blocked.split_at(out.len());
+        runs.of(i).store(own, out);
+    }
 }

@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::fmt::Debug;
 
-use super::linear::{LinearOf, LinearWorkspace};
-use super::matrices::Packed;
+use super::linear::{LinearOf, LinearWorkspace, multiply, same_rows};
+use super::matrices::{Matrices, Packed};
 use super::moe::{kernel_names as names_of, named_kernel};
 use super::quantize::ActivationRounding;
 use super::stored::{LinearDescription, linear_bytes};
@@ -46,6 +46,9 @@ pub trait LinearLayer: Debug + Send + Sync {
         out: FloatViewMut2<'_>,
     ) -> Result<()>;
 
+    /// The weight with its kernel, for [`forward_all`].
+    fn product(&self) -> Product<'_>;
+
     /// `[M, N]` of `x` `[M, K]` by the scalar definition, value by value.
     ///
     /// # Errors
@@ -54,6 +57,41 @@ pub trait LinearLayer: Debug + Send + Sync {
 
     /// The weights in f32, `[N][K]`.
     fn dequantized(&self) -> Vec<f32>;
+}
+
+/// A weight with its kernel, of a format that callers need not know.
+pub struct Product<'l>(Box<dyn Matrices + 'l>);
+
+/// [`LinearLayer::forward`] of several layers with the same f32 `x` `[M, K]`: `outs` `[M, N]` of each. Layers that
+/// take the same rows quantize them once, and share one division of work.
+///
+/// # Errors
+/// [`Error::Shape`] if a length does not agree. On an error `outs` are unchanged.
+pub fn forward_all<const N: usize>(
+    layers: [&dyn LinearLayer; N],
+    x: &[f32],
+    workspace: &mut LinearWorkspace,
+    outs: [&mut [f32]; N],
+) -> Result<()> {
+    let products = layers.map(LinearLayer::product);
+    let weights = products.each_ref().map(|product| &*product.0);
+    for (weight, out) in weights.iter().zip(&outs) {
+        let Shape { size_k, size_n } = weight.shape();
+        let rows = x.len() / size_k;
+        if x.len() != rows * size_k {
+            return Err(Error::shape("x", &[x.len()], format!("[M, {size_k}]")));
+        }
+        if out.len() != rows * size_n {
+            return Err(Error::shape("out", &[out.len()], format!("[{rows}, {size_n}]")));
+        }
+    }
+    if same_rows(&weights) {
+        multiply(weights, x, workspace, outs);
+    } else {
+        let each = weights.into_iter().zip(outs);
+        each.for_each(|(weight, out)| multiply([weight], x, workspace, [out]));
+    }
+    Ok(())
 }
 
 /// A packed matrix of one format, as a layer runs it.
@@ -176,6 +214,10 @@ impl<'a, W: Dense<'a, Kernel = K>, K: ?Sized + Debug + Send + Sync> LinearLayer 
         out: FloatViewMut2<'_>,
     ) -> Result<()> {
         self.forward(x, workspace, out)
+    }
+
+    fn product(&self) -> Product<'_> {
+        Product(Box::new(self.matrices()))
     }
 
     fn definition(&self, x: &Values) -> Result<Values> {

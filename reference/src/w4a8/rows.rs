@@ -105,6 +105,9 @@ pub(super) trait Element: Copy + Default + Send + Sync + 'static {
     /// The vector of this type.
     fn of<'a>(f32s: &'a mut Vec<f32>, bf16s: &'a mut Vec<u16>) -> &'a mut Vec<Self>;
 
+    /// The values, if this type is f32.
+    fn f32s(values: &mut [Self]) -> Option<&mut [f32]>;
+
     /// `value` rounded to this type.
     #[inline(always)]
     fn round(value: f32) -> f32 {
@@ -125,6 +128,10 @@ impl Element for f32 {
 
     fn of<'a>(f32s: &'a mut Vec<f32>, _: &'a mut Vec<u16>) -> &'a mut Vec<Self> {
         f32s
+    }
+
+    fn f32s(values: &mut [Self]) -> Option<&mut [f32]> {
+        Some(values)
     }
 }
 
@@ -147,6 +154,10 @@ impl Element for u16 {
 
     fn of<'a>(_: &'a mut Vec<f32>, bf16s: &'a mut Vec<u16>) -> &'a mut Vec<Self> {
         bf16s
+    }
+
+    fn f32s(_: &mut [Self]) -> Option<&mut [f32]> {
+        None
     }
 }
 

@@ -82,6 +82,45 @@ impl Runs {
     }
 }
 
+/// Runs of matrices that multiply the same rows, one matrix after the other.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SeveralRuns<const N: usize>([Runs; N]);
+
+impl<const N: usize> SeveralRuns<N> {
+    /// For matrices of `sizes` columns; otherwise as [`Runs::plain`].
+    pub(super) fn new(padded_k: usize, sizes: [usize; N], reused: bool) -> Self {
+        let Runs { width, .. } = Runs::plain(padded_k, sizes.iter().sum(), reused);
+        Self(sizes.map(|size| Runs { size, width }))
+    }
+
+    /// Number of runs.
+    pub(super) fn count(&self) -> usize {
+        self.0.iter().map(|runs| runs.count()).sum()
+    }
+
+    /// The runs of a matrix.
+    pub(super) fn of(&self, matrix: usize) -> Runs {
+        self.0[matrix]
+    }
+
+    /// Matrix and run of item `item`. What follows the last item is a run of the last matrix.
+    pub(super) fn find(&self, item: usize) -> (usize, usize) {
+        let (mut matrix, mut run) = (0, item);
+        while matrix + 1 < N && run >= self.0[matrix].count() {
+            run -= self.0[matrix].count();
+            matrix += 1;
+        }
+        (matrix, run)
+    }
+
+    /// Columns of all matrices before item `item`.
+    pub(super) fn start(&self, item: usize) -> usize {
+        let (matrix, run) = self.find(item);
+        let before: usize = self.0[..matrix].iter().map(|runs| runs.size).sum();
+        before + self.0[matrix].start(run)
+    }
+}
+
 /// Rounds f32 to `T`.
 struct Narrow<'a, T> {
     from: &'a [f32],

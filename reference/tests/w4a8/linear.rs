@@ -10,6 +10,7 @@ use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::element::{bf16, f16};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
+use marlinspike::w4a8::linears::{LinearLayer, forward_all};
 use marlinspike::w4a8::{Linear, LinearWorkspace, Values, kernels, linear, scalar::Scalar};
 use ndarray::Array2;
 
@@ -117,4 +118,55 @@ fn sides_that_do_not_fit_are_refused() {
         matches!(&refused, Error::NotContiguous { tensor, .. } if tensor == "out"),
         "{refused}"
     );
+}
+
+/// Layers in groups of one size share the quantized rows; in others each layer has its own.
+#[test]
+fn several_layers_have_the_bits_of_each() {
+    let mut rng = Rng::new(24);
+    let pools = [1, 3].map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().unwrap());
+    for groups in [[32, 32, 32], [-1, -1, -1], [32, 64, 32]] {
+        let rounding = ActivationRounding::HalfAway;
+        let layers = [[300, 0], [33, 1], [70, 2]].map(|[size_n, i]| {
+            let group = GroupSize::from_config(groups[i]).unwrap();
+            Linear::new(matrix(Shape::new(128, size_n), group, 8, &mut rng), rounding)
+        });
+        let dynamic = layers.each_ref().map(|layer| layer as &dyn LinearLayer);
+        for size_m in [0, 1, 9, 40] {
+            let x: Vec<f32> =
+                (0..size_m * 128).map(|_| (rng.below(4001) as f32 - 1800.0) / 512.0).collect();
+            let mut outs = layers.each_ref().map(|l| vec![f32::NAN; size_m * l.shape().size_n]);
+            let to = outs.each_mut().map(|out| &mut out[..]);
+            let mut workspace = LinearWorkspace::default();
+            pools[size_m % 2].install(|| forward_all(dynamic, &x, &mut workspace, to)).unwrap();
+            for (layer, out) in layers.iter().zip(&outs) {
+                let x = Values::F32(x.clone());
+                let expected = linear(&Scalar, &x, layer.weight(), rounding).unwrap();
+                assert_eq!(Values::F32(out.clone()).bits(), expected.bits(), "{groups:?} {size_m}");
+            }
+        }
+    }
+}
+
+#[test]
+fn lengths_of_several_layers_that_do_not_fit_are_refused() {
+    let mut rng = Rng::new(25);
+    let mut layer = |size_k| {
+        let weight = matrix(Shape::new(size_k, 9), GroupSize::Of(32), 8, &mut rng);
+        Linear::new(weight, ActivationRounding::HalfAway)
+    };
+    let [first, second, longer] = [64, 64, 96].map(&mut layer);
+    for (layers, x, lengths, named) in [
+        ([&first, &second], 65, [9, 9], "x"),
+        ([&first, &second], 128, [18, 9], "out"),
+        ([&first, &longer], 64, [9, 9], "x"),
+    ] {
+        let mut outs = lengths.map(|len| vec![7.0; len]);
+        let to = outs.each_mut().map(|out| &mut out[..]);
+        let layers = layers.map(|layer| layer as &dyn LinearLayer);
+        let refused =
+            forward_all(layers, &vec![1.0; x], &mut LinearWorkspace::default(), to).unwrap_err();
+        assert!(matches!(&refused, Error::Shape { tensor, .. } if tensor == named), "{refused}");
+        assert!(outs.iter().flatten().all(|&y| y == 7.0), "{named}");
+    }
 }

@@ -101,6 +101,11 @@ impl Buckets {
         self.all.last().map_or(0, |b| b.rows.first + b.rows.count)
     }
 
+    /// Rows of a panel on average, rounded up.
+    pub(super) fn rows_per_panel(&self) -> usize {
+        self.rows().div_ceil(self.panels.len().max(1)).max(1)
+    }
+
     /// Number of slots over those of the largest expert, rounded up.
     pub(super) fn even(&self) -> usize {
         let most = self.all.iter().map(|b| b.rows.count).max();

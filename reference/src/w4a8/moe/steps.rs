@@ -25,7 +25,7 @@ pub(super) fn quantize_input<X: Element>(
 ) {
     let (h, shape, panels) = (layer.hidden_size(), layer.w13.rows(), buckets.panels());
     let start = |panel| buckets.panel_start(panel);
-    let grain = GRAIN / (MAX_ROWS * h);
+    let grain = GRAIN / (buckets.rows_per_panel() * h);
     let ordered = layer.w13.order(0).is_some();
     if ordered || layer.router_weight_on_input {
         let values = if ordered { buckets.rows() * h } else { 0 };
@@ -167,7 +167,7 @@ pub(super) fn quantize_inner<A: Element>(
     let rows = Wide { values: gathered.values::<A>(values), width: if ordered { i } else { 0 } };
     let parts = (inner.rows_mut(buckets.rows(), shape), rows);
     let start = |panel| buckets.panel_start(panel);
-    let grain = GRAIN / (MAX_ROWS * i);
+    let grain = GRAIN / (buckets.rows_per_panel() * i);
     for_parts(0..panels.len(), parts, grain, &start, &|item, (mut panel, gathered)| {
         let rows = panels[item].rows;
         let Bucket { local, rows: bucket, .. } = buckets.all()[panels[item].bucket];
