@@ -8,6 +8,7 @@ use marlinspike::moe::router::Routing;
 use marlinspike::ndarray::{ArrayView2, ArrayViewMut2};
 use marlinspike::num::dims::Shape;
 use marlinspike::w4a8::LinearWorkspace;
+use marlinspike::w4a8::linears::forward_all;
 use marlinspike::w4a8::moe::{GatedActivation, Workspace};
 use marlinspike_model::model::routing::MoeRouting;
 use rayon::prelude::*;
@@ -32,9 +33,6 @@ const ROUTED_ROWS: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct Workspaces {
     pub(crate) linear: LinearWorkspace,
-    /// For projections that run at the same time.
-    pub(crate) keys: LinearWorkspace,
-    pub(crate) values: LinearWorkspace,
     pub(crate) experts: Workspace,
     pub(crate) attention: AttentionRows,
 }
@@ -58,13 +56,7 @@ impl Linear<'_> {
         out: &mut Vec<f32>,
         w: &mut LinearWorkspace,
     ) -> Result<()> {
-        let (size_k, size_n) = match self {
-            Self::Packed(linear) => {
-                let shape = linear.shape();
-                (shape.size_k, shape.size_n)
-            }
-            Self::Dense(dense) => (dense.size_k(), dense.size_n()),
-        };
+        let Shape { size_k, size_n } = self.shape();
         resize(out, x.len() / size_k * size_n);
         match self {
             Self::Packed(linear) => {
@@ -74,6 +66,36 @@ impl Linear<'_> {
             Self::Dense(dense) => dense.forward(x, out),
         }
         Ok(())
+    }
+
+    /// [`Linear::forward`] of several matrices with the same `x`, which is quantized once.
+    pub(crate) fn forward_all<const N: usize>(
+        linears: [&Self; N],
+        x: &[f32],
+        outs: [&mut Vec<f32>; N],
+        w: &mut LinearWorkspace,
+    ) -> Result<()> {
+        let packed = linears.map(|linear| match linear {
+            Self::Packed(linear) => Some(&**linear),
+            Self::Dense(_) => None,
+        });
+        if packed.iter().any(Option::is_none) {
+            return linears.iter().zip(outs).try_for_each(|(l, out)| l.forward(x, out, w));
+        }
+        let mut shapes = linears.iter().map(|linear| linear.shape());
+        let outs = outs.map(|out| {
+            let shape = shapes.next().expect("a shape for each output");
+            resize(out, x.len() / shape.size_k * shape.size_n);
+            &mut out[..]
+        });
+        Ok(forward_all(packed.map(|linear| linear.expect("all are packed")), x, w, outs)?)
+    }
+
+    fn shape(&self) -> Shape {
+        match self {
+            Self::Packed(linear) => linear.shape(),
+            Self::Dense(dense) => Shape::new(dense.size_k(), dense.size_n()),
+        }
     }
 }
 
@@ -115,8 +137,8 @@ impl<'f> Mlp<'f> {
     /// `out` `[M, H]` of `x` `[M, H]`.
     fn forward(&self, x: &[f32], out: &mut Vec<f32>, w: &mut Workspaces) -> Result<()> {
         let (mut gate, mut up) = (Vec::new(), Vec::new());
-        self.gate.forward(x, &mut gate, &mut w.linear)?;
-        self.up.forward(x, &mut up, &mut w.linear)?;
+        let outs = [&mut gate, &mut up];
+        Linear::forward_all([&self.gate, &self.up], x, outs, &mut w.linear)?;
         silu_and_mul(&mut gate, &up);
         self.down.forward(&gate, out, &mut w.linear)
     }

@@ -4,6 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use marlinspike::num::dims::Shape;
 use marlinspike_model::model::Model;
+use rayon::prelude::*;
 
 use crate::attention::{Attention, Batch, Input, Row};
 use crate::block::{Block, Workspaces};
@@ -143,12 +144,7 @@ impl<'f> Decoder<'f> {
     /// hold the tokens of a failed call.
     pub fn forward(&self, inputs: &mut [Input<'_>], wanted: LogitsOf) -> Result<Vec<f32>> {
         let rows = self.rows(inputs)?;
-        let mut x = Vec::with_capacity(rows.len() * self.config.hidden_size);
-        for token in inputs.iter().flat_map(|input| input.tokens) {
-            self.embedding.row(*token as usize, &mut x);
-        }
-        let mut angles = Vec::with_capacity(rows.len() * self.rope.table_len());
-        rows.iter().for_each(|row| self.rope.angles(row.position, &mut angles));
+        let (mut x, angles) = self.begin(inputs, &rows);
         let (mut normed, mut out) = (Vec::new(), Vec::new());
         // A call at the same time finds none, and makes its own.
         let mut w = std::mem::take(&mut *self.workspaces());
@@ -186,6 +182,19 @@ impl<'f> Decoder<'f> {
         }
         *self.workspaces() = w;
         Ok(logits)
+    }
+
+    /// The rows' embeddings, and the angles of their positions.
+    fn begin(&self, inputs: &[Input<'_>], rows: &[Row]) -> (Vec<f32>, Vec<f32>) {
+        let (width, table) = (self.config.hidden_size, self.rope.table_len());
+        let tokens: Vec<u32> = inputs.iter().flat_map(|input| input.tokens).copied().collect();
+        let (mut x, mut angles) = (vec![0.0; rows.len() * width], vec![0.0; rows.len() * table]);
+        let items = x.par_chunks_exact_mut(width).zip(angles.par_chunks_exact_mut(table));
+        items.zip(tokens).zip(rows).for_each(|(((x, angles), token), row)| {
+            self.embedding.row(token as usize, x);
+            self.rope.angles(row.position, angles);
+        });
+        (x, angles)
     }
 
     fn workspaces(&self) -> MutexGuard<'_, Workspaces> {
@@ -227,7 +236,7 @@ impl<'f> Decoder<'f> {
 /// The first value that is not finite. Whole pieces are tested at once, which compilers vectorize.
 fn not_finite(row: &[f32]) -> Option<f32> {
     let is_finite = |piece: &&[f32]| piece.iter().fold(true, |all, x| all & x.is_finite());
-    let piece = row.chunks(256).find(|piece| !is_finite(piece))?;
+    let piece = row.par_chunks(4096).find_first(|piece| !is_finite(piece))?;
     piece.iter().copied().find(|x| !x.is_finite())
 }
 
@@ -252,9 +261,9 @@ mod tests {
 
     #[test]
     fn the_first_value_that_is_not_finite_is_found_anywhere() {
-        assert_eq!(not_finite(&[f32::MAX; 700]), None);
-        for at in [0, 255, 256, 511, 512, 699] {
-            let mut row = [f32::MIN; 700];
+        assert_eq!(not_finite(&[f32::MAX; 9001]), None);
+        for at in [0, 255, 4095, 4096, 8192, 8999] {
+            let mut row = [f32::MIN; 9001];
             row[at] = f32::NEG_INFINITY;
             row[at + 1..].fill(f32::INFINITY);
             assert_eq!(not_finite(&row), Some(f32::NEG_INFINITY), "{at}");

@@ -8,7 +8,7 @@ use crate::block::{AttentionRows, Workspaces};
 use crate::cache::{Cache, PackedKeys};
 use crate::config::Config;
 use crate::error::Result;
-use crate::ops::attention::{Heads, Keys, QUERIES};
+use crate::ops::attention::{FEW_QUERIES, Heads, Keys, QUERIES};
 use crate::ops::norm::RmsNorm;
 use crate::ops::rope::rotate;
 use crate::ops::{item_rows, resize};
@@ -78,13 +78,9 @@ impl<'f> Grouped<'f> {
         out: &mut Vec<f32>,
         w: &mut Workspaces,
     ) -> Result<()> {
-        let Workspaces { linear, keys, values, attention, .. } = w;
+        let Workspaces { linear, attention, .. } = w;
         let AttentionRows { q, k, v, attended, packed } = attention;
-        let (done_q, (done_k, done_v)) = rayon::join(
-            || self.q.forward(x, q, linear),
-            || rayon::join(|| self.k.forward(x, k, keys), || self.v.forward(x, v, values)),
-        );
-        done_q.and(done_k).and(done_v)?;
+        Linear::forward_all([&self.q, &self.k, &self.v], x, [&mut *q, k, v], linear)?;
         self.place(batch, q, k);
         let mut first = 0;
         for input in &mut *inputs {
@@ -131,9 +127,11 @@ impl<'f> Grouped<'f> {
         let width = self.num_heads * head_dim;
         // An item of many rows is several of them with all heads. An item of few rows is heads of one
         // row, in a group that is computed together.
+        let busy = batch.rows.len() * self.num_heads >= QUERIES * rayon::current_num_threads();
+        let group = if busy { QUERIES } else { FEW_QUERIES };
         let (count, heads) = match batch.rows.len() {
             PACKED_ROWS.. => (ITEM_ROWS * width, per_kv),
-            _ if per_kv.is_multiple_of(QUERIES) => (QUERIES * head_dim, QUERIES),
+            _ if per_kv.is_multiple_of(group) => (group * head_dim, group),
             _ => (per_kv * head_dim, per_kv),
         };
         let columns = count.min(width);

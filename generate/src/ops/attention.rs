@@ -8,12 +8,15 @@ mod keys;
 use marlinspike::moe::math::exp;
 use marlinspike::w4a8::wide::{Loop, wide};
 
+use super::vector::Vector;
 use super::{LANES, resize, sum};
 use keys::Scores;
 pub use keys::{BLOCK, Keys, pack};
 
 /// Queries that are computed together: each key and value is loaded once for all of them.
 pub(crate) const QUERIES: usize = 4;
+/// The same, where there are fewer.
+pub(crate) const FEW_QUERIES: usize = 2;
 /// Vectors of values that are added together.
 const VECTORS: usize = 4;
 
@@ -53,16 +56,22 @@ impl Heads<'_> {
     }
 }
 
-/// Calls `$object.$function::<QUERIES>` for groups of heads and `::<1>` for the rest, with the first head.
+/// Calls `$object.$function::<QUERIES>` for groups of heads, then `::<FEW_QUERIES>` and `::<1>` for the rest, with
+/// the first head.
 macro_rules! for_heads {
     ($heads:expr, |$head:ident| $call:ident::<_>$arguments:tt) => {
-        for_heads!(@ $heads, $head, [$call::<QUERIES>$arguments], [$call::<1>$arguments])
+        for_heads!(@ $heads, $head,
+            [$call::<QUERIES>$arguments], [$call::<FEW_QUERIES>$arguments], [$call::<1>$arguments])
     };
-    (@ $heads:expr, $head:ident, [$many:expr], [$one:expr]) => {{
+    (@ $heads:expr, $head:ident, [$many:expr], [$few:expr], [$one:expr]) => {{
         let mut $head = 0;
         while $head + QUERIES <= $heads {
             $many;
             $head += QUERIES;
+        }
+        while $head + FEW_QUERIES <= $heads {
+            $few;
+            $head += FEW_QUERIES;
         }
         while $head < $heads {
             $one;
@@ -143,51 +152,6 @@ fn exponentials(scores: &mut [f32], sink: Option<f32>) -> f32 {
         *score = exp(*score - max);
     }
     sum(scores) + sink.map_or(0.0, |sink| exp(sink - max))
-}
-
-/// A vector of one element for each lane.
-#[derive(Clone, Copy)]
-struct Vector([f32; LANES]);
-
-impl Vector {
-    const ZERO: Self = Self([0.0; LANES]);
-
-    /// The vector from element `at` on.
-    #[inline(always)]
-    fn load(values: &[f32], at: usize) -> Self {
-        let values = &values[at..at + LANES];
-        let mut vector = [0.0; LANES];
-        for lane in 0..LANES {
-            vector[lane] = values[lane];
-        }
-        Self(vector)
-    }
-
-    /// Stores the vector from element `at` on.
-    #[inline(always)]
-    fn store(self, values: &mut [f32], at: usize) {
-        let values = &mut values[at..at + LANES];
-        for lane in 0..LANES {
-            values[lane] = self.0[lane];
-        }
-    }
-
-    /// self + a·b, rounded once.
-    #[inline(always)]
-    fn add_product(mut self, a: Self, b: Self) -> Self {
-        for lane in 0..LANES {
-            self.0[lane] = a.0[lane].mul_add(b.0[lane], self.0[lane]);
-        }
-        self
-    }
-
-    #[inline(always)]
-    fn plus(mut self, other: Self) -> Self {
-        for lane in 0..LANES {
-            self.0[lane] += other.0[lane];
-        }
-        self
-    }
 }
 
 /// What a block of keys adds to the outputs.

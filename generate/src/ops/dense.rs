@@ -1,8 +1,11 @@
 //! Products with weights that are not quantized: bf16, f16 or f32 weights times f32 activations.
+// Index loops with fixed bounds unroll, so that arrays become registers.
+#![allow(clippy::needless_range_loop)]
 
 mod part;
 
 use std::borrow::Cow;
+use std::hint::black_box;
 
 use marlinspike::num::scalar::{bf16_to_f32, f16_to_f32};
 use marlinspike::num::tensor::{DType, Tensor};
@@ -11,6 +14,7 @@ use marlinspike::{Error, Result};
 use rayon::prelude::*;
 
 use super::dot::{LANES, tree};
+use super::vector::Vector;
 
 /// Columns that one work item computes, so that its rows of x stay in the cache.
 const COLUMNS: usize = 32;
@@ -23,6 +27,9 @@ const ROW_ITEM: usize = 16;
 
 /// Rows of x that share one read of the weights.
 const ROWS: usize = 4;
+
+/// Columns that share one read of x.
+const COLUMN_TILE: usize = 4;
 
 /// `[N, K]` in the checkpoint's type, borrowed from the file where its alignment allows.
 #[derive(Debug, Clone)]
@@ -90,13 +97,15 @@ impl<'f> Dense<'f> {
         self.size_k
     }
 
-    /// Row `n` as f32, appended to `out`: a token's embedding. Panics if `n` is outside.
-    pub fn row(&self, n: usize, out: &mut Vec<f32>) {
+    /// Row `n` as f32 to `out`: a token's embedding. Panics if `n` is outside.
+    pub fn row(&self, n: usize, out: &mut [f32]) {
         let range = n * self.size_k..(n + 1) * self.size_k;
         match &self.values {
-            Values::Bf16(v) => out.extend(v[range].iter().map(|&b| bf16_to_f32(b))),
-            Values::F16(v) => out.extend(v[range].iter().map(|&b| f16_to_f32(b))),
-            Values::F32(v) => out.extend_from_slice(&v[range]),
+            Values::Bf16(v) => {
+                out.iter_mut().zip(&v[range]).for_each(|(y, &b)| *y = bf16_to_f32(b))
+            }
+            Values::F16(v) => out.iter_mut().zip(&v[range]).for_each(|(y, &b)| *y = f16_to_f32(b)),
+            Values::F32(v) => out.copy_from_slice(&v[range]),
         }
     }
 
@@ -118,7 +127,10 @@ impl<'f> Dense<'f> {
         let size_k = self.size_k;
         let product = |columns: &[W], out: &mut [f32]| wide(Product { columns, x, size_k, out });
         if size_m == 1 {
-            let items = weight.par_chunks(COLUMNS * size_k).zip(out.par_chunks_mut(COLUMNS));
+            // Small items where there are few columns, as a router's.
+            let share = self.size_n / rayon::current_num_threads() / COLUMN_TILE * COLUMN_TILE;
+            let count = share.clamp(COLUMN_TILE, COLUMNS);
+            let items = weight.par_chunks(count * size_k).zip(out.par_chunks_mut(count));
             return items.for_each(|(columns, out)| product(columns, out));
         }
         if weight.len() <= CACHED {
@@ -204,79 +216,66 @@ impl<W: Weight> Loop for Product<'_, W> {
         let mut n = 0;
         let count = columns.len() / size_k;
         while n < count {
-            // Several columns have independent sums, which hide the latency of the additions.
-            let wide = size_m < ROWS && n + ROWS <= count;
-            let step = if wide { ROWS } else { 1 };
+            // Several sums are independent, which hides the latency of additions.
+            let step = if n + COLUMN_TILE <= count { COLUMN_TILE } else { 1 };
             let weights = &columns[n * size_k..(n + step) * size_k];
             let out = &mut out[n * size_m..(n + step) * size_m];
-            if wide {
-                for m in 0..size_m {
-                    let sums = tile::<W, 1, ROWS>(&x[m * size_k..], weights, size_k);
-                    for c in 0..ROWS {
-                        out[c * size_m + m] = sums[0][c];
-                    }
-                }
-            } else {
-                let mut m = 0;
-                while m + ROWS <= size_m {
-                    let sums = tile::<W, ROWS, 1>(&x[m * size_k..], weights, size_k);
-                    for r in 0..ROWS {
-                        out[m + r] = sums[r][0];
-                    }
-                    m += ROWS;
-                }
-                while m < size_m {
-                    out[m] = tile::<W, 1, 1>(&x[m * size_k..], weights, size_k)[0][0];
-                    m += 1;
-                }
+            let mut m = 0;
+            while m < size_m {
+                let x = &x[m * size_k..];
+                m += match (m + ROWS <= size_m, step == COLUMN_TILE) {
+                    (true, true) => tile::<W, ROWS, COLUMN_TILE>(x, weights, &mut out[m..], size_m),
+                    (true, false) => tile::<W, ROWS, 1>(x, weights, &mut out[m..], size_m),
+                    (false, true) => tile::<W, 1, COLUMN_TILE>(x, weights, &mut out[m..], size_m),
+                    (false, false) => tile::<W, 1, 1>(x, weights, &mut out[m..], size_m),
+                };
             }
             n += step;
         }
     }
 }
 
-/// R rows times C columns, each product with its own lanes.
+/// R rows times C columns, each product with its own lanes: those of column c to `out[c * stride..]`. Returns R.
 #[inline(always)]
 fn tile<W: Weight, const R: usize, const C: usize>(
     x: &[f32],
     weights: &[W],
-    size_k: usize,
-) -> [[f32; C]; R] {
-    let mut lanes = [[[0.0f32; LANES]; C]; R];
+    out: &mut [f32],
+    stride: usize,
+) -> usize {
+    let size_k = weights.len() / C;
+    let mut lanes = [[Vector::ZERO; C]; R];
     let whole = size_k / LANES * LANES;
     let mut k = 0;
     while k < whole {
+        let mut w = [Vector::ZERO; C];
         for c in 0..C {
-            let weight: &[W] = &weights[c * size_k + k..][..LANES];
-            let mut w = [0.0f32; LANES];
-            for j in 0..LANES {
-                w[j] = weight[j].widen();
+            let weight = &weights[c * size_k + k..][..LANES];
+            for lane in 0..LANES {
+                w[c].0[lane] = weight[lane].widen();
             }
-            for r in 0..R {
-                let x = &x[r * size_k + k..][..LANES];
-                for j in 0..LANES {
-                    lanes[r][c][j] = x[j].mul_add(w[j], lanes[r][c][j]);
-                }
+        }
+        for r in 0..R {
+            let x = Vector::load(x, r * size_k + k);
+            for c in 0..C {
+                lanes[r][c] = lanes[r][c].add_product(x, w[c]);
             }
         }
         k += LANES;
     }
-    for k in whole..size_k {
-        for c in 0..C {
-            let w = weights[c * size_k + k].widen();
-            for r in 0..R {
-                let lane = &mut lanes[r][c][k - whole];
-                *lane = x[r * size_k + k].mul_add(w, *lane);
-            }
-        }
-    }
-    let mut sums = [[0.0; C]; R];
+    // Together with the additions of lanes, the compiler would use vectors of two.
+    let lanes = black_box(lanes);
     for r in 0..R {
         for c in 0..C {
-            sums[r][c] = tree(lanes[r][c]);
+            let mut lanes = lanes[r][c].0;
+            for k in whole..size_k {
+                let lane = &mut lanes[k - whole];
+                *lane = x[r * size_k + k].mul_add(weights[c * size_k + k].widen(), *lane);
+            }
+            out[c * stride + r] = tree(lanes);
         }
     }
-    sums
+    R
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ pub mod dense;
 mod dot;
 pub mod norm;
 pub mod rope;
+mod vector;
 
 use rayon::prelude::*;
 
@@ -29,10 +30,12 @@ pub(crate) fn item_rows(width: usize) -> usize {
 
 /// Makes `values` `len` long. The caller overwrites what they hold.
 pub(crate) fn resize(values: &mut Vec<f32>, len: usize) {
-    if values.len() < len {
-        values.resize(len, 0.0);
+    if values.capacity() < len {
+        // Zeros from the system: the threads that write them first share the work of mapping their pages.
+        *values = Vec::new();
+        *values = vec![0.0; len];
     }
-    values.truncate(len);
+    values.resize(len, 0.0);
 }
 
 /// g / (1 + e^−g) · u, elementwise into `gate`, as the int4 path activates its experts; on rayon's current

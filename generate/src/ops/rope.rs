@@ -38,17 +38,20 @@ impl Rope {
         Self { inverse, factor: yarn.attention_factor }
     }
 
-    /// cos and sin of every frequency at `position`: `[2][head_dim / 2]`, appended to `table`.
+    /// cos and sin of every frequency at `position` to `table` `[2][head_dim / 2]`.
     ///
     /// The angle is position · frequency in f32, as transformers and vLLM compute it. cos and sin are
     /// computed in f64, with YaRN's factor, and rounded once.
-    pub fn angles(&self, position: usize, table: &mut Vec<f32>) {
-        let angles = self.inverse.iter().map(|&f| f64::from(position as f32 * f));
-        table.extend(angles.clone().map(|a| (libm::cos(a) * self.factor) as f32));
-        table.extend(angles.map(|a| (libm::sin(a) * self.factor) as f32));
+    pub fn angles(&self, position: usize, table: &mut [f32]) {
+        let (cosines, sines) = table.split_at_mut(self.inverse.len());
+        for ((cos, sin), &frequency) in cosines.iter_mut().zip(sines).zip(&self.inverse) {
+            let angle = f64::from(position as f32 * frequency);
+            *cos = (libm::cos(angle) * self.factor) as f32;
+            *sin = (libm::sin(angle) * self.factor) as f32;
+        }
     }
 
-    /// Numbers that [`Rope::angles`] appends.
+    /// Numbers that [`Rope::angles`] writes.
     pub fn table_len(&self) -> usize {
         2 * self.inverse.len()
     }
@@ -99,11 +102,10 @@ mod tests {
     fn position_zero_is_the_identity_and_lengths_are_kept() {
         let rope = Rope::new(10_000.0, 8);
         let row: Vec<f32> = (0..16).map(|i| i as f32 - 7.5).collect();
-        let (mut table, mut rotated) = (Vec::new(), row.clone());
+        let (mut table, mut rotated) = ([0.0; 8], row.clone());
         rope.angles(0, &mut table);
         rotate(&mut rotated, &table);
         assert_eq!(rotated, row);
-        table.clear();
         rope.angles(5, &mut table);
         rotate(&mut rotated, &table);
         for (a, b) in row.chunks(8).zip(rotated.chunks(8)) {
@@ -118,7 +120,7 @@ mod tests {
     #[test]
     fn neighbours_turn_as_halves_do_in_the_other_order() {
         let rope = Rope::new(10_000.0, 8);
-        let mut table = Vec::new();
+        let mut table = [0.0; 8];
         rope.angles(3, &mut table);
         let halves: Vec<f32> = (0..8).map(|i| i as f32 - 3.5).collect();
         let mut pairs: Vec<f32> = (0..8).map(|i| halves[i / 2 + i % 2 * 4]).collect();
@@ -153,7 +155,7 @@ mod tests {
         }));
         let whole = Rope::yarn(150_000.0, 64, &Yarn { truncate: true, ..yarn });
         assert!(whole.inverse[9] < plain.inverse[9] && whole.inverse[9] != scaled.inverse[9]);
-        let mut table = Vec::new();
+        let mut table = [0.0; 64];
         scaled.angles(0, &mut table);
         assert!(table[..32].iter().all(|&cos| cos == 1.5), "{table:?}");
     }

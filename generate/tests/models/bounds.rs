@@ -107,7 +107,7 @@ fn rotations() {
     let (theta, dim) = (1e6, 128);
     let rope = Rope::new(theta, dim);
     for position in [0, 1, 100, 40_000] {
-        let (mut table, mut row) = (Vec::new(), values(7, 3 * dim, 1.0));
+        let (mut table, mut row) = (vec![0.0; dim], values(7, 3 * dim, 1.0));
         let x = wide(&row);
         rope.angles(position, &mut table);
         rotate(&mut row, &table);

@@ -1,6 +1,6 @@
 //! Scores: queries times keys, as rows or in blocks of packed keys.
 
-use super::Vector;
+use crate::ops::vector::Vector;
 use crate::ops::{LANES, tree};
 
 /// Keys that are multiplied together, and stored together by [`pack`].
