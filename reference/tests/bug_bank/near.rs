@@ -6,6 +6,7 @@ use marlinspike::check::{Diagnosis, OutputReport, Strength, Verdict, check_case}
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::vectors::{Generator, Rng};
+use marlinspike_golden::Tier;
 use serde_json::json;
 
 use crate::product_model::{Model, judged, planted, put};
@@ -122,9 +123,9 @@ fn an_overflow_elsewhere_is_none() {
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn one_element_a_little_off() {
-    let mut failed = 0;
+    let (mut failed, nth) = (0, Tier::current().pick(2, 1, 1));
     for name in ["linear-f16_awq_u4_g64", "linear-f16_u4b8_g128_act0", "linear-f16_u4b8_g32_act1"] {
-        for at in [100, 333, 517, 700] {
+        for at in [100, 333, 517, 700].into_iter().step_by(nth) {
             for factor in [1.003, 1.02, 1.3] {
                 let report = planted(name, "y", |m| {
                     let mut y = m.compute();
@@ -141,7 +142,7 @@ fn one_element_a_little_off() {
             }
         }
     }
-    assert!(failed >= 12, "{failed}");
+    assert!(failed * nth >= 12, "{failed}");
 }
 
 /// One wrong sign has no cause either, under no convention. In the largest case another convention leaves many

@@ -8,6 +8,7 @@ use marlinspike::moe::{Chain, sum};
 use marlinspike::num::array::{FloatView2, FloatView3};
 use marlinspike::num::tensor::Tensor;
 use marlinspike::vectors::Generator;
+use marlinspike_golden::Tier;
 
 /// Generated layers with 16-bit activations, in which every row has an expert.
 fn layers(count: usize) -> Vec<Case<'static>> {
@@ -63,7 +64,7 @@ fn swap_columns(values: &mut [u16], cols: usize) {
     ignore = "long under emulation; nothing depends on the processor"
 )]
 fn every_stage_is_diagnosed() {
-    for case in layers(4) {
+    for case in layers(Tier::current().pick(2, 4, 4)) {
         for name in ["gate_up", "activated", "down", "y"] {
             assert_eq!(
                 diagnosis(&case, name, swap_columns),

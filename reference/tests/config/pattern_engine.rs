@@ -51,7 +51,7 @@ fn pattern() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(Tier::current().pick(1000, 3000, 10_000)))]
+    #![proptest_config(ProptestConfig::with_cases(Tier::current().pick(500, 3000, 10_000)))]
 
     #[test]
     fn answers_as_fancy_regex(

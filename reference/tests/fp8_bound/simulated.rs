@@ -7,6 +7,7 @@ use marlinspike::products::{
 };
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
+use marlinspike_golden::Tier;
 
 use crate::data::{DATA, Data, normal, operands, values};
 use crate::unit::{UNITS, Unit, reduced};
@@ -152,9 +153,10 @@ fn sums(
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn no_simulated_sum_leaves_its_bound() {
-    let mut count = 0;
+    let (mut count, fewer) = (0, Tier::current().pick(4, 1, 1));
     for data in DATA {
         for (size_k, kernels) in [(32, 150), (64, 150), (160, 120), (512, 60), (1024, 12)] {
+            let kernels = kernels / fewer;
             let class = Class::fp8_any_order();
             let any = sums(&class, data, size_k, kernels, Kernel::any);
             let class = Class::fp8_contiguous();
@@ -164,7 +166,7 @@ fn no_simulated_sum_leaves_its_bound() {
             count += any.0 + contiguous.0;
         }
     }
-    assert!(count >= 1_000_000, "{count}");
+    assert!(count >= 1_000_000 / fewer, "{count}");
 }
 
 pub(crate) fn scales(random: &mut Rng, count: usize) -> Vec<f32> {
