@@ -146,7 +146,7 @@ impl Sweep {
 
 /// One config in this many.
 fn step() -> usize {
-    Tier::current().pick(8, 2, 1)
+    Tier::current().pick(16, 2, 1)
 }
 
 /// The only test of this file, since the allocations of another test would be counted, too.

@@ -29,7 +29,7 @@ fn checked(raw: &Raw, what: &str, wrong: &mut Vec<String>) -> Option<Checked> {
 #[test]
 fn no_shape_or_config_value_takes_the_backend_down() {
     // One change in this number.
-    let step = Tier::current().pick(4, 2, 1);
+    let step = Tier::current().pick(12, 2, 1);
     let bases = sweep::bases();
     let mut names = BTreeSet::new();
     bases.iter().for_each(|raw| sweep::names(&raw.config(), &mut names));

@@ -90,10 +90,10 @@ fn every_source_compiles_for_every_architecture() {
             modules.extend(chosen.map(|parameters| (arch, source, parameters)));
         }
     }
-    // A plain `cargo test` compiles every third.
-    let modules: Vec<_> = modules.into_iter().step_by(tier.pick(3, 1, 1)).collect();
+    // A plain `cargo test` compiles every fifth.
+    let modules: Vec<_> = modules.into_iter().step_by(tier.pick(5, 1, 1)).collect();
     println!("{} modules", modules.len());
-    assert!(modules.len() > tier.pick(10, 80, 150), "{} modules", modules.len());
+    assert!(modules.len() > tier.pick(6, 80, 150), "{} modules", modules.len());
     modules.par_iter().for_each(|(arch, source, parameters)| {
         let cubin = nvrtc.compile(source, *arch, parameters).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(cubin[..4], *b"\x7fELF", "{} {arch} {parameters:?}", source.name);

@@ -94,8 +94,7 @@ fn routing_cases_have_inputs_alone() {
 fn a_changed_input_fails_the_check() {
     let generator = Generator::new(Op::Linear, 6).unwrap();
     let mut products = 0;
-    let count = Tier::current().pick(16, 40, 40);
-    for index in 0..count {
+    for index in 0..40 {
         let mut case = generator.case(index).unwrap();
         let name = if case.inputs.contains_key("qweight") { "qweight" } else { "weight" };
         let input = case.inputs[name].clone();
@@ -114,7 +113,7 @@ fn a_changed_input_fails_the_check() {
         assert!(wrong[1..].iter().all(|o| o.name == "y" && columns(o)), "{}", case.name);
         products += wrong.len() - 1;
     }
-    assert!(2 * products as u64 > count, "{products} of {count} products noticed");
+    assert!(products > 20, "{products} of 40 products noticed");
 }
 
 #[test]

@@ -64,7 +64,7 @@ fn swap_columns(values: &mut [u16], cols: usize) {
     ignore = "long under emulation; nothing depends on the processor"
 )]
 fn every_stage_is_diagnosed() {
-    for case in layers(Tier::current().pick(2, 4, 4)) {
+    for case in layers(Tier::current().pick(1, 4, 4)) {
         for name in ["gate_up", "activated", "down", "y"] {
             assert_eq!(
                 diagnosis(&case, name, swap_columns),

@@ -152,7 +152,7 @@ fn judged(case: &Case<'_>, declared: &Declared) -> OutputReport {
     report.outputs.into_iter().find(|o| o.name == "y").expect("y")
 }
 
-/// 24 products; of a plain `cargo test` the 12 whose K is 256 with a bias and 1024 without, or the reverse in
+/// 24 products; of a plain `cargo test` the 6 of bf16 whose K is 256 with a bias and 1024 without, or the reverse in
 /// channels.
 fn every(mut visit: impl FnMut(&str, Linear)) {
     for dtype in [F16, BF16] {
@@ -160,7 +160,8 @@ fn every(mut visit: impl FnMut(&str, Linear)) {
             for has_bias in [false, true] {
                 for size_k in [256, 1024] {
                     let half = has_bias == (size_k == 256);
-                    if Tier::current() == Tier::Plain && half == (group_size == -1) {
+                    let left_out = dtype == F16 || half == (group_size == -1);
+                    if Tier::current() == Tier::Plain && left_out {
                         continue;
                     }
                     let seed = size_k as u64 + group_size.unsigned_abs() * 7 + u64::from(has_bias);
@@ -198,7 +199,7 @@ fn legitimate_results_pass_by_default() {
             passed += 1;
         }
     });
-    assert_eq!(passed, Tier::current().pick(48, 96, 96));
+    assert_eq!(passed, Tier::current().pick(24, 96, 96));
 }
 
 /// The stated power holds: each trivial modification of a correct output fails.
