@@ -46,7 +46,6 @@ fn every_mutant_is_rejected() {
             assert!(!mismatch.place.is_empty() && !failure.input.is_empty(), "{what}\n{report}");
         }
     }
-    println!("{} mutants rejected", mutants.len());
 }
 
 /// A failure shrinks, names the fragment, and is reproduced from its seed.
