@@ -219,3 +219,40 @@ impl<'a> Codes<'a> {
         Codes { bits: self.bits, shape: self.shape, words: Cow::Owned(self.words.into_owned()) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each operation on words against the same operation code by code.
+    #[test]
+    fn words_move_as_their_codes_do() {
+        for (bits, map) in [(4, &[5, 0, 7, 2, 1, 6, 3, 4][..]), (8, &[2, 0, 3, 1][..])] {
+            let code = |k: usize, n: usize| (k * 37 + n * 11 + 5) as u8 & (0xff >> (8 - bits));
+            let shape = Shape::new(24, 5);
+            let of = |shape, code: &dyn Fn(usize, usize) -> u8| {
+                Codes::from_fn(bits, shape, code).expect("codes")
+            };
+            let codes = of(shape, &code);
+            let pack = codes.pack();
+            for at in [[0, 0], [11, 3], [23, 4]] {
+                let new = !code(at[0], at[1]) & (0xff >> (8 - bits));
+                let expected = of(shape, &|k, n| if [k, n] == at { new } else { code(k, n) });
+                assert_eq!(codes.with(at, new), expected, "{bits} bits, {at:?}");
+            }
+            let columns = [4, 0, 4];
+            let expected = of(Shape::new(24, 3), &|k, n| code(k, columns[n]));
+            assert_eq!(codes.gather_columns(&columns), expected, "{bits} bits");
+            let expected = of(shape, &|k, n| code(k / pack * pack + map[k % pack], n));
+            assert_eq!(codes.reordered(map), expected, "{bits} bits");
+            for (size_k, size_n) in [(32, 7), (16, 7), (32, 2), (8, 5), (0, 5), (24, 0)] {
+                let inside = |k, n| k < 24 && n < 5;
+                let expected = of(Shape::new(size_k, size_n), &|k, n| {
+                    if inside(k, n) { code(k, n) } else { 0 }
+                });
+                let found = codes.resized(expected.shape()).expect("codes");
+                assert_eq!(found, expected, "{bits} bits, {size_k} x {size_n}");
+            }
+        }
+    }
+}

@@ -198,6 +198,8 @@ fn integer_loop(a: &[i32], b: &[[i32; LANES]], c: &mut Lanes) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::products::tensor_core::operand::Operand;
+    use crate::products::tensor_core::terms::Factor;
 
     /// Every version of the loop produces the bits of the definition.
     #[test]
@@ -231,23 +233,57 @@ mod tests {
             let (n, fraction_bits, kept_bits) =
                 [(16, 25, 24), (8, 24, 24), (32, 13, 14), (4, 23, 24)][round / 4 % 4];
             let sums = Sums { terms: n, fraction_bits, kept_bits };
-            let mut expected = [0x4040_0001; LANES];
-            let found = expected;
-            for start in (0..64).step_by(n) {
-                terms.part(start, n).defined(accumulator(sums), fraction_bits, &mut expected);
-            }
-            let check = |name: &str, with: &dyn Fn(&mut Lanes)| {
-                let mut found = found;
-                with(&mut found);
-                assert_eq!(found, expected, "{name}, round {round}");
+            check_versions(terms, sums, [0x4040_0001; LANES], &format!("round {round}"));
+        }
+    }
+
+    /// Lanes without a term beside lanes with terms and, in some rounds, one whose exponents are too small for the
+    /// vector loop. Accumulators: both zeros, a subnormal, a small and an ordinary number.
+    #[test]
+    fn sums_of_zeros_agree() {
+        let zero = Factor::new(Operand::ZERO);
+        for round in 0..64u32 {
+            let factor = |k: usize, l: usize| match (l % 4, round % 4) {
+                (0, _) | (_, 3) => {
+                    Factor { value: if k.is_multiple_of(2) { -0.0 } else { 0.0 }, ..zero }
+                }
+                (1, 1) => Factor { value: -(-120f32).exp2(), exponent: -120 },
+                (2, _) if k.is_multiple_of(3) => zero,
+                _ => Factor { value: 1.5, exponent: 0 },
             };
-            check("plain", &|c| float_loop(sums, None, terms, c));
-            check("chosen", &|c| float(sums, None, terms, c));
-            #[cfg(target_arch = "x86_64")]
-            if is_x86_feature_detected!("avx2") {
-                // SAFETY: the line above detected the features that the function requires.
-                check("avx2", &|c| unsafe { float_avx2(sums, None, terms, c) });
-            }
+            let rows: Vec<[Factor; LANES]> =
+                (0..32).map(|k| std::array::from_fn(|l| factor(k, l))).collect();
+            let (values, exponents): (Vec<_>, Vec<_>) =
+                rows.iter().map(|r| (r.map(|f| f.value), r.map(|f| f.exponent))).unzip();
+            let (a, a_exponents) = (vec![-1.25f32; 32], vec![0; 32]);
+            let terms =
+                Terms { a: &a, a_exponents: &a_exponents, b: &values, b_exponents: &exponents };
+            let c = [0, 0x8000_0000, 1, 0x0080_0000, 0x0d00_0000, 0xbf80_0001];
+            let c = std::array::from_fn(|l| c[(l + round as usize / 4) % c.len()]);
+            let (n, fraction_bits, kept_bits) = [(16, 25, 24), (32, 13, 14)][round as usize % 2];
+            let sums = Sums { terms: n, fraction_bits, kept_bits };
+            check_versions(terms, sums, c, &format!("zeros, round {round}"));
+        }
+    }
+
+    /// Every version of the loop against the definition, from the accumulators `c`.
+    fn check_versions(terms: Terms<'_>, sums: Sums, c: Lanes, what: &str) {
+        let mut expected = c;
+        for start in (0..terms.a.len()).step_by(sums.terms) {
+            let part = terms.part(start, sums.terms);
+            part.defined(accumulator(sums), sums.fraction_bits, &mut expected);
+        }
+        let check = |name: &str, with: &dyn Fn(&mut Lanes)| {
+            let mut found = c;
+            with(&mut found);
+            assert_eq!(found, expected, "{name}, {what}");
+        };
+        check("plain", &|c| float_loop(sums, None, terms, c));
+        check("chosen", &|c| float(sums, None, terms, c));
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the line above detected the features that the function requires.
+            check("avx2", &|c| unsafe { float_avx2(sums, None, terms, c) });
         }
     }
 }
