@@ -109,7 +109,7 @@ impl PackedRows {
         // One word holds four bytes of a row, the lower k in the lower bits, as in a file.
         let words = codes.words();
         let mut out = vec![0; self.packed_len()];
-        for (run, bytes) in self.runs().zip(out.chunks_mut(self.block_bytes().max(1))) {
+        for (run, bytes) in self.runs().zip(out.chunks_mut(self.block_bytes())) {
             for (c, byte) in (run.first..).zip(bytes) {
                 *byte = (words[c / 4 * self.shape.size_n + run.n] >> (c % 4 * 8)) as u8;
             }
@@ -117,16 +117,18 @@ impl PackedRows {
         Ok(out)
     }
 
-    /// The bytes of a row that are adjacent.
+    /// The bytes of a row that are adjacent; 1 if rows are empty.
     fn block_bytes(&self) -> usize {
-        self.block.unwrap_or(self.row_bytes())
+        self.block.unwrap_or(self.row_bytes()).max(1)
     }
 
     /// The runs of adjacent bytes of a row, in the layout's order.
     fn runs(&self) -> impl Iterator<Item = Run> {
-        let sources: Vec<usize> = (0..self.shape.size_n).map(|p| self.rows.source(p)).collect();
-        let firsts = (0..self.row_bytes()).step_by(self.block_bytes().max(1));
-        firsts.flat_map(move |first| sources.clone().into_iter().map(move |n| Run { n, first }))
+        let firsts = (0..self.row_bytes()).step_by(self.block_bytes());
+        firsts.flat_map(move |first| {
+            let places = 0..self.shape.size_n;
+            places.map(move |place| Run { n: self.rows.source(place), first })
+        })
     }
 
     /// The inverse of [`Self::pack`].
@@ -152,7 +154,7 @@ impl PackedRows {
             return Err(Error::shape("packed weight", &[packed.len()], expected));
         }
         let mut words = vec![0; self.packed_len() / 4];
-        for (run, bytes) in self.runs().zip(packed.chunks(self.block_bytes().max(1))) {
+        for (run, bytes) in self.runs().zip(packed.chunks(self.block_bytes())) {
             for (c, &byte) in (run.first..).zip(bytes) {
                 words[c / 4 * self.shape.size_n + run.n] |= u32::from(byte) << (c % 4 * 8);
             }
