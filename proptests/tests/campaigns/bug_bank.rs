@@ -40,7 +40,8 @@ fn measured_rows() -> &'static [Row] {
     })
 }
 
-/// Every third bug with one seed; all with three seeds with `MARLINSPIKE_TESTS=full`, all seeds of the table with `nightly`.
+/// A plain `cargo test` tries every third bug with one seed, `full` every bug with three seeds, and `nightly` with all
+/// seeds of the table.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "minutes under emulation")]
 fn every_bug_is_rejected_and_named() {

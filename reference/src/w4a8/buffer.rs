@@ -143,7 +143,7 @@ impl PanelBuffer {
         grow(&mut self.scales, rows * shape.scales());
         let lines = rows * shape.lines;
         if self.lines.len() < lines {
-            // Aligned memory is not zero when the system provides it.
+            // For an aligned type `vec!` does not get zeroed memory from the system: it would write the zeros on one thread.
             let zeros = rayon::iter::repeat_n(Line::default(), lines).with_min_len(LINES_OF_ITEM);
             zeros.collect_into_vec(&mut self.lines);
         }
@@ -385,8 +385,8 @@ impl<'t, T: Copy + 't, S: Iterator<Item = &'t [T]> + Clone, V: Fn(T) -> f32 + Co
     }
 }
 
-/// Makes `values` at least `len` long, and never shorter. Values of a longer one are new zeros: the threads that
-/// write them first share the work of mapping their pages.
+/// Makes `values` at least `len` long, and never shorter. A longer vector is allocated anew, as zeros of the system: the
+/// threads that write it first share the work of mapping its pages.
 pub(super) fn grow<T: Clone + Default>(values: &mut Vec<T>, len: usize) {
     if values.len() < len {
         *values = Vec::new();

@@ -103,7 +103,8 @@ impl<W: Packed<Kernel = K>, K: ?Sized> LinearOf<W, K> {
     }
 }
 
-/// The products of `x` with the first of each `weights`, which take the same rows: [`same_rows`].
+/// The product of `x` with the first matrix of each of `weights`. All of them take the same quantized rows
+/// ([`same_rows`]).
 pub(super) fn multiply<T: Element, const N: usize>(
     weights: [&dyn Matrices; N],
     x: &[T],
