@@ -237,7 +237,7 @@ mod tests {
         }
     }
 
-    /// Lanes without a term beside lanes with terms and, in some rounds, one whose exponents are too small for the
+    /// Lanes without a term next to lanes with terms and, in some rounds, one whose exponents are too small for the
     /// vector loop. Accumulators: both zeros, a subnormal, a small and an ordinary number.
     #[test]
     fn sums_of_zeros_agree() {
