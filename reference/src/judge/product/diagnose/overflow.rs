@@ -67,28 +67,38 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
 /// Scaled sums of groups in 32 bits, each over an unknown part of K: however a kernel divides K among
 /// its threads, the sum is wrong by a multiple of 2^32.
 fn wrapped_parts(scene: &Scene<'_>, cost: f64) -> Option<Finding> {
+    let sample = spread_to(scene.wrong, TRIED);
+    let holding = sample.iter().filter(|&&i| wrapped(scene, i).is_some()).count();
+    if holding * 10 < sample.len() * 9 {
+        return None;
+    }
     let mut cost = cost;
     let mut predicted = Vec::new();
     for &i in scene.wrong {
-        let Some(sums) = Sums::of(scene, i) else { continue };
-        // A part wraps once for each 2^31 of its terms' magnitudes, or less often.
-        let most = (sums.magnitude / 2f64.powi(31)).floor();
-        if most < 1.0 {
-            continue;
-        }
-        let at = |wraps: f64| bounded(scene, i, sums.exact + wraps * 2f64.powi(32), sums.groups);
-        let (Some(none), Some(one)) = (at(0.0), at(1.0)) else { continue };
-        let wraps = ((scene.found[i] - none.exact) / (one.exact - none.exact)).round();
-        if wraps == 0.0 || wraps.is_nan() || wraps.abs() > most {
-            continue;
-        }
+        let Some((made, most)) = wrapped(scene, i) else { continue };
         cost += (2.0 * most).log2();
-        predicted.push((i, at(wraps)?));
+        predicted.push((i, made));
     }
     let outcome = scene.weigh(predicted, cost)?;
     let text = "the scaled sums of groups were added in 32 bits in several parts of K, where large sums \
                 wrap around: values differ by multiples of 2^32";
     Some(Finding::new(outcome.named(ID, text)))
+}
+
+/// Element `i` moved by the multiple of 2^32 that is nearest to what was found, and the largest number of wraps that its
+/// terms allow; `None` if it needs none, or more than that.
+fn wrapped(scene: &Scene<'_>, i: usize) -> Option<(Bounded, f64)> {
+    let sums = Sums::of(scene, i)?;
+    // A part wraps once for each 2^31 of its terms' magnitudes, or less often.
+    let most = (sums.magnitude / 2f64.powi(31)).floor();
+    if most < 1.0 {
+        return None;
+    }
+    let at = |wraps: f64| bounded(scene, i, sums.exact + wraps * 2f64.powi(32), sums.groups);
+    let (none, one) = (at(0.0)?, at(1.0)?);
+    let wraps = ((scene.found[i] - none.exact) / (one.exact - none.exact)).round();
+    let possible = wraps != 0.0 && wraps.abs() <= most;
+    if possible { Some((at(wraps)?, most)) } else { None }
 }
 
 /// The sum of one element, in units of a product with an int16 scale.
