@@ -1,5 +1,6 @@
-//! The CUDA side, loaded dynamically: builds on every machine, and on one without a GPU every
-//! entry point returns an error that says what is missing.
+//! CUDA kernels for quantized linear and Mixture-of-Experts layers. Their outputs equal the
+//! reference's bit for bit. The driver and NVRTC are loaded at run time: the crate builds on every
+//! machine, and without a GPU every entry point returns an error that says what is missing.
 //!
 //! ```
 //! use marlinspike_accel::{Device, registry};
@@ -22,9 +23,9 @@
 //! | [`cache`] | compiled modules on disk |
 //! | [`call`] | [`call::Call`]: an operation on host memory, run by a device or the reference |
 //! | [`nvrtc`] | [`nvrtc::Nvrtc`]: run-time compilation; needs no GPU |
-//! | [`operation`] | what an operation is: source, needs, law, arguments, wrong kernels |
+//! | [`operation`] | the definition of an operation: source, required device, [`operation::Law`], arguments, mutants |
 //! | [`ops`] | one file per launched operation |
-//! | [`mod@registry`] | one row per operation: its source, needs and law |
+//! | [`mod@registry`] | one row per operation, with its definition |
 //! | [`mod@warm`] | filling the cache of compiled modules ahead of use |
 //! | [`workload`] | products and layers for timing, on weights that are not in the caches |
 //! | [`timing`] | recorded launches, and their times on the device |

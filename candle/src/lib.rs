@@ -1,7 +1,8 @@
 //! 4-bit linear and Mixture-of-Experts layers for [candle](candle_core), on CPUs.
 //!
-//! Weights are packed int4, activations are quantized to 8 bits per row (W4A8), on marlinspike's int4
-//! path with kernels for AVX2, AVX-512 VNNI, dotprod and i8mm. Layers implement [`candle_core::Module`].
+//! Weights are packed int4, and activations are quantized to 8 bits per row (W4A8). The layers run on
+//! marlinspike's int4 path, with kernels for AVX2, AVX-512 VNNI, AMX, dotprod and i8mm, and implement
+//! [`candle_core::Module`].
 //! A row of the output has the same bits in any batch, with any number of threads and on every CPU.
 //!
 //! ```
@@ -32,16 +33,15 @@
 //! | [`MoeBlock`] | router, routed experts, shared expert |
 //! | [`Int4Experts`] | routed experts, for router logits that the caller computes |
 //! | [`Router`], [`SharedExpert`], [`DenseLinear`] | the block's other parts |
-//! | [`PackedFolder`] | loads them by name from mapped files |
+//! | [`PackedFolder`] | loads layers by name from mapped files |
 //!
 //! Weights from other sources are packed with [`marlinspike::w4a8::packed`] and wrapped with
 //! [`Int4Linear::new`] and [`Int4Experts::new`].
 //!
-//! With the feature `cuda`, the module `cuda` has layers of packed weights on CUDA tensors.
-//!
-//! Layers are for inference: a backward pass through one is an error. Tensors are on the CPU. The work
-//! runs on rayon's current pool; each thread that calls a layer keeps one set of buffers, which grow
-//! with the largest call.
+//! Layers are for inference: a backward pass through one is an error. Tensors are on the CPU; the
+//! feature `cuda` adds the module `cuda`, with layers for CUDA tensors. The work runs on rayon's
+//! current pool; each thread that calls a layer keeps one set of buffers, which grow with the largest
+//! call.
 
 mod block;
 #[cfg(feature = "cuda")]

@@ -60,8 +60,8 @@ Exit codes:
   1  an output differs or was not checked
   2  bad input or usage";
 
-/// Golden model of the Marlin family of kernels for quantized linear and MoE layers: bit-exact
-/// checks of packed weights, products and layers, and conversion of checkpoints.
+/// Correctness oracle for the Marlin family of quantized linear and MoE kernels: checks packed
+/// weights, products and layers, and converts checkpoints.
 #[derive(Debug, Parser)]
 #[command(name = "marlinspike", version, after_long_help = EXAMPLES)]
 pub struct Cli {
@@ -77,14 +77,14 @@ pub struct Cli {
 /// A subcommand.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Recompute the outputs of case files and compare them bit for bit.
+    /// Recompute the outputs of case files and compare them with the recorded ones.
     #[command(long_about = check::ABOUT)]
     Check(check::Args),
     /// Show the quantized layers of a model and the kernels that run them.
     Inspect(inspect::Args),
-    /// Convert a checkpoint into kernel format.
+    /// Convert a checkpoint into a kernel's format.
     Convert(convert::Args),
-    /// Run one quantized layer on the CPU.
+    /// Run one quantized layer on the CPU or a GPU.
     Run(run::Args),
     /// Generate text on the CPU.
     Generate(generate::Args),

@@ -30,7 +30,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(long_about = ABOUT, after_long_help = EXAMPLES)]
 pub struct Args {
-    /// Operation: linear, moe, router, ...; another name lists them all
+    /// Operation: linear, moe, router, ...; an unknown name lists them all
     #[arg(long, value_parser = operation)]
     op: Option<Op>,
 

@@ -3,10 +3,10 @@
 //! [`Decoder`] runs Qwen3-MoE, Mixtral, DeepSeek-V3, DeepSeek-V2 and gpt-oss models
 //! ([`config::ARCHITECTURES`]). 4-bit layers run on the int4 path ([`marlinspike::w4a8`]), from a
 //! folder of `marlinspike convert --to kleidiai`, which is mapped, or from a 4-bit checkpoint, which
-//! is packed first. gpt-oss's MXFP4 weights meet int8 activations in such a folder, and f32 ones in
-//! the checkpoint. Everything else is f32 with one order of additions ([`ops`]). A sequence's logits
-//! are therefore the same bits for any number of threads, any batch, any cut of the prompt, and every
-//! CPU.
+//! is packed first. gpt-oss's MXFP4 experts are multiplied by int8 activations if they are read from
+//! such a folder, and by f32 activations if they are read from the checkpoint. Everything else is f32
+//! with one order of additions ([`ops`]). A sequence's logits therefore have the same bits for any
+//! number of threads, any batch, any split of the prompt, and every CPU.
 //!
 //! ```
 //! use marlinspike_generate::{Decoder, Input, LogitsOf};

@@ -1,9 +1,10 @@
 //! Golden data of marlinspike: case files and small model directories made by
 //! upstream programs, listed in a manifest with producer, version and SHA-256.
 //!
-//! None of it was made by this project's own code. The producers are vLLM's CUDA
-//! operators and pure-PyTorch helpers, KleidiAI's micro-kernels, and the public
-//! quantization packages. `scripts/gen/` holds the Python scripts that call them.
+//! None of it was made by the code that it tests. The producers are vLLM's CUDA
+//! operators and pure-PyTorch helpers, torch, FlashInfer, KleidiAI's micro-kernels,
+//! the public quantization packages, and plain definitions in numpy. `scripts/gen/`
+//! holds the Python scripts.
 //!
 //! ```no_run
 //! let manifest = marlinspike_golden::Manifest::load()?;

@@ -1,5 +1,5 @@
-//! Fuzzing kit for quantized kernels: tests your implementation of a Marlin layout operation and
-//! reports where it is wrong.
+//! Fuzzing kit for quantized kernels: tests your implementation of a layout, quantizer, product or
+//! layer and reports where it is wrong.
 //!
 //! Implement [`Subject`] for the operations you have, then [`run`] it:
 //!

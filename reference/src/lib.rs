@@ -1,5 +1,5 @@
-//! The definition: a bit-exact, pure-Rust reference of the Marlin family of quantized
-//! Mixture-of-Experts kernel formats.
+//! A bit-exact reference, in pure Rust, of the Marlin family of quantized linear and
+//! Mixture-of-Experts kernels.
 //!
 //! ```
 //! use marlinspike::case::Op;
@@ -28,14 +28,14 @@
 //!
 //! Data enters in three ways: untrusted bytes ([`formats`]), floats ([`quantize`]) and generated
 //! values ([`vectors`]). All of them produce a [`weight::Weight`], which a layout ([`layouts`])
-//! packs for a kernel. Formats and layouts never see each other. There is no I/O beyond bytes in
-//! memory.
+//! packs for a kernel. Formats and layouts do not depend on each other. There is no I/O beyond bytes
+//! in memory.
 //!
 //! | module | contents |
 //! | --- | --- |
 //! | [`num`] | number formats and their roundings, `LogicalK` and `PackedK`, intervals, named typed tensors |
 //! | [`container`] | safetensors, read defensively |
-//! | [`bounded_json`] | JSON of untrusted files within a stated memory |
+//! | [`bounded_json`] | JSON of untrusted files within a stated amount of memory |
 //! | [`weight`] | the hub: codes, scales, zeros, group map |
 //! | [`formats`] | bytes to weight, one file per format |
 //! | [`config`] | quantization configs as found in model folders |
@@ -43,7 +43,7 @@
 //! | [`act_order`] | sorting `g_idx`, permuting, tensor-parallel slices |
 //! | [`layouts`] | kernel formats as objects: offset, pack, unpack, compare, locate |
 //! | [`products`] | products: exact, bounded, scheduled; matrix units emulated bit for bit |
-//! | [`moe`] | routing, activations, the sum over top-k; bounds on others' results |
+//! | [`moe`] | routing, activations, the sum over top-k; bounds on other kernels' results |
 //! | [`method`] | layers as a checkpoint's method runs them: activations quantized, products exact or scheduled |
 //! | [`select`] | (layer, capability) to backend, with the reason for each refusal |
 //! | [`case`] | case files: inputs, configuration and outputs of one operation |
@@ -53,7 +53,7 @@
 //! | [`quantize`] | floats to codes and scales |
 //! | [`schema`] | config keys and tensors of each operation, from the code that reads them |
 //! | [`vectors`] | deterministic case files from a seed |
-//! | [`w4a8`] | the Arm int4 path: activations quantized per row, its product and layer |
+//! | [`w4a8`] | the CPU paths with int8 activations: products and layers of int4, MXFP4 and int8 weights |
 
 pub mod act_order;
 pub mod bounded_json;

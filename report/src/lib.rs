@@ -1,8 +1,8 @@
 //! Verdicts as HTML: a card for each output that does not pass, with its cause, its first wrong value
 //! and plots of where the wrong values are.
 //!
-//! [`page`] is a whole page, [`cards`] the part about one case, for a page that exists already. All
-//! text from files is escaped; nothing is loaded from elsewhere.
+//! [`page`] makes a whole page; [`cards`] makes the part about one case, to insert into an existing
+//! page. All text from files is escaped; nothing is loaded from elsewhere.
 //!
 //! ```
 //! use marlinspike_report::{Entry, Head, page};

@@ -17,8 +17,8 @@ use crate::args;
 
 const LAYERS: &str = "\
 Tensors of a dense layer are named <module>.<name>, those of experts <...experts>.w13_<name> and
-w2_<name>, gate before up. Gate and up rows that alternate in the checkpoint keep their order,
-because the activation reads them in it.
+w2_<name>, gate before up. Gate and up rows that alternate in the checkpoint still alternate,
+because the activation reads them in that order.
 
 Tensor parallelism, by the module's name:
   N is cut       q_proj k_proj v_proj gate_proj up_proj w1 w3 q_b_proj kv_b_proj fc1 lm_head
@@ -150,7 +150,7 @@ pub struct RankArgs {
     pub ep_rank: usize,
 }
 
-/// Convert a checkpoint into kernel format.
+/// Convert a checkpoint into a kernel's format.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_long_help = details())]
 pub struct Args {

@@ -16,7 +16,7 @@ summary, and copies the failing cases to one folder, without duplicates.
 
 Example: marlinspike fuzz merge machine*/summary.json --regressions regressions
 
-Failing cases are searched next to their summary, then at their path relative to the summary's folder. \
+Failing cases are looked up next to their summary, then at their path relative to the summary's folder. \
 Runs of different operations and seeds may be merged.
 
 Exit codes:

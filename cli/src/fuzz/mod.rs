@@ -52,7 +52,7 @@ Examples:
   marlinspike fuzz --op linear --cmd ./kernel --seed 0x2a --shard 2/4 --summary two.json
       the second quarter of the cases, for one of four machines
   marlinspike fuzz merge one.json two.json three.json four.json --regressions regressions
-      the four as one
+      merges the four summaries
   marlinspike vectors --op linear --list
       lists the configurations, whose keys --where takes
 

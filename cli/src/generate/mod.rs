@@ -23,8 +23,8 @@ const DETAILS: &str = "\
 Example: marlinspike generate ./packed --chat --prompt 'Why is the sky blue?'
 
 MODEL is a folder that `marlinspike convert` wrote for the int4 path, which is mapped and starts at
-once, or a 4-bit checkpoint (compressed-tensors or GPTQ), whose layers are packed into memory first. It
-needs a tokenizer.json. These models run: {types}.
+once, or a 4-bit checkpoint (compressed-tensors, GPTQ and others), which is packed into memory first.
+The folder needs a tokenizer.json. These models run: {types}.
 
 The text goes to standard output as it is generated, times to standard error. The same model, prompt
 and options give the same text for any number of threads and on every CPU. Without --temperature the

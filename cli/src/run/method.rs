@@ -75,8 +75,9 @@ pub struct MethodArgs {
     /// NVFP4: upstream's name of the kernel whose rule gives the global scales of the activations.
     #[arg(long = EXPERT_BACKEND.name, default_value = ExpertBackend::NAMES[0], value_parser = backend, value_name = "NAME")]
     pub expert_backend: ExpertBackend,
-    /// FP8 blocks: how each group of 128 activations is quantized. `quotient` is vLLM's CUDA
-    /// operator, `reciprocal` its Triton kernel, `deep_gemm` DeepGEMM's own function.
+    /// FP8 blocks: how each group of 128 activations is quantized. `quotient` is vLLM 0.21.0's CUDA
+    /// operator, `scale_inverse` that of 0.33.0, `reciprocal` vLLM's Triton kernel, `deep_gemm`
+    /// DeepGEMM's own function.
     #[arg(long, default_value = Fp8GroupRule::NAMED[0].0, value_parser = rule, value_name = "RULE")]
     pub group_rule: Fp8GroupRule,
     /// How experts are prepared.

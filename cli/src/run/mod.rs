@@ -42,16 +42,16 @@ FP8 layers and layers of block formats ({blocks}), linear or experts, run by
 their quantization method: activations are quantized as the config states, experts are prepared as
 upstream prepares them, and --arithmetic determines every bit of the output. --check computes the
 output again, one product after the other. A folder converted for Marlin runs with 16-bit
-activations, one converted for another GPU kernel as its files state; the packed bytes of the kernel
-format are decoded.
+activations; one converted for another GPU kernel runs as its files state. In both cases the weights
+are decoded from the packed bytes.
 
 Activations come from --input, a safetensors file (or a case file: names may begin with `in.`):
   x               [M, H] bfloat16; on the int4 path also float32, elsewhere also float16
   router_logits   [M, experts] float32, or
   topk_ids        [M, top_k] int32 and
   topk_weights    [M, top_k] float32
-  token_ids       [M] int32 or int64: layers whose table of token ids chooses the experts
-  token_types     [M] int32 or int64: layers with a group of experts for each type of token
+  token_ids       [M] int32 or int64, for layers whose table of token ids chooses the experts
+  token_types     [M] int32 or int64, for layers with a group of experts for each type of token
 Without --input, --seed gives M rows of numbers spread evenly over -1 to 1, the same on every
 machine. router_logits are the logits that experts are selected from, with the router's bias and
 soft cap already applied. Without router_logits and topk_ids, the router's weight in the files

@@ -23,11 +23,11 @@ Times products and Mixture-of-Experts layers with quantized weights on this mach
 Example: marlinspike bench gpu --shape 4096x28672 --tokens 1,64,4096 --type fp8
 
 The limits of the device are measured first: bytes read from memory per second, and operations per \
-second of its tensor cores (wgmma on Hopper, with e4m3 operands if weights and activations are; mma.sync \
-elsewhere; no library). Dense \
-products and whole layers (alignment, gate_up, SiLU, down, sum) follow, with bf16 activations and \
-outputs. Each is a CUDA graph that is replayed over enough different weights or routings that caches \
-hold none of them. `of limit` is the shortest time that the limits allow (reading and writing weights and \
+second of its tensor cores (wgmma on Hopper, with e4m3 operands if weights and activations are e4m3; \
+mma.sync elsewhere; no library is used). Dense products and whole layers (alignment, gate_up, SiLU, \
+down, sum) follow, with bf16 activations and outputs. Each is a CUDA graph that is replayed over so \
+much different data (weights or routings) that the caches hold none of it. `of limit` is the shortest \
+time that the limits allow (reading and writing weights and \
 activations once, or the operations, whichever takes longer) over the median replay.
 
 --peers compares with other kernels on the same machine. scripts/gpu_peers writes the file: it times \

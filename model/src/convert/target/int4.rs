@@ -68,9 +68,10 @@ pub const FORMAT: Format = Format::new(&Descriptor {
     takes: || {
         "\
 4-bit weights: compressed-tensors W4A8 (int-quantized or pack-quantized) and
-W4A16, GPTQ and others. Zero points and act-order become tables after a matrix's blocks. Experts may
-also be e2m1 with a power of two for each 32 values. Each file describes its layers in its metadata,
-so `marlinspike run` needs only the file."
+W4A16, GPTQ and others. Zero points and act-order become tables after a matrix's blocks. Layers may
+also be compressed-tensors W8A8-int8 with dynamic symmetric activations, and experts e2m1 with a power
+of two for each 32 values. Each file describes its layers in its metadata, so `marlinspike run` needs
+only the file."
             .to_owned()
     },
     examples: &[["model out", ""]],
