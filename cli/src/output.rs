@@ -27,7 +27,8 @@ pub struct WriteError {
 }
 
 /// Writes `bytes` to a temporary file in the same folder, then renames it to `path`. An interrupted
-/// call leaves the previous file, or none, under that name.
+/// call leaves the previous file, or none, under that name. A device or a pipe, such as `/dev/null`, is
+/// written to and not replaced.
 ///
 /// # Errors
 /// [`WriteError`] with the path and the system's reason; nothing is left behind.
@@ -35,6 +36,10 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     let error = |source| WriteError { path: path.to_owned(), source };
     if path.is_dir() {
         return Err(error(io::ErrorKind::IsADirectory.into()));
+    }
+    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        let mut special = fs::OpenOptions::new().write(true).open(path).map_err(error)?;
+        return special.write_all(bytes).map_err(error);
     }
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -64,5 +69,30 @@ pub fn print(text: &str) -> io::Result<()> {
     match out.write_all(escaped(text).as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         done => done,
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_special_file_is_written_to_and_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("fifo");
+        let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
+        assert!(made.success());
+        let reader = std::thread::spawn({
+            let fifo = fifo.clone();
+            move || fs::read(fifo).unwrap()
+        });
+        write_whole(&fifo, b"text").unwrap();
+        assert_eq!(reader.join().unwrap(), b"text");
+        assert!(!fs::metadata(&fifo).unwrap().is_file());
+        let file = folder.path().join("file");
+        for bytes in [&b"first"[..], b"second"] {
+            write_whole(&file, bytes).unwrap();
+            assert_eq!(fs::read(&file).unwrap(), bytes);
+        }
     }
 }

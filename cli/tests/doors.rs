@@ -336,3 +336,59 @@ fn a_scale_that_is_no_number_is_not_skipped() {
     let output = run(["convert", path, out, "--to", "flashinfer", "--skip-unsupported"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
+
+#[cfg(unix)]
+#[test]
+fn summaries_that_are_pipes_and_kernels_that_are_missing_are_refused() {
+    let temp = folder();
+    let fifo = temp.path().join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    for path in [fifo.to_str().unwrap(), "/dev/zero"] {
+        refused(&run(["fuzz", "merge", path]), &[path, "not a regular file"]);
+    }
+    // A kernel that does not exist is no kernel that crashes.
+    for (option, name) in
+        [("--cmd", "./missing -x"), ("--cmd", "missing-kernel"), ("--lib", "./a.so")]
+    {
+        let output = run(["fuzz", "--op", "linear", option, name, "--cases", "1"]);
+        refused(&output, &[name.split(" ").next().unwrap(), "o such"]);
+    }
+}
+
+#[test]
+fn convert_refuses_a_file_as_its_folder_and_a_model_without_tensors() {
+    let temp = folder();
+    let (model, file) = (copied("ct-pack-moe", temp.path()), temp.path().join("file"));
+    fs::write(&file, "text").unwrap();
+    let convert = |out: &Path| {
+        run(["convert", model.to_str().unwrap(), out.to_str().unwrap(), "--to", "marlin"])
+    };
+    refused(&convert(&file), &["file: found a file, expected a folder"]);
+    assert_eq!(fs::read(&file).unwrap(), b"text");
+    fs::write(model.join("model.safetensors.index.json"), "{\"weight_map\": {}}").unwrap();
+    let out = temp.path().join("out");
+    refused(&convert(&out), &["ct-pack-moe: no tensor"]);
+    assert!(!out.exists());
+}
+
+#[test]
+fn an_expert_with_a_lone_bias_is_named() {
+    let temp = folder();
+    let model = copied("ct-pack-moe", temp.path());
+    let text = fs::read(model.join("model.safetensors.index.json")).unwrap();
+    let mut index: Value = serde_json::from_slice(&text).unwrap();
+    let expert = "model.layers.0.mlp.experts.1.gate_proj";
+    let shard = index["weight_map"][format!("{expert}.weight_scale")].as_str().unwrap().to_owned();
+    let bytes = fs::read(model.join(&shard)).unwrap();
+    let (mut header, data) = read(&bytes);
+    let size_n = header[format!("{expert}.weight_scale")]["shape"][0].as_u64().unwrap() as usize;
+    let offsets = [data.len(), data.len() + 2 * size_n];
+    let bias = format!("{expert}.bias");
+    header[&bias] = json!({"dtype": "BF16", "shape": [size_n], "data_offsets": offsets});
+    let data = [data, &vec![0; 2 * size_n]].concat();
+    fs::write(model.join(&shard), container(&header, &data)).unwrap();
+    index["weight_map"][&bias] = json!(shard);
+    fs::write(model.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    let output = run(["inspect", model.to_str().unwrap()]);
+    refused(&output, &[&bias, "experts.0.gate_proj", "experts must be alike"]);
+}

@@ -182,8 +182,7 @@ impl Config {
             let supported = ARCHITECTURES.iter().map(|a| a.model_type).collect();
             return Err(GenerateError::Architecture { found, supported });
         };
-        let act = keys.get("hidden_act").and_then(Value::as_str).unwrap_or("silu");
-        if act != "silu" {
+        if let Some(act) = keys.get("hidden_act").filter(|act| *act != "silu") {
             return Err(GenerateError::config("hidden_act", act, "silu"));
         }
         let hidden_size = keys.need("hidden_size", 1 << 20)?;
@@ -307,6 +306,10 @@ mod tests {
         for (key, value) in [
             ("model_type", json!("llama")),
             ("hidden_act", json!("gelu")),
+            ("hidden_act", json!(1)),
+            ("rope_scaling", json!("yarn")),
+            ("rope_scaling", json!([])),
+            ("rope_parameters", json!(-1)),
             ("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0})),
             ("num_key_value_heads", json!(3)),
             ("head_dim", json!(15)),

@@ -134,12 +134,18 @@ impl<'m, 'f> Weights<'m, 'f> {
         self.has(&format!("{module}.gate_up_proj_blocks"))
     }
 
+    /// Fails unless the folder has a tensor.
+    fn expect(&self, name: &str) -> Result<()> {
+        if self.has(name) {
+            return Ok(());
+        }
+        let (name, dir) = (name.to_owned(), self.model.dir.clone());
+        Err(GenerateError::MissingTensor { name, dir })
+    }
+
     /// A tensor.
     fn tensor(&self, name: &str) -> Result<Tensor<'f>> {
-        if !self.has(name) {
-            let (name, dir) = (name.to_owned(), self.model.dir.clone());
-            return Err(GenerateError::MissingTensor { name, dir });
-        }
+        self.expect(name)?;
         self.used.borrow_mut().insert(name.to_owned());
         Ok(self.model.tensor(name)?)
     }
@@ -210,7 +216,12 @@ impl<'m, 'f> Weights<'m, 'f> {
                     return Err(packer.refusal(refused).into());
                 }
                 match packer.description(module) {
-                    Ok(Description::Linear(_)) => packer.linear(module, LINEAR)?,
+                    Ok(Description::Linear(_)) => {
+                        if has_bias {
+                            self.expect(&format!("{module}.bias"))?;
+                        }
+                        packer.linear(module, LINEAR)?
+                    }
                     _ => return self.plain(module, shape, has_bias),
                 }
             }

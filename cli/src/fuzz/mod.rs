@@ -340,6 +340,12 @@ fn kernel(args: &Args) -> Result<Box<dyn Kernel>> {
         let library = library.display().to_string();
         // A bare name would be searched for in the system's folders.
         let library = if library.contains('/') { library } else { format!("./{library}") };
+        std::fs::metadata(&library).map_err(|e| {
+            Explained::new(
+                format!("--lib: {library}: {e}"),
+                "name the shared library of the kernel",
+            )
+        })?;
         let worker = [program, "fuzz-worker".to_owned(), library];
         return Ok(Box::new(LibraryKernel::new(&worker, args.timeout).map_err(explained)?));
     }

@@ -1,6 +1,8 @@
 //! `marlinspike generate`: text from a model on the CPU.
 
-use std::io::{self, Read as _, Write as _};
+mod text;
+
+use std::io;
 use std::num::NonZero;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -10,7 +12,7 @@ use anyhow::Context as _;
 use marlinspike_generate::config::ARCHITECTURES;
 use marlinspike_generate::run::{Ended, Generated, Options};
 use marlinspike_generate::sample::Sampling;
-use marlinspike_generate::text::{Message, Text, TextError};
+use marlinspike_generate::text::{Date, Message, Text, TextError};
 use marlinspike_generate::{Decoder, GenerateError};
 use marlinspike_model::convert::target::int4;
 use marlinspike_model::model::{Model, ModelFiles};
@@ -18,6 +20,7 @@ use serde_json::json;
 
 use crate::error::Explained;
 use crate::{Outcome, args, output};
+use text::{prompt, show};
 
 const DETAILS: &str = "\
 Example: marlinspike generate ./packed --chat --prompt 'Why is the sky blue?'
@@ -106,6 +109,9 @@ pub struct Args {
     /// System message of the conversation.
     #[arg(long, value_name = "TEXT", requires = "chat")]
     pub system: Option<String>,
+    /// Date that the chat template prints, if it prints one [default: today in UTC].
+    #[arg(long, value_name = "YYYY-MM-DD", requires = "chat")]
+    pub date: Option<Date>,
     /// Largest number of new tokens [default: 256, or fewer if the model has fewer positions left].
     #[arg(long, value_name = "N", value_parser = args::repeats)]
     pub max_tokens: Option<NonZero<usize>>,
@@ -135,12 +141,11 @@ impl Args {
         match (&self.prompt.prompt, &self.prompt.prompt_file) {
             (Some(text), _) => Ok(text.clone()),
             (None, Some(path)) if path.as_os_str() == "-" => {
-                let mut text = String::new();
-                io::stdin().read_to_string(&mut text).context("standard input")?;
-                Ok(text)
+                prompt(io::stdin().lock()).context("standard input")
             }
             (None, Some(path)) => {
-                std::fs::read_to_string(path).with_context(|| path.display().to_string())
+                let read = std::fs::File::open(path).map_err(Into::into).and_then(prompt);
+                read.with_context(|| path.display().to_string())
             }
             (None, None) => Ok(String::new()),
         }
@@ -196,7 +201,10 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let threads = pool.current_num_threads();
     let begun = Instant::now();
     let files = ModelFiles::open(&args.model)?;
-    let text = Text::open(&args.model).map_err(explain_text)?;
+    let mut text = Text::open(&args.model).map_err(explain_text)?;
+    if let Some(date) = args.date {
+        text = text.with_date(date);
+    }
     let model = Model::new(&files)?;
     let limit = args.memory_limit();
     let decoder = pool.install(|| Decoder::load(&model, limit)).map_err(explain)?;
@@ -232,6 +240,9 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let made = made.map_err(explain)?;
     let rest = stream.finish().map_err(explain_text)?;
     written.push_str(&rest);
+    if failed.is_none() && !args.json {
+        show(&format!("{rest}\n"), &mut failed);
+    }
     if let Some(error) = failed {
         // A reader that closed the pipe has seen enough.
         let closed = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
@@ -240,22 +251,11 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
             false => Err(error),
         };
     }
-    match args.json {
-        true => {
-            output::print(&format!("{}\n", report(&made, &prompt, &written, (loaded, threads))))?
-        }
-        false => output::print(&format!("{rest}\n"))?,
+    if args.json {
+        output::print(&format!("{}\n", report(&made, &prompt, &written, (loaded, threads))))?;
     }
     eprintln!("{}", summary(&made, prompt.len(), loaded, threads));
     Ok(Outcome::Pass)
-}
-
-/// Writes a piece of the text at once.
-fn show(piece: &str, failed: &mut Option<anyhow::Error>) {
-    let mut out = io::stdout().lock();
-    if let Err(e) = out.write_all(piece.as_bytes()).and_then(|()| out.flush()) {
-        *failed = Some(e.into());
-    }
 }
 
 /// One line about times.

@@ -164,3 +164,38 @@ fn bad_input_is_refused_before_any_text() {
     let text = refused(bare.path(), &prompt);
     assert!(text.contains("model.safetensors") && !text.contains("tokenizer"), "{text}");
 }
+
+#[test]
+fn keys_of_the_wrong_form_and_missing_biases_are_refused() {
+    for (key, value, expected) in [
+        ("rope_scaling", json!("yarn"), "rope_scaling: found \"yarn\", expected an object"),
+        ("hidden_act", json!(3), "hidden_act: found 3, expected silu"),
+        (
+            "attention_bias",
+            json!(true),
+            "tensor `model.layers.0.self_attn.q_proj.bias`: found none",
+        ),
+    ] {
+        let folder = changed("qwen3-moe-tiny", "config.json", |config| config[key] = value);
+        let text = refused(folder.path(), &["--prompt", PROMPT]);
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_prompt_without_end_is_refused_and_a_date_is_checked() {
+    let model = golden("qwen3-moe-tiny");
+    let text = refused(&model, &["--prompt-file", "/dev/zero"]);
+    assert!(text.contains("/dev/zero: found more than 67108864 bytes"), "{text}");
+    let text = refused(&model, &["--prompt", PROMPT, "--chat", "--date", "2026-02-30"]);
+    assert!(text.contains("expected a date from 1970-01-01 to 9999-12-31"), "{text}");
+    let folder = changed("qwen3-moe-tiny", "tokenizer_config.json", |config| {
+        config["chat_template"] = json!("{{ strftime_now('%d') }}");
+    });
+    let tokens = |date: &str| {
+        let args = ["--prompt", PROMPT, "--chat", "--date", date, "--max-tokens", "1"];
+        json_of(folder.path(), &args)["prompt_tokens"].clone()
+    };
+    assert_ne!(tokens("2026-02-07"), tokens("2026-02-08"));
+}

@@ -1,5 +1,7 @@
 //! Keys of a `config.json`, by type.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use super::DenseLayers;
@@ -89,8 +91,8 @@ impl<'c> Keys<'c> {
     /// Layers with experts by `mlp_only_layers` and `decoder_sparse_step`.
     fn unlisted(&self, num_layers: usize) -> Result<Vec<bool>> {
         let step = self.size("decoder_sparse_step", 1 << 20)?.unwrap_or(1);
-        let dense: Vec<u64> = match self.get("mlp_only_layers") {
-            None => Vec::new(),
+        let dense: BTreeSet<u64> = match self.get("mlp_only_layers") {
+            None => BTreeSet::new(),
             Some(list) => {
                 let numbers = list.as_array().map(|l| l.iter().map(Value::as_u64).collect());
                 let expected =

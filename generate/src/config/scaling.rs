@@ -90,6 +90,9 @@ pub(super) fn read(
     let mut yarn = None;
     for key in ["rope_scaling", "rope_parameters"] {
         let Some(section) = keys.get(key) else { continue };
+        if !section.is_object() {
+            return Err(GenerateError::config(key, section, "an object or null"));
+        }
         let kind = ["rope_type", "type"].into_iter().find_map(|k| section.get(k));
         match kind.map(|kind| kind.as_str()) {
             None | Some(Some("default")) => {}

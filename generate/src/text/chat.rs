@@ -1,8 +1,26 @@
 //! Chat templates, as transformers renders them.
 
+use std::{panic, thread};
+
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, context};
 use serde_json::Value;
+
+use super::Date;
+
+/// Largest chat template, in bytes; those of published models have less than 40,000.
+pub(super) const TEMPLATE_LIMIT: usize = 128 << 10;
+
+/// Steps that any template may take, and those that it may take for each message and for each byte of
+/// them. A step is one instruction, or 64 bytes of text that an instruction makes.
+const BASE_STEPS: u64 = 200_000;
+const STEPS_PER_MESSAGE: u64 = 2_000;
+const STEPS_PER_BYTE: u64 = 4;
+
+/// Stack of the thread that renders, and what it has for each byte of the template. The parser calls
+/// itself for each operator of `1+1+1` or `--x`, without a limit: up to 1 KiB for a byte.
+const BASE_STACK: usize = 16 << 20;
+const STACK_PER_BYTE: usize = 3 << 10;
 
 /// A message of a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,9 +31,10 @@ pub struct Message<'m> {
     pub content: &'m str,
 }
 
-/// The template of a `tokenizer_config.json`: one, or the one named `default` of several.
-pub(super) fn of_config(config: &Value) -> Option<String> {
-    let found = config.get("chat_template")?;
+/// The template of a `tokenizer_config.json`: one, or the one named `default` of several. An error is
+/// what the key holds instead.
+pub(super) fn of_config(config: &Value) -> Result<Option<String>, &Value> {
+    let Some(found) = config.get("chat_template").filter(|v| !v.is_null()) else { return Ok(None) };
     let own = match found.as_array() {
         None => found.as_str(),
         Some(list) => {
@@ -23,7 +42,7 @@ pub(super) fn of_config(config: &Value) -> Option<String> {
             default.and_then(|t| t["template"].as_str())
         }
     };
-    own.map(str::to_owned)
+    own.map(|own| Some(own.to_owned())).ok_or(found)
 }
 
 /// A special token's text, from `"</s>"` or `{"content": "</s>"}`.
@@ -32,20 +51,44 @@ fn special<'c>(config: &'c Value, key: &str) -> Option<&'c str> {
     found.as_str().or_else(|| found.get("content")?.as_str())
 }
 
-/// The text of a conversation.
+/// The text of a conversation. `date` is asked only by a template that prints the date.
 pub(super) fn render(
     template: &str,
     config: &Value,
     messages: &[Message<'_>],
-) -> Result<String, Error> {
+    date: impl Fn() -> Date + Send + Sync + 'static,
+) -> Result<String, String> {
+    if template.len() > TEMPLATE_LIMIT {
+        return Err(format!("found {} bytes, expected at most {TEMPLATE_LIMIT}", template.len()));
+    }
+    let stack = BASE_STACK + STACK_PER_BYTE * template.len();
+    let thread = thread::Builder::new().name("chat template".to_owned()).stack_size(stack);
+    thread::scope(|scope| {
+        let work = || rendered(template, config, messages, date);
+        let thread = thread.spawn_scoped(scope, work).map_err(|e| format!("its thread: {e}"))?;
+        thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
+    })
+}
+
+/// [`render`], on a thread with enough stack.
+fn rendered(
+    template: &str,
+    config: &Value,
+    messages: &[Message<'_>],
+    date: impl Fn() -> Date + Send + Sync + 'static,
+) -> Result<String, String> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    environment.set_syntax(syntax?);
+    environment.set_syntax(syntax.map_err(|e| e.to_string())?);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    let raise = |message: String| -> Result<String, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, message))
-    };
+    let of_message = |m: &Message<'_>| STEPS_PER_MESSAGE + STEPS_PER_BYTE * m.content.len() as u64;
+    let steps = messages.iter().map(of_message).fold(BASE_STEPS, u64::saturating_add);
+    environment.set_fuel(Some(steps));
+    let wrong = |message: String| Error::new(ErrorKind::InvalidOperation, message);
+    let raise = move |message: String| -> Result<String, Error> { Err(wrong(message)) };
     environment.add_function("raise_exception", raise);
+    let now = move |format: String| date().strftime(&format).map_err(wrong);
+    environment.add_function("strftime_now", now);
     let messages: Vec<_> =
         messages.iter().map(|m| context! { role => m.role, content => m.content }).collect();
     let context = context! {
@@ -53,8 +96,15 @@ pub(super) fn render(
         add_generation_prompt => true,
         bos_token => special(config, "bos_token"),
         eos_token => special(config, "eos_token"),
+        pad_token => special(config, "pad_token"),
+        unk_token => special(config, "unk_token"),
     };
-    environment.render_str(template, context)
+    environment.render_named_str("the template", template, context).map_err(|e| match e.kind() {
+        ErrorKind::OutOfFuel => {
+            format!("found more than {steps} steps, the limit for these messages")
+        }
+        _ => e.to_string(),
+    })
 }
 
 #[cfg(test)]
@@ -70,23 +120,80 @@ mod tests {
             [INST] {{ m['content'].strip() }} [/INST]\n  {% endif %}\n{% endfor %}\
             {% if add_generation_prompt %}>{% endif %}";
         let config = json!({"bos_token": {"content": "<s>"}});
-        let text = render(template, &config, &[USER]).unwrap();
+        let text = render(template, &config, &[USER], Date::today).unwrap();
         assert_eq!(text, "<s>[INST] Hi there [/INST]\n>");
     }
 
     #[test]
     fn a_template_that_raises_an_exception_is_an_error() {
         let template = "{{ raise_exception('roles must alternate') }}";
-        let error = render(template, &Value::Null, &[USER]).unwrap_err();
-        assert!(error.to_string().contains("roles must alternate"), "{error}");
+        let error = failure(template);
+        assert!(error.contains("roles must alternate"), "{error}");
+    }
+
+    fn failure(template: &str) -> String {
+        render(template, &Value::Null, &[USER], Date::today).unwrap_err()
+    }
+
+    #[test]
+    fn loops_and_texts_without_end_are_refused() {
+        let range = |body: &str| format!("{{% for i in range(99999) %}}{body}{{% endfor %}}");
+        let doubled = "{% set n = namespace(x='abcdefgh') %}{% for i in range(60) %}\
+            {% set n.x = n.x ~ n.x %}{% endfor %}";
+        for template in [&range(&range("")), &range(&range("long text")), doubled] {
+            let error = failure(template);
+            assert!(error.contains("found more than 202036 steps"), "{error}");
+        }
+        // A long conversation has more steps.
+        let content = "word ".repeat(400_000);
+        let message = Message { role: "user", content: &content };
+        let template = "{% for m in messages %}{{ '[' ~ m.content.strip() ~ ']' }}{% endfor %}";
+        let text = render(template, &Value::Null, &[message], Date::today).unwrap();
+        assert_eq!(text.len(), content.len() + 1);
+    }
+
+    #[test]
+    fn a_template_of_one_chain_of_operators_does_not_overflow_the_stack() {
+        let whole = |begin: &str, part: &str, end: &str| {
+            let room = TEMPLATE_LIMIT - begin.len() - end.len();
+            format!("{begin}{}{end}", part.repeat(room / part.len()))
+        };
+        for (begin, part, end) in [
+            ("{{ ", "-", "1 }}"),
+            ("{{ 1", "|e", " }}"),
+            ("{{ a", "()", " }}"),
+            ("{{ 1", "+1", " }}"),
+            ("{{ ", "(", " }}"),
+        ] {
+            // Text or an error, but no overflow, which would end the process.
+            let _ = render(&whole(begin, part, end), &Value::Null, &[USER], Date::today);
+        }
+        let long = "x".repeat(TEMPLATE_LIMIT + 1);
+        let error = failure(&long);
+        assert!(error.contains("131073 bytes, expected at most 131072"), "{error}");
+    }
+
+    #[test]
+    fn a_template_may_ask_for_the_date_and_leave_loops() {
+        let date = || "2026-02-07".parse().unwrap();
+        let template = "{{ strftime_now('%d %B %Y') }}{% for i in range(9) %}{{ i }}\
+            {% if i == 2 %}{% break %}{% endif %}{% endfor %}";
+        assert_eq!(render(template, &Value::Null, &[USER], date).unwrap(), "07 February 2026012");
+        let error = failure("{{ strftime_now('%Q') }}");
+        assert!(error.contains("found %Q"), "{error}");
     }
 
     #[test]
     fn of_several_templates_the_default_is_taken() {
         let one = |name: &str| json!({"name": name, "template": format!("of {name}")});
         let config = json!({"chat_template": [one("tool_use"), one("default")]});
-        assert_eq!(of_config(&config).as_deref(), Some("of default"));
-        assert_eq!(of_config(&json!({"chat_template": "own"})).as_deref(), Some("own"));
-        assert_eq!(of_config(&Value::Null), None);
+        assert_eq!(of_config(&config), Ok(Some("of default".to_owned())));
+        assert_eq!(of_config(&json!({"chat_template": "own"})), Ok(Some("own".to_owned())));
+        for none in [json!(null), json!({}), json!({"chat_template": null})] {
+            assert_eq!(of_config(&none), Ok(None));
+        }
+        for wrong in [json!(5), json!({"a": 1}), json!([one("tool_use")]), json!([])] {
+            assert_eq!(of_config(&json!({"chat_template": wrong})), Err(&wrong));
+        }
     }
 }

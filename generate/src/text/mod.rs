@@ -1,17 +1,21 @@
 //! Text to tokens and back: `tokenizer.json`, the chat template, and the tokens that end a text.
 
 mod chat;
+mod date;
+mod growth;
 mod stream;
 
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use marlinspike::{bounded_json, panics};
 use marlinspike_model::model::{CONFIG_LIMIT, CONFIG_MEMORY, ModelError, files};
 use serde_json::Value;
 use tokenizers::Tokenizer;
+use tokenizers::models::ModelWrapper;
 
 pub use chat::Message;
+pub use date::Date;
 pub use stream::TextStream;
 
 /// Largest tokenizer read, in bytes; the largest real ones have about 40 MB.
@@ -78,14 +82,17 @@ pub struct Text {
     config: Value,
     template: Option<String>,
     stop: Vec<u32>,
+    date: Option<Date>,
 }
 
 /// A text file of at most `limit` bytes; `None` if there is none.
 fn read(path: &Path, limit: u64) -> Result<Option<String>, TextError> {
-    if !path.exists() {
-        return Ok(None);
-    }
     let io = |source| ModelError::Io { path: path.to_owned(), source };
+    // A link to no file is an error, not a missing file.
+    match path.symlink_metadata() {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        found => found.map_err(io)?,
+    };
     let (file, stamp) = files::open(path)?;
     if stamp.len > limit {
         let (path, found) = (path.to_owned(), stamp.len);
@@ -96,12 +103,58 @@ fn read(path: &Path, limit: u64) -> Result<Option<String>, TextError> {
     Ok(Some(text))
 }
 
-/// A JSON file; null if there is none.
+/// A JSON object; null if there is no file.
 fn json(path: &Path) -> Result<Value, TextError> {
     let Some(text) = read(path, CONFIG_LIMIT)? else { return Ok(Value::Null) };
-    let parsed = bounded_json::parse(&text, CONFIG_MEMORY);
     let wrong = |reason| ModelError::Json { path: path.to_owned(), reason };
-    parsed.map_err(|e| wrong(e.to_string()).into())
+    let parsed: Value =
+        bounded_json::parse(&text, CONFIG_MEMORY).map_err(|e| wrong(e.to_string()))?;
+    if !parsed.is_object() {
+        return Err(key_error(path, "the file", &parsed, "an object"));
+    }
+    Ok(parsed)
+}
+
+fn key_error(path: &Path, key: &'static str, found: &Value, expected: &'static str) -> TextError {
+    let found = found.to_string().chars().take(60).collect();
+    TextError::Key { path: path.to_owned(), key, found, expected }
+}
+
+/// Reads a tokenizer. What would make it cut, fill up or vary a prompt is switched off.
+fn tokenizer(path: &Path, text: &str) -> Result<Tokenizer, TextError> {
+    let wrong = |reason| TextError::Tokenizer { path: path.to_owned(), reason };
+    let load = || {
+        let mut tokenizer = Tokenizer::from_bytes(text)?;
+        tokenizer.with_truncation(None)?.with_padding(None);
+        // Dropout splits the same text into other tokens each time.
+        if let ModelWrapper::BPE(model) = tokenizer.get_model()
+            && model.dropout.is_some()
+        {
+            let mut model = model.clone();
+            model.dropout = None;
+            tokenizer.with_model(model);
+        }
+        let sections = [
+            ("normalizer", serde_json::to_value(tokenizer.get_normalizer())?),
+            ("pre_tokenizer", serde_json::to_value(tokenizer.get_pre_tokenizer())?),
+            ("decoder", serde_json::to_value(tokenizer.get_decoder())?),
+        ];
+        Ok((tokenizer, sections))
+    };
+    let (tokenizer, sections) =
+        load().map_err(|e: tokenizers::Error| wrong(format!("not a tokenizer: {e}")))?;
+    for (name, section) in sections {
+        let found = growth::factor(&section);
+        if found > growth::LIMIT {
+            let limit = growth::LIMIT;
+            let reason = format!(
+                "{name}: found components that make a text {found} times as long, expected at most {limit} \
+                 times"
+            );
+            return Err(wrong(reason));
+        }
+    }
+    Ok(tokenizer)
 }
 
 /// A panic of the tokenizer, or its error.
@@ -133,12 +186,8 @@ fn stop_tokens(path: &Path, config: &Value) -> Result<Option<Vec<u32>>, TextErro
         Some(list) => list.iter().map(id).collect(),
         None => id(found).map(|id| vec![id]),
     };
-    ids.map(Some).ok_or_else(|| TextError::Key {
-        path: path.to_owned(),
-        key: "eos_token_id",
-        found: found.to_string().chars().take(60).collect(),
-        expected: "a token id or a list of them",
-    })
+    let expected = "a token id or a list of them";
+    ids.map(Some).ok_or_else(|| key_error(path, "eos_token_id", found, expected))
 }
 
 impl Text {
@@ -151,21 +200,16 @@ impl Text {
         let Some(text) = read(&path, TOKENIZER_LIMIT)? else {
             return Err(TextError::NoTokenizer { dir: dir.to_owned() });
         };
-        let load = || {
-            let mut tokenizer = Tokenizer::from_bytes(&text)?;
-            // A prompt is neither cut nor filled up to a length that the file states.
-            tokenizer.with_truncation(None)?.with_padding(None);
-            Ok(tokenizer)
+        let tokenizer = guarded(&path, || tokenizer(&path, &text))?;
+        let path = dir.join("tokenizer_config.json");
+        let config = json(&path)?;
+        let template = match read(&dir.join("chat_template.jinja"), chat::TEMPLATE_LIMIT as u64)? {
+            Some(own) => Some(own),
+            None => chat::of_config(&config).map_err(|found| {
+                let expected = "a text, or a list with a template named default";
+                key_error(&path, "chat_template", found, expected)
+            })?,
         };
-        let tokenizer = guarded(&path, || {
-            load().map_err(|e: tokenizers::Error| TextError::Tokenizer {
-                path: path.clone(),
-                reason: format!("not a tokenizer: {e}"),
-            })
-        })?;
-        let config = json(&dir.join("tokenizer_config.json"))?;
-        let own = read(&dir.join("chat_template.jinja"), CONFIG_LIMIT)?;
-        let template = own.or_else(|| chat::of_config(&config));
         let mut stop = None;
         for name in ["generation_config.json", "config.json"] {
             let path = dir.join(name);
@@ -174,7 +218,13 @@ impl Text {
             }
         }
         let stop = stop.unwrap_or_default();
-        Ok(Self { dir: dir.to_owned(), tokenizer, config, template, stop })
+        Ok(Self { dir: dir.to_owned(), tokenizer, config, template, stop, date: None })
+    }
+
+    /// The date that chat templates print, instead of the current one of UTC.
+    #[must_use]
+    pub fn with_date(self, date: Date) -> Self {
+        Self { date: Some(date), ..self }
     }
 
     /// The tokens that end a text: `eos_token_id` of `generation_config.json`, or else of
@@ -199,10 +249,10 @@ impl Text {
         let Some(template) = &self.template else {
             return Err(TextError::NoTemplate { dir: self.dir.clone() });
         };
-        let text = chat::render(template, &self.config, messages).map_err(|e| {
-            let reason = format!("{e:#}");
-            TextError::Template { dir: self.dir.clone(), reason }
-        })?;
+        let own = self.date;
+        let date = move || own.unwrap_or_else(Date::today);
+        let text = chat::render(template, &self.config, messages, date)
+            .map_err(|reason| TextError::Template { dir: self.dir.clone(), reason })?;
         self.tokens(&text, false)
     }
 

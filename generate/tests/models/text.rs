@@ -7,6 +7,7 @@ use crate::common::*;
 use marlinspike_generate::run::{Ended, Options};
 use marlinspike_generate::sample::Sampling;
 use marlinspike_generate::text::{Message, Text, TextError};
+use serde_json::{Value, json};
 
 #[test]
 fn prompts_have_the_tokens_of_the_tokenizers_package() {
@@ -66,6 +67,104 @@ fn missing_and_damaged_files_are_named() {
         .unwrap();
     let message = Text::open(folder.path()).unwrap_err().to_string();
     assert!(message.contains("eos_token_id") && message.contains("generation_config"), "{message}");
+}
+
+/// A copy of a golden model's text files, one of which is changed.
+fn changed(file: &str, change: impl FnOnce(&mut Value)) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"]
+    {
+        std::fs::copy(golden("qwen3-moe-tiny").join(name), folder.path().join(name)).unwrap();
+    }
+    let path = folder.path().join(file);
+    let mut value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    change(&mut value);
+    std::fs::write(path, value.to_string()).unwrap();
+    folder
+}
+
+#[test]
+fn a_prompt_has_the_same_tokens_each_time_whatever_the_tokenizer_says() {
+    let prompt = "counts the waves ".repeat(20);
+    let plain = Text::open(&golden("qwen3-moe-tiny")).unwrap().encode(&prompt).unwrap();
+    let cut =
+        json!({"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0});
+    for (key, value) in [("dropout", json!(0.5)), ("truncation", cut)] {
+        let folder = changed("tokenizer.json", |t| match key {
+            "dropout" => t["model"][key] = value,
+            _ => t[key] = value,
+        });
+        let text = Text::open(folder.path()).unwrap();
+        for _ in 0..3 {
+            assert_eq!(text.encode(&prompt).unwrap(), plain, "{key}");
+        }
+    }
+}
+
+#[test]
+fn a_tokenizer_that_lengthens_a_text_without_bound_is_refused() {
+    let replace =
+        |content: &str| json!({"type": "Replace", "pattern": {"String": "c"}, "content": content});
+    let many = |list: &str, kind: Value, count: usize| json!({"type": "Sequence", list: vec![kind; count]});
+    for (key, list) in [("normalizer", "normalizers"), ("decoder", "decoders")] {
+        let folder = changed("tokenizer.json", |t| t[key] = many(list, replace("cc"), 40));
+        let message = Text::open(folder.path()).unwrap_err().to_string();
+        let expected = format!("tokenizer.json: {key}: found components");
+        assert!(message.contains(&expected) && message.contains("at most 4096"), "{message}");
+    }
+    let folder =
+        changed("tokenizer.json", |t| t["normalizer"] = many("normalizers", replace("cc"), 3));
+    let text = Text::open(folder.path()).unwrap();
+    let plain = Text::open(&golden("qwen3-moe-tiny")).unwrap();
+    assert_eq!(text.encode("c").unwrap(), plain.encode("cccccccc").unwrap());
+}
+
+#[test]
+fn text_files_of_another_form_are_named() {
+    for (file, value, expected) in [
+        ("generation_config.json", json!([]), "the file: found [], expected an object"),
+        ("tokenizer_config.json", json!("x"), "the file: found \"x\", expected an object"),
+        (
+            "tokenizer_config.json",
+            json!({"chat_template": 5}),
+            "chat_template: found 5, expected a text",
+        ),
+    ] {
+        let folder = changed(file, |config| *config = value);
+        let message = Text::open(folder.path()).unwrap_err().to_string();
+        assert!(message.contains(file) && message.contains(expected), "{message}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_link_to_no_file_is_an_error_and_not_a_missing_file() {
+    for target in ["nothing", "generation_config.json", "/etc/passwd"] {
+        let folder = changed("tokenizer_config.json", |_| ());
+        let path = folder.path().join("generation_config.json");
+        std::fs::remove_file(&path).unwrap();
+        Text::open(folder.path()).unwrap();
+        std::os::unix::fs::symlink(target, &path).unwrap();
+        let message = Text::open(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("generation_config.json"), "{message}");
+    }
+}
+
+#[test]
+fn a_template_that_asks_for_the_date_gets_the_stated_one() {
+    let folder = changed("tokenizer_config.json", |config| {
+        config["chat_template"] = json!("{{ strftime_now('%Y-%m-%d') }} {{ messages[0].content }}");
+    });
+    let text = Text::open(folder.path()).unwrap().with_date("2026-02-07".parse().unwrap());
+    let messages = [Message { role: "user", content: "waves" }];
+    assert_eq!(text.encode_chat(&messages).unwrap(), text.encode("2026-02-07 waves").unwrap());
+    let folder = changed("tokenizer_config.json", |config| {
+        config["chat_template"] =
+            json!("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}");
+    });
+    let text = Text::open(folder.path()).unwrap();
+    let message = text.encode_chat(&messages).unwrap_err().to_string();
+    assert!(message.contains("chat template of") && message.contains("steps"), "{message}");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! the progress file after each, then writes the side files, the index, the config and, last, the
 //! manifest. Finally it removes the progress file and the lock file.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
@@ -78,8 +79,13 @@ impl<'s> Folder<'s> {
         inputs: &Inputs,
         force: bool,
     ) -> Result<Self, ConvertError> {
-        storage.create_dir_all(dir).map_err(ConvertError::io(dir))?;
         let occupied = |reason: String| ConvertError::Occupied { dir: dir.to_owned(), reason };
+        storage.create_dir_all(dir).map_err(|e| match e.kind() {
+            ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
+                occupied("found a file, expected a folder or an unused name".to_owned())
+            }
+            _ => ConvertError::io(dir)(e),
+        })?;
         let id = storage.stat(&dir.join(".")).map_err(ConvertError::io(dir))?.id;
         if id.is_some() && id == io::Disk.stat(&model_dir.join(".")).ok().and_then(|s| s.id) {
             return Err(occupied("this is the model's own folder".to_owned()));

@@ -38,7 +38,7 @@ use std::path::Path;
 
 use crate::model::fused::has_experts;
 use crate::model::layers::Layers;
-use crate::model::{self, Model, ModelFiles};
+use crate::model::{self, Model, ModelError, ModelFiles};
 use error::ConvertError;
 use execute::Work;
 use folder::{Folder, Kept};
@@ -195,6 +195,9 @@ fn checked_plan(model: &Model<'_>, settings: &Settings) -> Result<ConversionPlan
     let mut layers = Layers::group(model)?;
     if settings.merge_projections {
         layers.merge_projections()?;
+    }
+    if model.entries().next().is_none() {
+        return Err(ModelError::NoFile { dir: model.dir.clone(), what: "tensor" }.into());
     }
     let plan = ConversionPlan::new(model, &layers, settings)?;
     let target = settings.format.title();

@@ -214,6 +214,19 @@ pub struct Bound {
 }
 
 impl Bound {
+    /// How this matrix differs from `other` in its size or in which tensors it has.
+    pub fn difference(&self, other: &Self) -> Option<String> {
+        let (a, b) = (&self.name, &other.name);
+        if self.shape != other.shape {
+            return Some(format!("`{a}` is {}, `{b}` {}", self.shape, other.shape));
+        }
+        let only = |left: &Self, right: &Self| {
+            let lone = left.tensors.iter().find(|f| right.get(f.binding.part).is_none())?;
+            Some(format!("found `{}`, and no such tensor of `{}`", lone.name, right.name))
+        };
+        only(self, other).or_else(|| only(other, self))
+    }
+
     /// The tensor that holds `part`.
     pub fn get(&self, part: Part) -> Option<&Found> {
         self.tensors.iter().find(|f| f.binding.part == part)

@@ -63,7 +63,8 @@ impl ProcessKernel {
     /// (`/dev/shm`) if the system has it.
     ///
     /// # Errors
-    /// [`CampaignError::Kernel`] for an empty command; [`CampaignError::Io`] if no temporary folder
+    /// [`CampaignError::Kernel`] for an empty command or a program that does not exist, which would look
+    /// like a kernel that crashes; [`CampaignError::Io`] if no temporary folder
     /// can be created.
     pub fn new(
         command: &[String],
@@ -74,6 +75,10 @@ impl ProcessKernel {
             let problem = "found an empty command, expected a program".to_owned();
             return Err(CampaignError::Kernel { kernel: String::new(), problem });
         };
+        if cfg!(unix) && !can_be_found(program) {
+            let problem = "found no such program".to_owned();
+            return Err(CampaignError::Kernel { kernel: program.clone(), problem });
+        }
         let shared = Path::new("/dev/shm");
         let at = if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() };
         let folder = tempfile::Builder::new().prefix("marlinspike-fuzz-").tempdir_in(&at);
@@ -191,12 +196,27 @@ impl Kernel for ProcessKernel {
     }
 }
 
+/// Whether a program of this name exists: at its path, or in a folder of `PATH` for a bare name.
+fn can_be_found(program: &str) -> bool {
+    let is_file = |path: &Path| fs::metadata(path).is_ok_and(|found| found.is_file());
+    if program.contains('/') {
+        return is_file(Path::new(program));
+    }
+    // Without PATH the system has its own list of folders.
+    let Some(path) = std::env::var_os("PATH") else { return true };
+    std::env::split_paths(&path).any(|folder| is_file(&folder.join(program)))
+}
+
 /// Reads the outputs, named `y` or `out.y`.
 fn outputs(path: &Path, inputs: u64) -> Result<Outputs, Fault> {
     let unreadable = |detail: String| Fault::Unreadable { detail };
     let missing = |e: std::io::Error| unreadable(format!("the file of outputs: {e}"));
     let limit = inputs.saturating_mul(16) + SPARE_BYTES;
-    let found = fs::metadata(path).map_err(missing)?.len();
+    let found = fs::metadata(path).map_err(missing)?;
+    if !found.is_file() {
+        return Err(unreadable("the file of outputs: not a regular file".to_owned()));
+    }
+    let found = found.len();
     if found > limit {
         return Err(unreadable(format!(
             "found {found} bytes of outputs, expected at most {limit}"

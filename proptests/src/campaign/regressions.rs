@@ -99,14 +99,24 @@ pub(super) fn case_files(folder: &Path) -> Result<Vec<PathBuf>, CampaignError> {
     Ok(paths)
 }
 
+/// The bytes of a regular file of at most `limit` bytes.
+pub(super) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, CampaignError> {
+    let refused = |kind, problem: String| Err(io(path)(io::Error::new(kind, problem)));
+    let found = fs::metadata(path).map_err(io(path))?;
+    // A pipe would wait for its writer, and a device may have no end.
+    if !found.is_file() {
+        return refused(io::ErrorKind::InvalidInput, "not a regular file".to_owned());
+    }
+    if found.len() > limit {
+        let problem = format!("found a file of {} bytes, expected at most {limit}", found.len());
+        return refused(io::ErrorKind::FileTooLarge, problem);
+    }
+    fs::read(path).map_err(io(path))
+}
+
 /// The bytes of a case file, and the case.
 pub(super) fn read_case(path: &Path) -> Result<(Vec<u8>, Case<'static>), CampaignError> {
-    let length = fs::metadata(path).map_err(io(path))?.len();
-    if length > LIMIT {
-        let problem = format!("found a file of {length} bytes, expected at most {LIMIT}");
-        return Err(io(path)(io::Error::new(io::ErrorKind::FileTooLarge, problem)));
-    }
-    let bytes = fs::read(path).map_err(io(path))?;
+    let bytes = read_file(path, LIMIT)?;
     let parsed = Case::parse(&bytes).map(owned);
     let case = parsed.map_err(|source| CampaignError::Case { path: path.to_owned(), source })?;
     Ok((bytes, case))

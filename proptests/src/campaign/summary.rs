@@ -1,11 +1,10 @@
 //! The result of a campaign, in memory and as a file.
 
-use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::regressions::io;
+use super::regressions::read_file;
 use super::{Campaign, CampaignError, Coverage, Finding, Judgement, Shard};
 
 /// Largest summary file that is read.
@@ -177,11 +176,7 @@ impl Run<RecordedFinding> {
     /// is no summary.
     pub fn read(path: &Path) -> Result<Self, CampaignError> {
         let wrong = |problem| CampaignError::Summary { path: path.to_owned(), problem };
-        let length = fs::metadata(path).map_err(io(path))?.len();
-        if length > LIMIT {
-            return Err(wrong(format!("found {length} bytes, expected at most {LIMIT}")));
-        }
-        let bytes = fs::read(path).map_err(io(path))?;
+        let bytes = read_file(path, LIMIT)?;
         let run: Self = serde_json::from_slice(&bytes).map_err(|e| wrong(e.to_string()))?;
         let (findings, files) = (run.summary.findings.len(), run.files.len());
         if files != 0 && files != findings {

@@ -38,16 +38,15 @@ impl StackInfo {
         let Some(first) = experts.first() else {
             return fail("no expert on this rank".to_owned());
         };
-        let shapes = |row: &[Bound]| row.iter().map(|b| b.shape).collect::<Vec<_>>();
-        let parts = |row: &[Bound]| {
-            let kinds = |b: &Bound| b.tensors.iter().map(|f| f.binding.part).collect::<Vec<_>>();
-            row.iter().map(kinds).collect::<Vec<_>>()
-        };
         for row in &experts {
-            if (shapes(row), parts(row)) != (shapes(first), parts(first)) {
+            if row.len() != first.len() {
                 let (a, b) = (&row[0].name, &first[0].name);
-                let found = format!("`{a}` is {}", row[0].shape);
-                return fail(format!("{found}, `{b}` {}: experts must be alike", first[0].shape));
+                let found =
+                    format!("`{a}` is one of {} matrices, `{b}` of {}", row.len(), first.len());
+                return fail(format!("{found}: experts must be alike"));
+            }
+            if let Some(found) = row.iter().zip(first).find_map(|(a, b)| a.difference(b)) {
+                return fail(format!("{found}: experts must be alike"));
             }
             if let Some(other) = row.iter().find(|b| b.shape.size_k != row[0].shape.size_k) {
                 let (a, b) = (&row[0], other);

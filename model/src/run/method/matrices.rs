@@ -27,7 +27,8 @@ impl<'s> Matrices<'s> {
         let shapes = |row: &[Bound]| row.iter().map(|b| b.shape).collect::<Vec<_>>();
         let first = &experts[0];
         if let Some(other) = experts.iter().find(|row| shapes(row) != shapes(first)) {
-            let (a, b) = (&other[0], &first[0]);
+            let unlike = other.iter().zip(first).find(|(a, b)| a.shape != b.shape);
+            let (a, b) = unlike.unwrap_or((&other[0], &first[0]));
             let found = format!("`{}` is {}, `{}` {}", a.name, a.shape, b.name, b.shape);
             return Err(ModelError::module(
                 &stack.module,
