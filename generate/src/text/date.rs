@@ -58,7 +58,7 @@ impl Date {
         Self::of_days((since.as_secs() / 86_400).min(2_932_896))
     }
 
-    /// The day that is so many days after 1970-01-01.
+    /// The day `since_epoch` days after 1970-01-01.
     fn of_days(since_epoch: u64) -> Self {
         let (mut year, mut left) = (1970, since_epoch);
         while left >= days_before(year, 12) {
