@@ -82,7 +82,8 @@ pub(super) fn confined(subject: &Subject<'_>, found: &[u32]) -> Option<Diagnosis
         return None;
     }
     let mut sets: [BTreeSet<usize>; 3] = Default::default();
-    let mut tiles: BTreeSet<(usize, usize)> = BTreeSet::new();
+    // Only Marlin's layouts have tiles.
+    let mut tiles: BTreeSet<Option<(usize, usize)>> = BTreeSet::new();
     let mut count = 0;
     for (expert, place) in subject.places(found) {
         count += 1;
@@ -93,7 +94,7 @@ pub(super) fn confined(subject: &Subject<'_>, found: &[u32]) -> Option<Diagnosis
             }
         }
         if tiles.len() < 2 {
-            tiles.insert(place.fragment.map_or((0, 0), |f| (f.tile_k, f.tile_n)));
+            tiles.insert(place.fragment.map(|f| (f.tile_k, f.tile_n)));
         }
     }
     let [experts, rows, cols] = &sets;
@@ -108,7 +109,7 @@ pub(super) fn confined(subject: &Subject<'_>, found: &[u32]) -> Option<Diagnosis
         (Some(r), None) => parts.push(format!("{label} {r}")),
         (None, Some(c)) => parts.push(format!("column n {c}")),
         (None, None) if subject.rows == Rows::K => {
-            if let (1, Some((k, n))) = (tiles.len(), tiles.first()) {
+            if let (1, Some(Some((k, n)))) = (tiles.len(), tiles.first()) {
                 parts.push(format!("tile ({k}, {n})"));
             }
         }

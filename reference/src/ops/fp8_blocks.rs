@@ -149,9 +149,12 @@ pub(super) fn scale_values(tensor: &Tensor<'_>) -> Vec<f32> {
     }
 }
 
-/// Whether all scales are powers of two.
+/// Whether all scales are powers of two. UE8M0's smallest, 2^-127, is a subnormal f32.
 pub(super) fn are_powers(scales: &[f32]) -> bool {
-    scales.iter().all(|s| s.to_bits() & 0x7f_ffff == 0)
+    scales.iter().all(|s| {
+        let fraction = s.to_bits() & 0x7f_ffff;
+        fraction == 0 || (s.abs() < f32::MIN_POSITIVE && fraction.is_power_of_two())
+    })
 }
 
 /// An e4m3fn matrix `[N, K]` with scales `[blocks of N, blocks of K]`.
@@ -228,4 +231,20 @@ pub(super) fn draw_scales(rng: &mut Rng, shape: Vec<usize>) -> Result<Tensor<'st
         return Tensor::new("", DType::F8E8M0, shape, bytes);
     }
     small(rng, shape)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::are_powers;
+
+    #[test]
+    fn every_ue8m0_scale_is_a_power_of_two() {
+        let all: Vec<f32> = (-127..=127).map(|e| 2f64.powi(e) as f32).collect();
+        assert!(are_powers(&all));
+        for other in
+            [3.0, 0.75, 1.0 + f32::EPSILON, 1.5 * f32::MIN_POSITIVE, 0.75 * f32::MIN_POSITIVE]
+        {
+            assert!(!are_powers(&[1.0, other]), "{other:e}");
+        }
+    }
 }

@@ -93,3 +93,47 @@ fn a_recorded_code() {
     assert_eq!(judged("scale_inverse", &x, true).verdict, Verdict::Pass);
     assert_eq!(judged("quotient", &x, true).mismatches, 1);
 }
+
+/// Codes without a Marlin layout have no tiles, so the place of four wrong codes in two rows is not one.
+#[test]
+fn plain_codes_have_no_tiles() {
+    let x: Vec<f32> =
+        (0..GROUP * 4).map(|i| bf16_to_f32(f32_to_bf16_rne(i as f32 - 60.5))).collect();
+    let config = json!({
+        "dtype": "bfloat16", "size_m": 2, "size_k": x.len() / 2, "group_size": GROUP,
+    });
+    let Value::Object(config) = config else { panic!("keys") };
+    let config = CaseConfig::from_json(Op::PerTokenGroupQuant, &config).expect("a config");
+    let mut case = vectors::case_of(config, &mut Rng::new(1)).expect("a case");
+    put(&mut case, &x, false);
+    for (name, dtype) in [("x", DType::BF16), ("x_q", DType::F8E4M3), ("x_s", DType::F32)] {
+        let tensor = if name == "x" {
+            case.input(name).expect(name)
+        } else {
+            case.output(name).expect(name)
+        };
+        let bytes = tensor.bytes().to_vec();
+        let cols = tensor.shape().iter().product::<usize>() / 2;
+        let tensor = Tensor::new(name, dtype, vec![2, cols], bytes).expect(name);
+        if name == "x" {
+            case.add_input(name, tensor)
+        } else {
+            case.add_output(name, tensor)
+        };
+    }
+    let codes = |case: &Case<'_>| {
+        let report = check_case(case).expect("a report");
+        report.outputs.iter().find(|o| o.name == "x_q").expect("x_q").clone()
+    };
+    assert_eq!(codes(&case).verdict, Verdict::Pass);
+    let mut bytes = case.output("x_q").expect("x_q").bytes().to_vec();
+    // Neighbouring codes at k 1, 34 and 63 of row 0 and at k 5 of row 1.
+    for at in [1, 34, 63, 69] {
+        bytes[at] ^= 1;
+    }
+    let damaged = Tensor::new("x_q", DType::F8E4M3, vec![2, x.len() / 2], bytes).expect("codes");
+    case.add_output("x_q", damaged);
+    let report = codes(&case);
+    assert_eq!((report.verdict, report.mismatches), (Verdict::Fail, 4), "{report:?}");
+    assert!(!format!("{:?}", report.diagnosis).contains("tile"), "{report:?}");
+}

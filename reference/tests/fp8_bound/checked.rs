@@ -190,3 +190,30 @@ fn schedules_of_layers_and_linear_cases_are_found() {
     }
     assert!(found >= 24, "{found}");
 }
+
+/// K = 100 is a multiple of 4, as upstream's operator requires, but of no unit's 32 k. No schedule can
+/// compute such a product, and its bound judges it.
+#[test]
+fn a_k_that_no_unit_divides_is_judged_by_its_bound() {
+    let mm = Mm::new([4, 24, 100]);
+    let sum = |terms: &[(f64, f64)]| terms.iter().map(|(a, w)| a * w).sum::<f64>() as f32;
+    let right = mm.made(sum);
+    let verdict = |y: &[u32]| mm.report(y, &Declared::default());
+    assert_eq!(verdict(&right).verdict, Verdict::Pass);
+    let scale_of_next_column: Vec<u32> = {
+        let mut other = Mm::new([4, 24, 100]);
+        other.column_scales.rotate_left(1);
+        other.made(sum)
+    };
+    let stale: Vec<u32> =
+        right[..24].iter().chain(&right[..24]).chain(&right[48..]).copied().collect();
+    for (what, y) in [
+        ("scale of the next column", scale_of_next_column),
+        ("row 1 holds row 0", stale),
+        ("half of k", mm.made(|terms| sum(&terms[..50]))),
+    ] {
+        let report = verdict(&y);
+        assert_eq!(report.verdict, Verdict::Fail, "{what}: {report:?}");
+        assert!(report.mismatches > 0, "{what}: {report:?}");
+    }
+}

@@ -82,6 +82,9 @@ pub(in crate::ops) fn stated_or_routed(
     Ok((ids, weights.unwrap_or_else(|| routed.topk_weights.into_raw_vec_and_offset().0)))
 }
 
+/// Judges `topk_ids` and `topk_weights`, if present. Kernels of grouped top-k round the scores of 16-bit
+/// logits to the logits' type, as torch does, or keep f32, as upstream's CUDA operator does: both are
+/// right, and the one that leaves fewer wrong values is reported.
 pub(in crate::ops) fn topk(
     case: &Case<'_>,
     router: Router<'_>,
@@ -89,6 +92,29 @@ pub(in crate::ops) fn topk(
     tensor: &Tensor<'_>,
 ) -> Result<Vec<OutputReport>> {
     let [_, experts] = tensor.dims2()?;
+    let rounded = by_rule(case, router.clone(), logits, experts)?;
+    let wrong = |reports: &[OutputReport]| reports.iter().map(|r| r.mismatches).sum::<usize>();
+    if wrong(&rounded) == 0 || router.score_type() == ScalarType::FLOAT32 {
+        return Ok(rounded);
+    }
+    let router = Router { logits_type: ScalarType::FLOAT32, ..router };
+    let mut kept = by_rule(case, router, logits, experts)?;
+    if wrong(&kept) >= wrong(&rounded) {
+        return Ok(rounded);
+    }
+    for report in &mut kept {
+        let text = "scores kept in f32";
+        report.note = Some(report.note.take().map_or(text.into(), |n| format!("{text}; {n}")));
+    }
+    Ok(kept)
+}
+
+fn by_rule(
+    case: &Case<'_>,
+    router: Router<'_>,
+    logits: &[f32],
+    experts: usize,
+) -> Result<Vec<OutputReport>> {
     let (ids, weights) = (case.output("topk_ids"), case.output("topk_weights"));
     if ids.is_none() && weights.is_none() {
         return Ok(Vec::new());
