@@ -241,7 +241,7 @@ fn arguments_that_cannot_be_used_are_named() {
         (vec!["--cmd", "x", "--where", "colour=red"], "size_k"),
         (vec!["--cmd", "x 'y"], "a quote is open"),
         (vec!["--cmd", "x", "--set", "schedule"], "KEY=VALUE"),
-        (vec!["--cmd", "x", "--output", "z"], "expected one of qweight"),
+        (vec!["--cmd", "true", "--output", "z"], "expected one of qweight"),
         (vec!["--cmd", "x", "--shard", "0/4"], "I from 1 to N"),
         (vec!["--cmd", "x", "--shard", "5/4"], "I from 1 to N"),
         (vec!["merge", "absent.json"], "absent.json"),
