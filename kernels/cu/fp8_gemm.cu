@@ -11,6 +11,7 @@
 //   w_map       W [experts * N, K]; boxes of 128 k x tile_n columns of y, 128-byte swizzle
 //   x_map       x [rows, K]; boxes of 128 k x ROWS rows, 128-byte swizzle. With IS_MOE the rows are those of the blocks
 //               of ROWS entries (gathered), padding included
+//   half_map    with 128 ROWS: likewise, boxes of 64 rows
 //   y_map       y; boxes of 64 columns x ROWS rows, with 128 ROWS 64 rows, 128-byte swizzle
 //   w_scales    f32 [experts, N]; with HAS_BLOCKS [experts, N / 128, K / 128], both rounded up
 //   x_scales    f32 [rows], or one for all rows where x_scale_step is 0; with HAS_BLOCKS [K / 128, x_scale_step],
@@ -19,6 +20,7 @@
 //   y           16-bit [rows, N]; with IS_MOE rows of padding hold anything
 //   raster      blocks of rows whose tiles are computed concurrently, so that the parts of W and x that they read stay
 //               in the L2 cache
+//   block_rows  int32, rows of each block that have entries (IS_MOE only)
 //   row_weights  f32, one for each row of y, which multiplies it (IS_MOE only); null: none
 //
 // Parameters, all required:
@@ -45,6 +47,7 @@ constexpr int CONSUMER_REGISTERS = RESIDENT == 2 ? 96 : WARPS <= 8 ? 232 : 112;
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     fp8_gemm(const __grid_constant__ TensorMap w_map,
         const __grid_constant__ TensorMap x_map,
+        const __grid_constant__ TensorMap half_map,
         const __grid_constant__ TensorMap y_map,
         const float *__restrict__ w_scales,
         const float *__restrict__ x_scales,
@@ -60,10 +63,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         // With experts:
         const int *__restrict__ expert_ids,
         const int *__restrict__ num_tokens_post_padded,
+        const int *__restrict__ block_rows,
         const float *__restrict__ row_weights) {
     const Product p = {w_scales, x_scales,     bias,   y,      size_m, size_n,     size_k,
                        x_scale_step, tile_n, stages, raster, expert_ids, num_tokens_post_padded,
-                       row_weights};
+                       block_rows, row_weights};
     extern __shared__ __align__(1024) unsigned char pointer[];
     const Memory memory(p, shared_address(pointer));
     if (threadIdx.x < 32) {
@@ -84,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             release_registers<PRODUCER_REGISTERS>();
         }
         if (threadIdx.x == 0) {
-            produce(p, w_map, x_map, memory);
+            produce(p, w_map, x_map, half_map, memory);
         }
     } else {
         if constexpr (WARPS > 4) {

@@ -17,8 +17,7 @@
 //   y           16-bit [rows, N]; with IS_MOE rows of padding hold anything
 //   raster      blocks of rows whose tiles are computed concurrently, so that the parts of W and x that they read stay
 //               in the L2 cache
-//   block_rows  int32, rows of each block that have entries, for at most 32 ROWS: others are not written (IS_MOE only);
-//               null: all
+//   block_rows  int32, rows of each block that have entries, for at most 32 ROWS: others are not written (IS_MOE only)
 //   row_weights  f32, one for each row of y, which multiplies it (IS_MOE only); null: none
 //   is_early    1: the kernel before this one on the stream did not write the blocks (IS_MOE only)
 //   gate_up, activation  with ACTIVATES, instead of x and its scales: 16-bit rows of the activation's width, of which row r

@@ -7,6 +7,7 @@
 //                     numel; behind them numel. Null: left out
 //   expert_ids        int32 [room / block_size]: the marks
 //   num_tokens_post_padded  int32 [1]
+//   block_rows        int32 [room / block_size]: entries of a block
 //   place_of          int32 [numel]: the place of an entry in sorted_token_ids; -1: left out
 //
 // Warps take equal parts of the entries, in order. Each counts its entries of each run. The counts of all warps give
@@ -118,8 +119,10 @@ __device__ __forceinline__ unsigned inclusive_sum(unsigned value, unsigned lane)
     return value;
 }
 
-// Replaces each warp's count of a run by the place of its first entry. Returns the number of places.
-__device__ __forceinline__ unsigned place_runs(const Counts &counts, unsigned rank, unsigned block_size) {
+// Replaces each warp's count of a run by the place of its first entry; rank 0 writes the entries of each block. Returns the
+// number of places.
+__device__ __forceinline__ unsigned place_runs(const Counts &counts, unsigned rank, unsigned block_size,
+                                               int *block_rows) {
     __shared__ unsigned of_warps[32];
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     unsigned start = 0;
@@ -140,6 +143,15 @@ __device__ __forceinline__ unsigned place_runs(const Counts &counts, unsigned ra
         for (unsigned w = 0; w < counts.warps; ++w) {
             place += w < warp ? of_warps[w] : 0;
             start += of_warps[w];
+        }
+        if (rank == 0) {
+            unsigned block = place / block_size;
+#pragma unroll 1
+            for (unsigned left = count; left > 0; ++block) {
+                const unsigned rows = min(left, block_size);
+                block_rows[block] = static_cast<int>(rows);
+                left -= rows;
+            }
         }
         if (r < counts.num_runs) {
 #pragma unroll 4
@@ -179,6 +191,7 @@ extern "C" __global__ void __launch_bounds__(1024) CLUSTER
                              int *__restrict__ sorted_token_ids,
                              int *__restrict__ expert_ids,
                              int *__restrict__ num_tokens_post_padded,
+                             int *__restrict__ block_rows,
                              int *__restrict__ place_of,
                              unsigned numel,
                              unsigned num_experts,
@@ -215,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(1024) CLUSTER
     if constexpr (RANKS > 1) {
         counts.share();
     }
-    const unsigned places = place_runs(counts, rank, block_size);
+    const unsigned places = place_runs(counts, rank, block_size, block_rows);
     if (rank == 0 && threadIdx.x == 0) {
         *num_tokens_post_padded = static_cast<int>(places);
     }

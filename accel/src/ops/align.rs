@@ -48,6 +48,7 @@ arguments! {
         sorted_token_ids: Pointer,
         expert_ids: Pointer,
         num_tokens_post_padded: Pointer,
+        block_rows: Pointer,
         place_of: Pointer,
         numel: u32,
         num_experts: u32,
@@ -203,7 +204,6 @@ impl Runs {
         Ok(PlacedBlocks {
             expert_ids: device.room(most / block_size)?,
             block_rows: device.room(most / block_size)?,
-            has_block_rows: false,
             num_tokens_post_padded: device.room(1)?,
             place_of: device.room(entries)?,
             block_size,
@@ -252,7 +252,6 @@ fn align_with(
         // Without room for entries, there is no block to fill.
         return Ok(());
     }
-    blocks.has_block_rows = false;
     let Shape { ranks, warps, shared_bytes } = Shape::new(device.arch(), topk_ids.len(), runs.runs);
     // run_of has a run below num_runs for each expert, or -1; ids beyond the experts are not looked
     // up. `blocks` has room for the entries, for any ids.
@@ -268,6 +267,7 @@ fn align_with(
         sorted_token_ids: sorted_token_ids.map(|sorted| &*sorted).into(),
         expert_ids: (&mut blocks.expert_ids).into(),
         num_tokens_post_padded: (&mut blocks.num_tokens_post_padded).into(),
+        block_rows: (&mut blocks.block_rows).into(),
         place_of: (&mut blocks.place_of).into(),
     };
     let grid = Grid { blocks: (ranks, 1, 1), threads: (warps * 32, 1, 1), shared_bytes };

@@ -61,12 +61,24 @@ impl Rows {
         (entries, size_k): (usize, usize),
         block_size: u32,
     ) -> Self {
+        let ids: Vec<i32> = (0..entries).map(|_| random.below(experts + 1) as i32 - 1).collect();
+        Self::of_ids(device, random, (&ids, experts), size_k, block_size)
+    }
+
+    /// Rows of `size_k` codes that go to the `experts` of `ids`, or to none, aligned in blocks of `block_size`.
+    pub(crate) fn of_ids(
+        device: &Device,
+        random: &mut Random,
+        (ids, experts): (&[i32], usize),
+        size_k: usize,
+        block_size: u32,
+    ) -> Self {
+        let entries = ids.len();
         let absent = Absent::Ignore;
         let align = Align { block_size: 1, num_experts: experts, expert_map: None, absent };
         let runs = Runs::new(device, &align).unwrap();
-        let ids: Vec<i32> = (0..entries).map(|_| random.below(experts + 1) as i32 - 1).collect();
         let mut blocks = runs.room(device, entries, block_size as usize).unwrap();
-        align_on_device(device, &runs, &device.upload(&ids).unwrap(), &mut blocks).unwrap();
+        align_on_device(device, &runs, &device.upload(ids).unwrap(), &mut blocks).unwrap();
         let place_of = device.download(blocks.place_of()).unwrap();
         let codes = (0..entries).flat_map(|m| codes(random, m, size_k)).collect();
         let expert_of = ids.iter().map(|&id| usize::try_from(id).ok()).collect();
@@ -88,6 +100,10 @@ impl Rows {
         let wide = rows_of("x", &wide, self.size_k).unwrap();
         let wanted = schedule.execute_stack(wide, stack, extras).unwrap();
         wanted.into_iter().map(|bits| bits as u16).collect()
+    }
+
+    pub(crate) fn entries(&self) -> usize {
+        self.expert_of.len()
     }
 
     /// Entries with their places.

@@ -72,7 +72,7 @@ __device__ __forceinline__ unsigned next_head(const Product &p, unsigned at) { r
 // Rows of a tile that have entries.
 __device__ __forceinline__ unsigned rows_of(const Product &p, const Tile &tile) {
     if constexpr (IS_MOE) {
-        return p.block_rows ? __ldcg(p.block_rows + tile.row / ROWS) : ROWS;
+        return __ldcg(p.block_rows + tile.row / ROWS);
     } else {
         return min(ROWS, p.size_m - tile.row);
     }

@@ -223,6 +223,23 @@ __device__ __forceinline__ void write_part(const TensorMap &y_map, const Tile &t
     }
 }
 
+// Passes the stages of a tile of which the warpgroup has no rows.
+__device__ __forceinline__ void skip_tile(const Product &p, const Memory &memory, const Thread &thread, Place &place) {
+    const unsigned k_stages = p.k_stages();
+    for (unsigned index = 0; index < k_stages; ++index) {
+        barrier_wait(memory.start + memory.full_at + place.slot * 8, place.phase);
+        if constexpr (HAS_TURNS) {
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) {
+                wait_for_turn(thread.group);
+                pass_turn(thread.group);
+            }
+        }
+        release(memory.start + memory.empty_at + place.slot * 8, thread.lane);
+        place.next(p.stages);
+    }
+}
+
 // Computes the tiles of this thread block from the ring's stages.
 __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map, const Memory &memory,
                                         const unsigned char *pointer) {
@@ -234,6 +251,12 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
     }
     Place place;
     for_each_tile(p, [&](const Tile &tile) {
+        // By a value that the compiler knows to be the same for all lanes, so that what depends on the tile may stay in uniform
+        // registers.
+        if (__shfl_sync(~0u, group == 1 && p.is_half(tile.row), 0)) {
+            skip_tile(p, memory, thread, place);
+            return;
+        }
         const unsigned n = min(tile.n0 + threadIdx.x % 128 * PARTS, p.size_n - 1);
         const size_t column = static_cast<size_t>(tile.expert) * p.size_n + n;
         if constexpr (!HAS_BLOCKS) {

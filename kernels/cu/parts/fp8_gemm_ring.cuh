@@ -21,6 +21,7 @@ struct Product {
     // With experts:
     const int *expert_ids;
     const int *num_tokens_post_padded;
+    const int *block_rows;
     const float *row_weights;
 
     __device__ unsigned k_stages() const { return (size_k + STAGE_K - 1) / STAGE_K; }
@@ -35,6 +36,15 @@ struct Product {
 
     // Tiles side by side.
     __device__ unsigned columns() const { return (size_n + tile_n - 1) / tile_n; }
+
+    // Whether the second half of a tile's rows, a warpgroup's, is empty: it is neither read, multiplied nor written.
+    __device__ bool is_half(unsigned row) const {
+        if constexpr (HAS_MANY_ROWS) {
+            return (IS_MOE ? __ldcg(block_rows + row / ROWS) : size_m - row) <= ROWS / 2;
+        } else {
+            return false;
+        }
+    }
 
     // Bytes of the scales of a tile's rows of x in a stage: their columns may end before the tile.
     __device__ unsigned x_scale_bytes(unsigned row) const {
@@ -53,11 +63,14 @@ struct Memory {
         full_at = x_scales_at + p.stages * X_SCALE_BYTES;
         empty_at = full_at + p.stages * 8;
     }
+
+    // Bytes of a stage with all rows of x, or with half of them.
+    __device__ unsigned bytes(bool is_half) const { return is_half ? stage_bytes - X_BYTES / 2 : stage_bytes; }
 };
 
 // Fills the ring with the stages of all tiles of this thread block.
 __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map, const TensorMap &x_map,
-                                        const Memory &memory) {
+                                        const TensorMap &half_map, const Memory &memory) {
     const unsigned k_stages = p.k_stages();
     // No kernel writes weights: those of the first stages are copied before the last kernel is over. Which expert's they
     // are, that kernel may say.
@@ -65,9 +78,10 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map
     if constexpr (!IS_MOE) {
         early = min(min(p.stages, k_stages), EARLY_STAGES);
         const Tile tile = tile_at(p, blockIdx.x, p.blocks());
+        const unsigned bytes = memory.bytes(p.is_half(tile.row)) + p.x_scale_bytes(tile.row);
         for (unsigned stage = 0; stage < early; ++stage) {
             const unsigned full = memory.start + memory.full_at + stage * 8;
-            barrier_expect(full, memory.stage_bytes + p.x_scale_bytes(tile.row));
+            barrier_expect(full, bytes);
             copy_box(memory.start + stage * memory.stage_bytes, w_map, stage * STAGE_K, tile.n0, full);
         }
     }
@@ -75,6 +89,7 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map
     Place place;
     for_each_tile(p, [&](const Tile &tile) {
         const unsigned w_row = tile.expert * p.size_n + tile.n0, scale_bytes = p.x_scale_bytes(tile.row);
+        const bool is_half = p.is_half(tile.row);
         for (unsigned stage = 0; stage < k_stages; ++stage) {
             const unsigned full = memory.start + memory.full_at + place.slot * 8;
             const unsigned to = memory.start + place.slot * memory.stage_bytes;
@@ -82,10 +97,10 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &w_map
                 --early;
             } else {
                 barrier_wait(memory.start + memory.empty_at + place.slot * 8, place.phase ^ 1);
-                barrier_expect(full, memory.stage_bytes + scale_bytes);
+                barrier_expect(full, memory.bytes(is_half) + scale_bytes);
                 copy_box(to, w_map, stage * STAGE_K, w_row, full);
             }
-            copy_box(to + p.tile_n * STAGE_K, x_map, stage * STAGE_K, tile.row, full);
+            copy_box(to + p.tile_n * STAGE_K, is_half ? half_map : x_map, stage * STAGE_K, tile.row, full);
             if (scale_bytes > 0) {
                 copy_bulk(memory.start + memory.x_scales_at + place.slot * X_SCALE_BYTES,
                           p.x_scales + static_cast<size_t>(stage) * p.x_scale_step + tile.row, scale_bytes, full);

@@ -13,9 +13,8 @@ use crate::{
 /// entry's at its [`place`](Self::place_of).
 pub struct PlacedBlocks {
     pub(crate) expert_ids: Buffer<i32>,
-    /// Rows of each block that have entries, if `has_block_rows`.
-    pub(super) block_rows: Buffer<i32>,
-    pub(super) has_block_rows: bool,
+    /// Rows of each block that have entries.
+    pub(crate) block_rows: Buffer<i32>,
     pub(crate) num_tokens_post_padded: Buffer<i32>,
     /// Position of each entry among the sorted ones; −1: left out.
     pub(super) place_of: Buffer<i32>,
@@ -88,13 +87,7 @@ impl PlacedBlocks {
         self.expert_ids.is_on(device)
     }
 
-    /// Rows of each block that have entries, if the last alignment counted them.
-    pub(crate) fn block_rows(&self) -> Option<&Buffer<i32>> {
-        self.has_block_rows.then_some(&self.block_rows)
-    }
-
-    /// The alignment of `topk_ids` as [`gather_on_device`](crate::ops::gather::gather_on_device) makes it, which counts the rows
-    /// of blocks.
+    /// The alignment of `topk_ids` as [`gather_on_device`](crate::ops::gather::gather_on_device) makes it.
     ///
     /// # Errors
     /// As [`place_on_device`](super::place_on_device).
@@ -105,7 +98,6 @@ impl PlacedBlocks {
         topk_ids: &Buffer<i32>,
     ) -> Result<Placing, AccelError> {
         self.check(device, runs, topk_ids)?;
-        self.has_block_rows = true;
         Ok(Placing {
             topk_ids: topk_ids.into(),
             run_of: (&runs.run_of).into(),

@@ -94,6 +94,11 @@ pub(crate) static ROW: Row = Row {
             "multiply<PART_N>(memory, thread, place, 0, true, sum);",
         ),
         Mutant::new(
+            "a half of a tile with one row left out, many rows",
+            "size_m - row) <= ROWS / 2;",
+            "size_m - row) <= ROWS / 2 + 1;",
+        ),
+        Mutant::new(
             "the bias added with a rounding of its own, many rows",
             "__fmaf_rn(value, x_scale.of[i / 2], added)",
             "__fadd_rn(__fmul_rn(value, x_scale.of[i / 2]), added)",
@@ -120,6 +125,7 @@ arguments! {
     Fp8GemmArguments {
         w_map: TensorMap,
         x_map: TensorMap,
+        half_map: TensorMap,
         y_map: TensorMap,
         w_scales: Pointer,
         x_scales: Pointer,
@@ -134,6 +140,7 @@ arguments! {
         raster: u32,
         expert_ids: Pointer,
         num_tokens_post_padded: Pointer,
+        block_rows: Pointer,
         row_weights: Pointer,
     }
 }
@@ -259,7 +266,8 @@ fn launch(
     let arguments = Fp8GemmArguments {
         w_map: map(&weight.codes, all_columns, plan.tile_n)?,
         x_map: map(x.codes, rows, plan.rows)?,
-        y_map: TensorMap::new(device, y, rows, size_n, plan.rows_of_y())
+        half_map: map(x.codes, rows, plan.group_rows())?,
+        y_map: TensorMap::new(device, y, rows, size_n, plan.group_rows())
             .map_err(failed("cuTensorMapEncodeTiled"))?,
         w_scales: (&weight.scales).into(),
         x_scales: x.scales.into(),
@@ -274,6 +282,7 @@ fn launch(
         raster: plan.raster(),
         expert_ids: blocks.map(|blocks| &blocks.expert_ids).into(),
         num_tokens_post_padded: blocks.map(|blocks| &blocks.num_tokens_post_padded).into(),
+        block_rows: blocks.map(|blocks| &blocks.block_rows).into(),
         row_weights: routed.and_then(|routed| routed.row_weights).into(),
     };
     let kind = (weight.scales_of(), weight.sums());

@@ -73,8 +73,8 @@ impl Fp8Plan {
         [("WARPS", self.warps), ("ROWS", self.rows), ("IS_WIDE", is_wide.into())]
     }
 
-    /// Rows that the copy engine writes at once.
-    pub(super) fn rows_of_y(self) -> u32 {
+    /// Rows of a tile that a warpgroup computes.
+    pub(super) fn group_rows(self) -> u32 {
         if self.rows == MANY_ROWS { MANY_ROWS / 2 } else { self.rows }
     }
 

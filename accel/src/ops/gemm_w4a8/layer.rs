@@ -4,7 +4,8 @@ use marlinspike::moe::layer::Layer;
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
 
-use super::{MOE as ROW, RowsA8, W4a8Plan, moe_w4a8_gemm, moe_w4a8_gemm_activated};
+use super::experts::moe_w4a8_gemm_activated;
+use super::{MOE as ROW, RowsA8, W4a8Plan, moe_w4a8_gemm};
 use crate::{
     device::Device,
     error::AccelError,
@@ -78,18 +79,7 @@ impl ExpertWeight for MarlinWeight {
         plan: W4a8Plan,
         routed: RoutedRows<'_>,
     ) -> Result<bool, AccelError> {
-        let shape = self.shape();
-        if !plan.activates(self.form(), shape.size_k)? {
-            return Ok(false);
-        }
-        // A thread block makes the rows of each of its tiles anew: with more than one it takes longer than a kernel that
-        // makes them once.
-        if plan.tiles(routed.blocks.places(), shape.size_n)
-            > plan.concurrent(self.form(), device)?
-        {
-            return Ok(false);
-        }
-        moe_w4a8_gemm_activated(device, gate_up, self, y, plan, routed).map(|()| true)
+        moe_w4a8_gemm_activated(device, gate_up, self, y, plan, routed)
     }
 }
 

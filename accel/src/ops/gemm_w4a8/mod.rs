@@ -2,11 +2,13 @@
 //! [`Schedule::canonical_wgmma`](marlinspike::products::schedule::Schedule::canonical_wgmma) for every M. Other
 //! architectures have [`marlin_gemm_a8`](super::marlin_gemm_a8), whose sums are those of `mma.sync`.
 
+mod experts;
 mod layer;
 mod plan;
 
 use marlinspike::num::scalar::ScalarType;
 
+pub use experts::moe_w4a8_gemm;
 pub use layer::{W4a8Layer, W4a8Workspace};
 use plan::RowsOf;
 pub use plan::W4a8Plan;
@@ -21,7 +23,7 @@ use crate::{
     nvrtc::Parameter,
     operation::{Law, Mutant, Needs, Row},
     ops::{
-        align::{PlacedBlocks, RoutedRows},
+        align::RoutedRows,
         fp8_rows,
         gemm::{Form, MarlinWeight, checks},
         gemm_a8::RowsA8,
@@ -235,64 +237,6 @@ pub fn w4a8_gemm_planned(
     launch(device, x_rows, weight, y, plan, size_m, None)
 }
 
-/// Each row of y `[places, N]` = the row of x `[places, K]` · W of the expert of its block, times the row's scale, plus
-/// bias, times router weight. Rows of padding are undefined afterwards, and those of x are not used.
-///
-/// # Errors
-/// As [`w4a8_gemm_planned`]; [`AccelError::Argument`] also for blocks of other sizes than the plan's or for other
-/// experts, and where x, its scales, y or weights do not have a row for each place.
-pub fn moe_w4a8_gemm(
-    device: &Device,
-    x: RowsA8<'_>,
-    weight: &MarlinWeight,
-    y: &mut Buffer<u16>,
-    plan: W4a8Plan,
-    routed: RoutedRows<'_>,
-) -> Result<(), AccelError> {
-    let x_rows = RowsOfX::Codes(x);
-    on_device(&MOE, device, x_rows, weight, y, Some(routed))?;
-    let shape = weight.shape();
-    let lengths = [
-        ("x", x.codes.len(), shape.size_k),
-        ("x_scales", x.scales.len(), 1),
-        ("y", y.len(), shape.size_n),
-    ];
-    let places = fp8_rows::places(&MOE, &lengths, (plan.rows, weight.experts()), routed)?;
-    if places == 0 {
-        return Ok(());
-    }
-    launch(device, x_rows, weight, y, plan, places, Some(routed))
-}
-
-/// [`moe_w4a8_gemm`] of rows that the kernel makes itself, for a plan that [`activates`](W4a8Plan::activates): the rows of
-/// `gate_up` are activated and quantized as [`gather_on_device`](super::gather::gather_on_device) does it. The last kernel on
-/// the stream wrote neither the blocks nor their router weights.
-///
-/// # Errors
-/// As [`moe_w4a8_gemm`].
-fn moe_w4a8_gemm_activated(
-    device: &Device,
-    gate_up: GateUp<'_>,
-    weight: &MarlinWeight,
-    y: &mut Buffer<u16>,
-    plan: W4a8Plan,
-    routed: RoutedRows<'_>,
-) -> Result<(), AccelError> {
-    let rows = RowsOfX::GateUp(gate_up);
-    on_device(&MOE, device, rows, weight, y, Some(routed))?;
-    let shape = weight.shape();
-    if !plan.activates(weight.form(), shape.size_k)? {
-        return Err(fp8_rows::refuse_plan(&MOE, device, &plan));
-    }
-    let width = gate_up.activation.width_in(shape.size_k);
-    let lengths = [("gate_up", gate_up.rows.len(), width), ("y", y.len(), shape.size_n)];
-    let places = fp8_rows::places(&MOE, &lengths, (plan.rows, weight.experts()), routed)?;
-    if places == 0 {
-        return Ok(());
-    }
-    launch(device, rows, weight, y, plan, places, Some(routed))
-}
-
 /// What a product's rows are made of.
 #[derive(Debug, Clone, Copy)]
 enum RowsOfX<'a> {
@@ -375,7 +319,7 @@ fn launch(
         raster: plan.raster(),
         expert_ids: blocks.map(|blocks| &blocks.expert_ids).into(),
         num_tokens_post_padded: blocks.map(|blocks| &blocks.num_tokens_post_padded).into(),
-        block_rows: blocks.and_then(PlacedBlocks::block_rows).into(),
+        block_rows: blocks.map(|blocks| &blocks.block_rows).into(),
         row_weights: routed.and_then(|routed| routed.row_weights).into(),
         is_early: routed.is_some_and(|routed| routed.is_early).into(),
         few: routed.map(|routed| routed.few).unwrap_or_default(),

@@ -37,11 +37,25 @@ fn fp8_products_with_experts_equal_the_reference() {
             (0..experts).map(|_| weight(&mut random, of, dtype, shape, true)).collect();
         let there = Fp8Weight::new(&device, &weights, dtype).unwrap().summed(kind.1).unwrap();
         let groups = weights[0].scales.rows();
-        for (plan, entries) in
-            Fp8Plan::all().zip([1, 9, 30, 70, 100, 200, 300, 333, 500, 450].into_iter().cycle())
-        {
-            let size = (entries, shape.size_k);
-            let rows = Rows::new(&device, &mut random, experts, size, plan.rows);
+        let entries = [1, 9, 30, 70, 100, 200, 300, 333, 500, 450].into_iter().cycle();
+        let drawn = Fp8Plan::all().zip(entries.map(Some));
+        // Halves of blocks with no row and with one.
+        let halves = Fp8Plan::all().filter(|plan| plan.rows == 128).map(|plan| (plan, None));
+        for (plan, entries) in drawn.chain(halves) {
+            let rows = match entries {
+                Some(entries) => {
+                    let size = (entries, shape.size_k);
+                    Rows::new(&device, &mut random, experts, size, plan.rows)
+                }
+                None => {
+                    let counts = [64, 65, 192, 193, 128].into_iter().enumerate();
+                    let ids: Vec<i32> =
+                        counts.flat_map(|(e, count)| vec![e as i32; count]).collect();
+                    let ids = (ids.as_slice(), experts);
+                    Rows::of_ids(&device, &mut random, ids, shape.size_k, plan.rows)
+                }
+            };
+            let entries = rows.entries();
             let of_rows: Vec<f32> = (0..entries * groups).map(|_| scale(&mut random)).collect();
             let router: Vec<f32> = (0..entries).map(|_| random.normal() as f32).collect();
             let schedule = routed_schedule(kind, dtype);
