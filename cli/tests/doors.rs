@@ -346,13 +346,18 @@ fn summaries_that_are_pipes_and_kernels_that_are_missing_are_refused() {
     for path in [fifo.to_str().unwrap(), "/dev/zero"] {
         refused(&run(["fuzz", "merge", path]), &[path, "not a regular file"]);
     }
-    // A kernel that does not exist is no kernel that crashes.
-    for (option, name) in
-        [("--cmd", "./missing -x"), ("--cmd", "missing-kernel"), ("--lib", "./a.so")]
-    {
-        let output = run(["fuzz", "--op", "linear", option, name, "--cases", "1"]);
-        refused(&output, &[name.split(" ").next().unwrap(), "o such"]);
+    let kept = temp.path().join("kept");
+    let fuzz = ["fuzz", "--op", "linear", "--keep", kept.to_str().unwrap()];
+    refused(&run([&fuzz[..], &["--lib", "./a.so"]].concat()), &["./a.so", "o such"]);
+    // A program that does not exist is an error. It must not be reported as a crash of the kernel.
+    for command in ["./missing -x", "missing-kernel"] {
+        let name = command.split(' ').next().unwrap();
+        for more in [&["--cases", "1"][..], &["--case", "0"], &["--persistent"]] {
+            let output = run([&fuzz[..], &["--cmd", command], more].concat());
+            refused(&output, &[name, "program not found"]);
+        }
     }
+    assert!(!kept.exists());
 }
 
 #[test]

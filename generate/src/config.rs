@@ -299,6 +299,19 @@ mod tests {
         config["mlp_only_layers"] = json!([3]);
         config["decoder_sparse_step"] = json!(2);
         assert_eq!(Config::read(&config).unwrap().sparse, [false, true, false, false]);
+        // The list is a set: neither its order nor repeated or unknown layers matter.
+        config["decoder_sparse_step"] = json!(1);
+        for list in [json!([2, 0]), json!([0, 2]), json!([2, 0, 2, 0]), json!([9, 2, 0])] {
+            config["mlp_only_layers"] = list;
+            assert_eq!(Config::read(&config).unwrap().sparse, [false, true, false, true]);
+        }
+        config["mlp_only_layers"] = json!([]);
+        assert_eq!(Config::read(&config).unwrap().sparse, [true; 4]);
+        for list in [json!([-1]), json!([1.5]), json!(["1"]), json!(1), json!({"1": true})] {
+            config["mlp_only_layers"] = list;
+            let error = Config::read(&config).unwrap_err().to_string();
+            assert!(error.contains("mlp_only_layers"), "{error}");
+        }
     }
 
     #[test]

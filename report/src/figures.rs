@@ -49,19 +49,25 @@ fn planes(out: &mut String, picture: &Picture, o: &OutputReport) -> fmt::Result 
     for (expert, grid) in matrices(picture) {
         let of = if stacked { format!("expert {expert}, ") } else { String::new() };
         let here = o.first_mismatch.as_ref().filter(|m| m.expert.is_none_or(|e| e == *expert));
-        let what = format!("{of}({}, n) plane", picture.row_label);
+        let (rows, cols) = (picture.row_label, picture.col_label);
+        let what = format!("{of}({rows}, {cols}) plane");
+        // The index of a code of activations is [row, k].
+        let column = |m: &Mismatch| match cols {
+            "n" => m.n,
+            _ => m.k.and_then(|_| m.index.first().copied()),
+        };
         let drawing = Drawing {
             grid,
             density: 1.0,
-            rows: picture.row_label,
-            cols: "n",
+            rows,
+            cols,
             lines: if tiled { [Some(TILE_K), Some(TILE_N)] } else { [None, Some(TILE_N)] },
-            mark: here.and_then(|m| Some((m.k.or(m.group)?, m.n?))),
+            mark: here.and_then(|m| Some((m.k.or(m.group)?, column(m)?))),
             label: format!("wrong values in the {what}"),
         };
         let lines = match drawing.line_steps() {
             [Some(k), Some(n)] => format!("; lines every {k} k and {n} n (tiles are 16 by 64)"),
-            [None, Some(n)] => format!("; lines every {n} n"),
+            [None, Some(n)] => format!("; lines every {n} {cols}"),
             [Some(k), None] => format!("; lines every {k} k (tiles are 16 by 64)"),
             [None, None] => String::new(),
         };

@@ -49,7 +49,9 @@ pub fn first_wrong(output: &str, m: &Mismatch) -> Vec<String> {
     match (m.k, m.group, m.n) {
         (Some(k), _, Some(n)) => matrix.push(format!("(k, n) = ({k}, {n})")),
         (_, Some(g), Some(n)) => matrix.push(format!("(group, n) = ({g}, {n})")),
-        // The index already states n.
+        // The index already states k, a group or n where it ends with it.
+        (Some(k), _, None) if m.index.last() != Some(&k) => matrix.push(format!("k = {k}")),
+        (None, Some(g), None) if m.index.last() != Some(&g) => matrix.push(format!("group = {g}")),
         (_, _, Some(n)) if m.index.last() != Some(&n) => matrix.push(format!("n = {n}")),
         _ => {}
     }

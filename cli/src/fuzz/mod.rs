@@ -246,12 +246,11 @@ fn fuzz(args: &Args, op: Op, color: ColorChoice) -> Result<Outcome> {
     let print = |text: String| if args.json { Ok(()) } else { output::print(&text) };
     print(text::head(&campaign, seed))?;
     if let Some(index) = args.case {
-        let judgement = campaign.judge(&mut kernel, &campaign.trial(index).map_err(explained)?);
+        let judgement = campaign.trial(index).and_then(|trial| campaign.judge(&mut kernel, &trial));
+        let judgement = judgement.map_err(explained)?;
         output::print(&text::single(index, &judgement, paint))?;
-        return Ok(match judgement {
-            Judgement::Pass => Outcome::Pass,
-            _ => Outcome::Mismatch,
-        });
+        let passes = matches!(judgement, Judgement::Pass);
+        return Ok(if passes { Outcome::Pass } else { Outcome::Mismatch });
     }
     let bar = bar(args);
     let limit = Limit { cases: args.cases, time: args.time, findings: args.findings as usize };

@@ -172,6 +172,60 @@ fn what_a_process_does_wrong_is_a_finding() {
     }
 }
 
+/// A pipe would wait for a writer, and a device has no end.
+#[test]
+fn outputs_that_are_no_regular_file_are_a_finding() {
+    for (i, (lines, words)) in [
+        ("mkfifo $2", "not a regular file"),
+        ("mkdir $2", "not a regular file"),
+        ("ln -s /dev/zero $2", "not a regular file"),
+        ("ln -s absent $2", "No such file"),
+        ("truncate -s 1G $2", "found a file of 1073741824 bytes, expected at most"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let folder = folder(&format!("special{i}"));
+        let (output, text) = fuzz(&folder, &["--cmd", &script(&folder, lines)]);
+        assert_eq!(output.status.code(), Some(1), "{lines}: {text}");
+        assert!(text.contains("finding: unreadable outputs"), "{lines}: {text}");
+        assert!(text.contains("the file of outputs: ") && text.contains(words), "{lines}: {text}");
+    }
+}
+
+/// A program that the system does not start is an error. One that starts and then does not find another is
+/// a crash.
+#[test]
+fn a_program_that_does_not_start_is_no_finding() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = folder("unstarted");
+    let file = |name: &str, text: &str, mode: u32| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let script = file("script", "#!/no/such/interpreter\n", 0o755);
+    let data = file("data", "text\n", 0o644);
+    let wrapper = file("wrapper", "#!/bin/sh\nexec /no/such/kernel\n", 0o755);
+    for protocol in [&[][..], &["--persistent"]] {
+        for (command, words) in [
+            ("./missing", "./missing: program not found"),
+            (&script, "script: program not found"),
+            (&script, "interpreter"),
+            (&data, "data: the program cannot be started: Permission denied"),
+        ] {
+            let (output, text) = fuzz(&folder, &[&["--cmd", command], protocol].concat());
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{command}: {text}{error}");
+            assert!(error.contains(words), "{command}: {error}");
+        }
+        let (output, text) = fuzz(&folder, &[&["--cmd", &wrapper], protocol].concat());
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("finding: crash") && text.contains("exit code 127"), "{text}");
+    }
+}
+
 #[test]
 fn a_kernel_that_supports_nothing_does_not_pass() {
     let folder = folder("nothing");

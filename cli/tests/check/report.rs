@@ -146,3 +146,28 @@ fn a_wrong_product_is_drawn() {
         y["max_error_over_bound"].as_f64().unwrap() > 1.0 && y["max_ulp"].as_f64().unwrap() > 1.0
     );
 }
+
+/// A report to the standard output follows the table, also in a file to which the shell appends. The
+/// links of `/dev` stay.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_report_can_go_to_standard_output() {
+    let folder = folder();
+    let out = folder.path().join("out");
+    for path in ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"] {
+        std::fs::write(&out, "before\n").unwrap();
+        let file = std::fs::OpenOptions::new().append(true).open(&out).unwrap();
+        let mut check = command();
+        check.arg("check").arg(golden(PASSING)).args(["--report", path]).stdout(file);
+        assert!(check.status().unwrap().success());
+        let text = std::fs::read_to_string(&out).unwrap();
+        let page = text.find("<!DOCTYPE html>").expect("the page");
+        assert!(
+            text.starts_with("before\n") && text[..page].contains("1 of 1 case passes"),
+            "{text}"
+        );
+        assert!(text.ends_with("</html>\n"));
+    }
+    assert!(std::fs::symlink_metadata("/dev/stdout").unwrap().is_symlink());
+    assert_eq!(names(folder.path()), ["out"]);
+}

@@ -273,6 +273,27 @@ fn copy_tensors(
     write(&to.join("model.safetensors"), &tensors);
 }
 
+/// Expert 1 has as many columns in w1 and w3 together as the others.
+#[test]
+fn unlike_experts_are_named() {
+    let temp = tempfile::tempdir().unwrap();
+    let model = temp.path().join("model");
+    let other = format!("{MIXTRAL_LAYER}.1");
+    copy_tensors(&checkpoint("ct-fp8-moe"), &model, |t| {
+        let [w1, w3] = ["w1", "w3"].map(|w| t.name() == format!("{other}.{w}.weight"));
+        if !w1 && !w3 {
+            return Some(t);
+        }
+        let [n, k] = t.dims2().unwrap();
+        let (half, bytes) = (n * k / 2, t.bytes());
+        let bytes = if w1 { bytes[..half].to_vec() } else { [bytes, &bytes[..half]].concat() };
+        let shape = vec![bytes.len() / k, k];
+        Some(Tensor::new(t.name(), t.dtype(), shape, bytes).unwrap())
+    });
+    let parts = [&*format!("`{other}.w1` is"), "experts.0.w1`", "experts must be alike"];
+    refused("run", &model, &[], &parts);
+}
+
 #[test]
 fn the_global_scale_of_gate_and_up_is_first_or_own_by_name() {
     let model = checkpoint("ct-nvfp4-moe");

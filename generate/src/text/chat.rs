@@ -11,8 +11,9 @@ use super::Date;
 /// Largest chat template, in bytes; those of published models have less than 40,000.
 pub(super) const TEMPLATE_LIMIT: usize = 128 << 10;
 
-/// Steps that any template may take, and those that it may take for each message and for each byte of
-/// them. A step is one instruction, or 64 bytes of text that an instruction makes.
+/// A rendering may take [`BASE_STEPS`] steps, [`STEPS_PER_MESSAGE`] more for each message and
+/// [`STEPS_PER_BYTE`] more for each byte of a message. A step is one instruction, or 64 bytes of text
+/// that an instruction makes.
 const BASE_STEPS: u64 = 200_000;
 const STEPS_PER_MESSAGE: u64 = 2_000;
 const STEPS_PER_BYTE: u64 = 4;

@@ -200,6 +200,29 @@ fn part_of(len: &mut usize, part: usize, of: usize) -> Result<usize, usize> {
     Ok(part * *len)
 }
 
+/// Compares the matrices of each expert with those of the first by `difference`.
+///
+/// # Errors
+/// A sentence with the first difference: in the number of matrices, or as `difference` states it.
+pub fn expect_alike(
+    experts: &[Vec<Bound>],
+    difference: fn(&Bound, &Bound) -> Option<String>,
+) -> Result<(), String> {
+    let Some(first) = experts.first() else { return Ok(()) };
+    let unlike = |row: &Vec<Bound>| {
+        if row.len() != first.len() {
+            let (a, b) = (row.first()?, first.first()?);
+            let (of_a, of_b) = (row.len(), first.len());
+            return Some(format!("`{}` is one of {of_a} matrices, `{}` of {of_b}", a.name, b.name));
+        }
+        row.iter().zip(first).find_map(|(a, b)| difference(a, b))
+    };
+    match experts.iter().find_map(unlike) {
+        Some(found) => Err(format!("{found}: experts must be alike")),
+        None => Ok(()),
+    }
+}
+
 /// A matrix with its tensors found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bound {
@@ -216,15 +239,21 @@ pub struct Bound {
 impl Bound {
     /// How this matrix differs from `other` in its size or in which tensors it has.
     pub fn difference(&self, other: &Self) -> Option<String> {
-        let (a, b) = (&self.name, &other.name);
-        if self.shape != other.shape {
-            return Some(format!("`{a}` is {}, `{b}` {}", self.shape, other.shape));
+        if let Some(shapes) = self.shape_difference(other) {
+            return Some(shapes);
         }
         let only = |left: &Self, right: &Self| {
             let lone = left.tensors.iter().find(|f| right.get(f.binding.part).is_none())?;
             Some(format!("found `{}`, and no such tensor of `{}`", lone.name, right.name))
         };
         only(self, other).or_else(|| only(other, self))
+    }
+
+    /// How this matrix differs from `other` in its size.
+    pub fn shape_difference(&self, other: &Self) -> Option<String> {
+        let differ = self.shape != other.shape;
+        differ
+            .then(|| format!("`{}` is {}, `{}` {}", self.name, self.shape, other.name, other.shape))
     }
 
     /// The tensor that holds `part`.

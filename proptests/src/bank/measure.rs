@@ -43,7 +43,7 @@ pub fn measure(bug: &Bug, campaign: &Campaign) -> Result<Measured, CampaignError
     let mut failing = 0;
     for index in 0..CASES {
         let trial = campaign.trial(index)?;
-        let Judgement::Wrong(failure) = campaign.judge(&mut *kernel, &trial) else { continue };
+        let Judgement::Wrong(failure) = campaign.judge(&mut *kernel, &trial)? else { continue };
         failing += 1;
         if measured.cases.is_none() {
             (measured.cases, measured.by) = (Some(index + 1), what_failed(&failure));

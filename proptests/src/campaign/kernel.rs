@@ -18,8 +18,8 @@ pub trait Kernel {
     /// Runs the kernel once.
     ///
     /// # Errors
-    /// [`Fault`] if there are no outputs. [`Fault::Unsupported`] skips the case; every other fault
-    /// is a finding.
+    /// [`Fault`] if there are no outputs. [`Fault::Unsupported`] skips the case,
+    /// [`Fault::NotStarted`] ends the campaign with an error; every other fault is a finding.
     fn run(&mut self, trial: &Trial) -> Result<Outputs, Fault>;
 }
 
@@ -62,6 +62,14 @@ pub enum Fault {
     Unsupported {
         /// The kernel's message.
         reason: String,
+    },
+    /// The kernel's program cannot be started. This ends the campaign and is no finding.
+    #[error("{program}: {problem}")]
+    NotStarted {
+        /// The program.
+        program: String,
+        /// The system's reason.
+        problem: String,
     },
     /// The kernel reported an error or its process ended.
     #[error("crashed: {detail}")]
@@ -133,6 +141,7 @@ impl Fault {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Unsupported { .. } => "unsupported",
+            Self::NotStarted { .. } => "not started",
             Self::Crashed { .. } => "crash",
             Self::TimedOut { .. } => "timeout",
             Self::Unreadable { .. } => "unreadable outputs",

@@ -255,7 +255,7 @@ impl Campaign {
     ) -> Result<Run, CampaignError> {
         let mut judged = Vec::new();
         for (path, trial) in folder.map_or(Ok(Vec::new()), |folder| kept(self, folder))? {
-            let judgement = self.judge(kernel, &trial);
+            let judgement = self.judge(kernel, &trial)?;
             on(Event::Kept(&path, &judgement));
             judged.push(KeptCase::new(&path, &judgement));
         }
@@ -272,7 +272,7 @@ impl Campaign {
     /// Runs the kernel on cases until a limit is reached.
     ///
     /// # Errors
-    /// The errors of [`Campaign::trial`]. A fault of the kernel is a finding, not an error.
+    /// The errors of [`Campaign::trial`] and [`Campaign::judge`]. A kernel's faults are findings.
     pub fn run(
         &self,
         kernel: &mut dyn Kernel,
@@ -289,7 +289,7 @@ impl Campaign {
             }
             summary.next = index + 1;
             let trial = self.trial(index)?;
-            let judgement = self.judge(kernel, &trial);
+            let judgement = self.judge(kernel, &trial)?;
             on(Event::Judged(index, &judgement));
             if !matches!(judgement, Judgement::Skipped(_)) {
                 summary.coverage.count(&trial.case.config);
@@ -323,14 +323,26 @@ impl Campaign {
         Ok(summary)
     }
 
-    /// Runs the kernel on one case, judges its outputs and tests [`Campaign::laws`]. A trial's inputs are valid, so outputs that
-    /// `check` refuses, such as `topk_ids` out of range, are the kernel's fault.
-    pub fn judge(&self, kernel: &mut dyn Kernel, trial: &Trial) -> Judgement {
-        let wrong = |fault| Judgement::Wrong(Box::new(Failure::fault(trial, fault)));
+    /// Runs the kernel on one case, judges its outputs and tests [`Campaign::laws`]. A trial's inputs are
+    /// valid, so outputs that `check` refuses, such as `topk_ids` out of range, are the kernel's fault.
+    ///
+    /// # Errors
+    /// [`CampaignError::Kernel`] for a kernel that cannot be started.
+    pub fn judge(
+        &self,
+        kernel: &mut dyn Kernel,
+        trial: &Trial,
+    ) -> Result<Judgement, CampaignError> {
+        let wrong = |fault| match fault {
+            Fault::NotStarted { program, problem } => {
+                Err(CampaignError::Kernel { kernel: program, problem })
+            }
+            fault => Ok(Judgement::Wrong(Box::new(Failure::fault(trial, fault)))),
+        };
         let unreadable = |detail| wrong(Fault::Unreadable { detail });
         let outputs = match kernel.run(trial) {
             Ok(outputs) => outputs,
-            Err(Fault::Unsupported { reason }) => return Judgement::Skipped(reason),
+            Err(Fault::Unsupported { reason }) => return Ok(Judgement::Skipped(reason)),
             Err(fault) => return wrong(fault),
         };
         let mut case = trial.case.clone();
@@ -356,11 +368,11 @@ impl Campaign {
         {
             return wrong(fault);
         }
-        match report.verdict {
+        Ok(match report.verdict {
             Verdict::Pass => Judgement::Pass,
             Verdict::Fail => Judgement::Wrong(Box::new(Failure::wrong(case, report))),
             Verdict::Unchecked => Judgement::Unchecked(unchecked_reason(&report)),
-        }
+        })
     }
 
     /// The smallest failing case that shrinking finds.

@@ -2,7 +2,7 @@
 //! next case gets a new process.
 
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use marlinspike::container::Container;
 use tempfile::TempDir;
 
+use super::regressions::read_file;
 use super::{CampaignError, Fault, Kernel, Outputs, Trial};
 
 /// Exit code, and first word of an answer, of a kernel that does not support a configuration.
@@ -63,9 +64,8 @@ impl ProcessKernel {
     /// (`/dev/shm`) if the system has it.
     ///
     /// # Errors
-    /// [`CampaignError::Kernel`] for an empty command or a program that does not exist, which would look
-    /// like a kernel that crashes; [`CampaignError::Io`] if no temporary folder
-    /// can be created.
+    /// [`CampaignError::Kernel`] for an empty command; [`CampaignError::Io`] if no temporary folder can
+    /// be created. A program that cannot be started is [`Fault::NotStarted`] of its first case.
     pub fn new(
         command: &[String],
         protocol: Protocol,
@@ -75,10 +75,6 @@ impl ProcessKernel {
             let problem = "found an empty command, expected a program".to_owned();
             return Err(CampaignError::Kernel { kernel: String::new(), problem });
         };
-        if cfg!(unix) && !can_be_found(program) {
-            let problem = "found no such program".to_owned();
-            return Err(CampaignError::Kernel { kernel: program.clone(), problem });
-        }
         let shared = Path::new("/dev/shm");
         let at = if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() };
         let folder = tempfile::Builder::new().prefix("marlinspike-fuzz-").tempdir_in(&at);
@@ -95,7 +91,7 @@ impl ProcessKernel {
         let mut command = Command::new(&self.program);
         command.args(placed(&self.arguments, input, output));
         command.stdin(Stdio::null()).stdout(file).stderr(errors).process_group(0);
-        let mut child = command.spawn().map_err(|e| crashed(format!("{}: {e}", self.program)))?;
+        let mut child = command.spawn().map_err(|e| self.not_started(&e))?;
         let status = match wait(&mut child, self.timeout) {
             Some(status) => status,
             None => {
@@ -149,14 +145,25 @@ impl ProcessKernel {
         }
     }
 
+    /// The fault of a program that the system did not start.
+    fn not_started(&self, error: &io::Error) -> Fault {
+        // The system gives the same error for a script whose interpreter is missing.
+        let problem = match error.kind() {
+            io::ErrorKind::NotFound => "program not found: there is no such program, or the \
+                interpreter that its `#!` line names does not exist"
+                .to_owned(),
+            _ => format!("the program cannot be started: {error}"),
+        };
+        Fault::NotStarted { program: self.program.clone(), problem }
+    }
+
     fn start(&self) -> Result<Running, Fault> {
-        let crashed =
-            |e: std::io::Error| Fault::Crashed { detail: format!("{}: {e}", self.program) };
+        let crashed = |e: io::Error| Fault::Crashed { detail: format!("its log: {e}") };
         let log = File::create(self.folder.path().join("log")).map_err(crashed)?;
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
-        let mut child = command.spawn().map_err(crashed)?;
+        let mut child = command.spawn().map_err(|e| self.not_started(&e))?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             end(&mut child);
             return Err(Fault::Crashed { detail: "no pipes".to_owned() });
@@ -196,33 +203,12 @@ impl Kernel for ProcessKernel {
     }
 }
 
-/// Whether a program of this name exists: at its path, or in a folder of `PATH` for a bare name.
-fn can_be_found(program: &str) -> bool {
-    let is_file = |path: &Path| fs::metadata(path).is_ok_and(|found| found.is_file());
-    if program.contains('/') {
-        return is_file(Path::new(program));
-    }
-    // Without PATH the system has its own list of folders.
-    let Some(path) = std::env::var_os("PATH") else { return true };
-    std::env::split_paths(&path).any(|folder| is_file(&folder.join(program)))
-}
-
 /// Reads the outputs, named `y` or `out.y`.
 fn outputs(path: &Path, inputs: u64) -> Result<Outputs, Fault> {
     let unreadable = |detail: String| Fault::Unreadable { detail };
-    let missing = |e: std::io::Error| unreadable(format!("the file of outputs: {e}"));
     let limit = inputs.saturating_mul(16) + SPARE_BYTES;
-    let found = fs::metadata(path).map_err(missing)?;
-    if !found.is_file() {
-        return Err(unreadable("the file of outputs: not a regular file".to_owned()));
-    }
-    let found = found.len();
-    if found > limit {
-        return Err(unreadable(format!(
-            "found {found} bytes of outputs, expected at most {limit}"
-        )));
-    }
-    let bytes = fs::read(path).map_err(missing)?;
+    let read = read_file(path, limit);
+    let bytes = read.map_err(|e| unreadable(format!("the file of outputs: {e}")))?;
     let container = Container::parse(&bytes).map_err(|e| unreadable(e.to_string()))?;
     let mut outputs = Outputs::new();
     for tensor in container.tensors() {
@@ -283,7 +269,7 @@ fn ending(status: ExitStatus) -> String {
 
 /// The end of a process's output.
 fn tail(log: &PathBuf) -> String {
-    let read = || -> std::io::Result<String> {
+    let read = || -> io::Result<String> {
         let mut file = File::open(log)?;
         let length = file.metadata()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(QUOTED)))?;

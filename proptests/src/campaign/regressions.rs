@@ -100,9 +100,9 @@ pub(super) fn case_files(folder: &Path) -> Result<Vec<PathBuf>, CampaignError> {
 }
 
 /// The bytes of a regular file of at most `limit` bytes.
-pub(super) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, CampaignError> {
-    let refused = |kind, problem: String| Err(io(path)(io::Error::new(kind, problem)));
-    let found = fs::metadata(path).map_err(io(path))?;
+pub(super) fn read_file(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let refused = |kind, problem: String| Err(io::Error::new(kind, problem));
+    let found = fs::metadata(path)?;
     // A pipe would wait for its writer, and a device may have no end.
     if !found.is_file() {
         return refused(io::ErrorKind::InvalidInput, "not a regular file".to_owned());
@@ -111,12 +111,12 @@ pub(super) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, CampaignErro
         let problem = format!("found a file of {} bytes, expected at most {limit}", found.len());
         return refused(io::ErrorKind::FileTooLarge, problem);
     }
-    fs::read(path).map_err(io(path))
+    fs::read(path)
 }
 
 /// The bytes of a case file, and the case.
 pub(super) fn read_case(path: &Path) -> Result<(Vec<u8>, Case<'static>), CampaignError> {
-    let bytes = read_file(path, LIMIT)?;
+    let bytes = read_file(path, LIMIT).map_err(io(path))?;
     let parsed = Case::parse(&bytes).map(owned);
     let case = parsed.map_err(|source| CampaignError::Case { path: path.to_owned(), source })?;
     Ok((bytes, case))

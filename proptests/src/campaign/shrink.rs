@@ -71,7 +71,7 @@ impl<'c, 'k> Shrinker<'c, 'k> {
     fn fails(&mut self, trial: Trial) -> Option<Failing> {
         self.runs += 1;
         match self.campaign.judge(self.kernel, &trial) {
-            Judgement::Wrong(failure) if failure.is_like(&self.like) => {
+            Ok(Judgement::Wrong(failure)) if failure.is_like(&self.like) => {
                 if self.like.cause().is_none() && failure.cause().is_some() {
                     self.like = (*failure).clone();
                 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::regressions::read_file;
+use super::regressions::{io, read_file};
 use super::{Campaign, CampaignError, Coverage, Finding, Judgement, Shard};
 
 /// Largest summary file that is read.
@@ -176,7 +176,7 @@ impl Run<RecordedFinding> {
     /// is no summary.
     pub fn read(path: &Path) -> Result<Self, CampaignError> {
         let wrong = |problem| CampaignError::Summary { path: path.to_owned(), problem };
-        let bytes = read_file(path, LIMIT)?;
+        let bytes = read_file(path, LIMIT).map_err(io(path))?;
         let run: Self = serde_json::from_slice(&bytes).map_err(|e| wrong(e.to_string()))?;
         let (findings, files) = (run.summary.findings.len(), run.files.len());
         if files != 0 && files != findings {

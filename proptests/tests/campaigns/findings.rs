@@ -289,10 +289,10 @@ fn kept_cases_fail_again_until_the_kernel_is_mended() {
     let trials = kept(&campaign, &folder).unwrap();
     assert_eq!(trials.len(), 1);
     assert_eq!(trials[0].0, path);
-    let again = campaign.judge(&mut wrong, &trials[0].1);
+    let again = campaign.judge(&mut wrong, &trials[0].1).unwrap();
     assert!(matches!(again, Judgement::Wrong(_)));
     let mut right = |trial: &Trial| Ok(product(trial, 8, |k| k));
-    let mended = campaign.judge(&mut right, &trials[0].1);
+    let mended = campaign.judge(&mut right, &trials[0].1).unwrap();
     assert!(matches!(mended, Judgement::Pass));
     std::fs::write(folder.join("torn.safetensors"), b"not a case").unwrap();
     assert!(kept(&campaign, &folder).is_err());

@@ -21,6 +21,7 @@ impl Subject<'_> {
         }
         let packed = self.layout.packed_shape();
         let mut picture = Picture::new(self.rows.label(), self.experts, packed);
+        picture.col_label = self.rows.column_label();
         let mut with_mismatch = 0;
         let mut last = None;
         for (element, bit) in self.differences(&found) {

@@ -136,7 +136,7 @@ impl OutputReport {
     }
 
     /// Adds a sentence to the note.
-    fn add_note(&mut self, more: &str) {
+    pub(crate) fn add_note(&mut self, more: &str) {
         match self.note.as_mut().filter(|note| !note.is_empty()) {
             Some(note) => *note = format!("{note}; {more}"),
             None => self.note = Some(more.to_owned()),

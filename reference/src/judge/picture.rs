@@ -36,6 +36,8 @@ impl Grid {
 pub struct Picture {
     /// What a row of the plane is: `k` or `group`.
     pub row_label: &'static str,
+    /// What a column of the plane is: `n`, or `row` of activations.
+    pub col_label: &'static str,
     /// The matrices with mismatches, up to [`Picture::MAX_PLANES`]: expert and its plane.
     pub planes: Vec<(usize, Grid)>,
     /// Matrices with mismatches that are not drawn.
@@ -53,7 +55,8 @@ impl Picture {
     /// An empty picture of `experts` packed tensors of `packed` rows and columns.
     pub(crate) fn new(row_label: &'static str, experts: usize, packed: [usize; 2]) -> Self {
         let buffer = Grid::new(experts * packed[0], packed[1]);
-        Self { row_label, planes: Vec::new(), planes_left_out: 0, buffer, errors: None }
+        let col_label = "n";
+        Self { row_label, col_label, planes: Vec::new(), planes_left_out: 0, buffer, errors: None }
     }
 
     /// Marks one mismatch: value (`row`, `col`) of a `shape` matrix, `element` of the buffer.

@@ -23,7 +23,7 @@ pub(super) fn diagnose(
         }
     }
     let bad: BTreeSet<usize> = subject.places(found).map(|(e, _)| e).collect();
-    let mut texts = Vec::new();
+    let (mut texts, mut id) = (Vec::new(), None);
     for &expert in &bad {
         let expected = subject.matrix(&subject.expected, expert);
         let found = subject.matrix(found, expert);
@@ -33,21 +33,33 @@ pub(super) fn diagnose(
         };
         let rows = |m: &[u32]| m.chunks(cols).map(<[u32]>::to_vec).collect::<Vec<Vec<u32>>>();
         let columns: (Vec<Vec<u32>>, Vec<Vec<u32>>) = (columns(&expected), columns(&found));
-        let text = if let Some(moved) = moved(&columns.0, &columns.1) {
-            format!("columns (n) are in another order: {moved}")
+        let label = subject.rows.label();
+        let [(column_id, column_name), (row_id, row_name)] = match subject.rows.are_of_activations()
+        {
+            true => [
+                ("rows-moved", "rows of the activations".to_owned()),
+                ("columns-moved", format!("columns ({label}) of the activations")),
+            ],
+            false => [
+                ("columns-moved", "columns (n)".to_owned()),
+                ("rows-moved", format!("rows ({label})")),
+            ],
+        };
+        let (of, text) = if let Some(moved) = moved(&columns.0, &columns.1) {
+            (column_id, format!("{column_name} are in another order: {moved}"))
         } else if let Some(moved) = moved(&rows(&expected), &rows(&found)) {
-            format!("rows ({}) are in another order: {moved}", subject.rows.label())
+            (row_id, format!("{row_name} are in another order: {moved}"))
         } else {
             return None;
         };
+        id.get_or_insert(of);
         texts.push(if subject.stacked { format!("expert {expert}: {text}") } else { text });
     }
     let first = texts.first()?.clone();
     let more = texts.len() - 1;
     let text = if more == 0 { first } else { format!("{first}, and {more} more experts") };
-    let id = if text.contains("columns") { "columns-moved" } else { "rows-moved" };
     debug_assert!(mismatches > 0);
-    explained(id, text)
+    explained(id?, text)
 }
 
 /// Describes `found` as a rearrangement of `expected`; `None` if it is not one, or is equal.
@@ -99,14 +111,18 @@ pub(super) fn confined(subject: &Subject<'_>, found: &[u32]) -> Option<Diagnosis
     }
     let [experts, rows, cols] = &sets;
     let one = |set: &BTreeSet<usize>| if set.len() == 1 { set.first().copied() } else { None };
-    let label = subject.rows.label();
+    let (label, of_activations) = (subject.rows.label(), subject.rows.are_of_activations());
     let mut parts = Vec::new();
     if subject.experts > 1 {
         parts.extend(one(experts).map(|e| format!("expert {e}")));
     }
     match (one(rows), one(cols)) {
+        (Some(r), Some(c)) if of_activations => {
+            parts.push(format!("the value at row {c}, {label} {r}"));
+        }
         (Some(r), Some(c)) => parts.push(format!("the value at {label} {r}, n {c}")),
         (Some(r), None) => parts.push(format!("{label} {r}")),
+        (None, Some(c)) if of_activations => parts.push(format!("row {c} of the activations")),
         (None, Some(c)) => parts.push(format!("column n {c}")),
         (None, None) if subject.rows == Rows::K => {
             if let (1, Some(Some((k, n)))) = (tiles.len(), tiles.first()) {

@@ -18,11 +18,11 @@ pub struct Mismatch {
     pub width: u32,
     /// Matrix of a stack, when the output has a leading axis of experts.
     pub expert: Option<usize>,
-    /// Row of a weight.
+    /// Row of a weight, or column of activations.
     pub k: Option<usize>,
-    /// Row of scales and zero points.
+    /// Row of scales and zero points, or column of the scales of activations.
     pub group: Option<usize>,
-    /// Column.
+    /// Column of a weight or of a product.
     pub n: Option<usize>,
     /// The tile, lane and register that load a value of a packed weight.
     pub fragment: Option<Fragment>,
@@ -65,10 +65,14 @@ pub(crate) fn hex(bits: u32, width: u32) -> String {
 /// The meaning of a row of the matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rows {
-    /// Input features.
+    /// Input features of a weight.
     K,
-    /// Scale groups.
+    /// Groups of a weight's scales.
     Group,
+    /// Input features of quantized activations, whose rows are the columns of the matrix.
+    RowK,
+    /// Groups of the scales of quantized activations, likewise.
+    RowGroup,
     /// No meaning: a list.
     List,
 }
@@ -76,10 +80,19 @@ pub(crate) enum Rows {
 impl Rows {
     pub(crate) fn label(self) -> &'static str {
         match self {
-            Self::K => "k",
-            Self::Group => "group",
+            Self::K | Self::RowK => "k",
+            Self::Group | Self::RowGroup => "group",
             Self::List => "row",
         }
+    }
+
+    /// What a column of the matrix is.
+    pub(crate) fn column_label(self) -> &'static str {
+        if self.are_of_activations() { "row" } else { "n" }
+    }
+
+    pub(super) fn are_of_activations(self) -> bool {
+        matches!(self, Self::RowK | Self::RowGroup)
     }
 }
 
@@ -203,15 +216,15 @@ impl Subject<'_> {
     pub(super) fn mismatch(&self, found: &[u32], element: usize, bit: u32) -> Mismatch {
         let (expert, place) = self.place(element, bit);
         let mask = u32::MAX >> (32 - self.width);
-        let row = |rows| (self.rows == rows).then_some(place.row);
+        let row = |of: [Rows; 2]| of.contains(&self.rows).then_some(place.row);
         Mismatch {
             index: unravel(element, self.found.shape()),
             bit,
             width: self.width,
             expert: self.stacked.then_some(expert),
-            k: row(Rows::K),
-            group: row(Rows::Group),
-            n: (self.rows != Rows::List).then_some(place.col),
+            k: row([Rows::K, Rows::RowK]),
+            group: row([Rows::Group, Rows::RowGroup]),
+            n: matches!(self.rows, Rows::K | Rows::Group).then_some(place.col),
             fragment: place.fragment,
             expected: hex(self.expected[element] >> bit & mask, self.width),
             found: hex(found[element] >> bit & mask, self.width),

@@ -124,7 +124,7 @@ impl BlockSize {
     }
 }
 
-/// Requires positive finite f32 scales, or UE8M0 scales that are numbers.
+/// Requires positive finite f32 scales of activations, or UE8M0 scales that are numbers.
 pub(super) fn check_scales(tensor: &Tensor<'_>) -> Result<()> {
     if tensor.dtype() == DType::F32 {
         return crate::ops::schema::positive(tensor);

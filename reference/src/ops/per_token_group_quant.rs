@@ -304,7 +304,7 @@ impl GroupQuant {
                 };
                 let elements = (0..m * groups).map(value).collect();
                 let (matrix, rows) = match by_row {
-                    true => ([groups, m], Rows::Group),
+                    true => ([groups, m], Rows::RowGroup),
                     false => ([m, groups], Rows::List),
                 };
                 (elements, Form::lines(rows, matrix, 32, None))
@@ -325,7 +325,7 @@ impl GroupQuant {
                     layout: Box::new(layout.clone()),
                     matrix: [padded, shape[1]],
                     inside: [groups, m],
-                    rows: Rows::Group,
+                    rows: Rows::RowGroup,
                     width,
                     experts: 1,
                     stacked: false,
@@ -359,7 +359,7 @@ impl Computation for GroupQuant {
             dtype: DType::F8E4M3,
             shape: vec![c.size_m, c.size_k],
             elements: codes,
-            form: Form::lines(Rows::K, [c.size_k, c.size_m], 8, None),
+            form: Form::lines(Rows::RowK, [c.size_k, c.size_m], 8, None),
         };
         Ok(vec![codes, self.stored(&scales)?])
     }

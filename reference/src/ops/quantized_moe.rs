@@ -201,7 +201,7 @@ impl QuantizedLayer {
         rules
     }
 
-    /// Checks the inputs; `scales` those whose names end in `_scale`.
+    /// Checks the inputs; `scales` the scales of activations.
     ///
     /// # Errors
     /// As the checks of each input.
@@ -213,6 +213,8 @@ impl QuantizedLayer {
         for (name, tensor) in inputs {
             match name.as_str() {
                 "x" | "topk_weights" => finite(tensor)?,
+                // A weight may be zero, and so may its scale; those of activations also divide.
+                name if name.ends_with("_weight_scale") => finite(tensor)?,
                 "topk_ids" => expert_ids(tensor, self.num_experts)?,
                 "expert_map" => expert_map(tensor, Some(self.num_local_experts))?,
                 name if name.ends_with("_scale") => scales(tensor)?,
@@ -245,7 +247,7 @@ pub(super) fn codes(which: usize, dtype: DType, cols: usize, elements: &[u32]) -
         dtype,
         shape: vec![rows, cols],
         elements: elements.to_vec(),
-        form: Form::lines(Rows::K, [cols, rows], 8, None),
+        form: Form::lines(Rows::RowK, [cols, rows], 8, None),
     }
 }
 

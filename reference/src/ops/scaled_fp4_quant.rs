@@ -246,12 +246,12 @@ impl Computation for Quantization {
         let layout = self.config.layout()?;
         let [rows, cols] = layout.packed_shape();
         let form = match swizzled {
-            false => Form::lines(Rows::Group, [k / 16, m], 8, None),
+            false => Form::lines(Rows::RowGroup, [k / 16, m], 8, None),
             true => Form {
                 layout: Box::new(layout),
                 matrix: [cols, rows],
                 inside: [k / 16, m],
-                ..Form::lines(Rows::Group, [cols, rows], 8, None)
+                ..Form::lines(Rows::RowGroup, [cols, rows], 8, None)
             },
         };
         Ok(vec![
@@ -260,7 +260,7 @@ impl Computation for Quantization {
                 dtype: DType::U8,
                 shape: vec![m, k / 2],
                 elements: self.bytes(&codes),
-                form: Form::lines(Rows::K, [k, m], 4, None),
+                form: Form::lines(Rows::RowK, [k, m], 4, None),
             },
             Expected {
                 name: "x_scale".to_owned(),

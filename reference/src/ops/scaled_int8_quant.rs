@@ -247,7 +247,7 @@ impl<const STATIC: bool> Computation for Int8Quant<STATIC> {
             dtype: DType::I8,
             shape: vec![m, k],
             elements: codes.iter().map(bits).collect(),
-            form: Form::lines(Rows::K, [k, m], 8, None),
+            form: Form::lines(Rows::RowK, [k, m], 8, None),
         }];
         if matches!(self.quantizer, Int8Quantizer::Token | Int8Quantizer::TokenAzp) {
             all.push(Expected::floats("x_s", &[m, 1], &scales));

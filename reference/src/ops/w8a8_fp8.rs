@@ -1,19 +1,20 @@
 //! Helpers for products of e4m3fn activations and e4m3fn weights, shared by `scaled_mm` and
 //! `fp8_moe`.
 
-use crate::Result;
 use crate::judge::mistake::{Comparison, search};
+use crate::judge::product::Mistaken;
 use crate::judge::{Declared, OutputReport, plain};
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::Tensor;
-use crate::ops::computation::{Computation, codes, made};
+use crate::ops::computation::{Computation, Mistake, codes, made};
 use crate::ops::schema::{CaseError, Reader};
 use crate::ops::tensors::FLAGS;
 use crate::products::schedule::ScheduleChoice;
-use crate::products::schedule::{Chunks, FP8_PROMOTION, Fp8Kernel, Schedule};
+use crate::products::schedule::{Chunks, FP8_PROMOTION, Fp8Kernel, Schedule, ScheduleError};
 use crate::products::{Class, Convention};
 use crate::weight::{Groups, Table, TableData, Weight};
+use crate::{Error, Result};
 
 /// The type of both operands.
 pub(super) const E4M3_TYPE: ScalarType = ScalarType::FLOAT8_E4M3FN;
@@ -75,21 +76,23 @@ pub(super) fn other_promotion(schedule: &mut Schedule) {
 }
 
 /// Prefers a mistake that gives every found bit under the declared schedule to a structure, but not
-/// to zeros or NaN, which many mistakes give. The schedule's unit may not divide K: such an output is
-/// judged by its bound alone.
+/// to zeros or NaN, which many mistakes give. If the schedule's unit does not divide K, the report
+/// stays as it is; any other reason why the schedule cannot be run becomes a note.
 pub(super) fn better_diagnosis<C: Computation>(
     report: &mut OutputReport,
     found: &[u32],
     right: &C,
-) -> Result<()> {
+) {
     if report.diagnosis.as_ref().is_some_and(|d| plain::NAMES.contains(&d.id.as_str())) {
-        return Ok(());
+        return;
     }
-    let Ok(outputs) = right.outputs() else { return Ok(()) };
-    let expected = outputs.into_iter().find(|o| o.name == report.name);
-    let Some(expected) = expected.filter(|e| e.elements.len() == found.len()) else {
-        return Ok(());
+    let outputs = match right.outputs() {
+        Ok(outputs) => outputs,
+        Err(error) if is_unit_k(&error) => return,
+        Err(error) => return report.add_note(&format!("known mistakes were not tried: {error}")),
     };
+    let expected = outputs.into_iter().find(|o| o.name == report.name);
+    let Some(expected) = expected.filter(|e| e.elements.len() == found.len()) else { return };
     let mistakes = C::mistakes();
     let known = search(mistakes.iter(), |mistake| {
         let made = made(right, mistake)?.into_iter().find(|o| o.name == report.name)?;
@@ -110,7 +113,24 @@ pub(super) fn better_diagnosis<C: Computation>(
     if known.is_some() {
         report.diagnosis = known;
     }
-    Ok(())
+}
+
+/// The known mistakes of an operation that change the `weights` of a product.
+pub(super) fn mistaken_weights<C: Computation>(
+    right: &C,
+    weights: impl for<'c> Fn(&'c C) -> &'c [Weight<'static>],
+) -> Vec<Mistaken> {
+    let own = |mistake: Mistake<C>| {
+        let changed = (mistake.make)(right.clone())?;
+        let weights = (weights(&changed) != weights(right)).then(|| weights(&changed).to_vec())?;
+        Some(Mistaken { id: mistake.id, text: mistake.text, weights })
+    };
+    C::mistakes().into_iter().filter_map(own).collect()
+}
+
+/// Whether the error is that the schedule's unit does not divide K.
+fn is_unit_k(error: &Error) -> bool {
+    matches!(error, Error::Module(inner) if matches!(inner.downcast_ref(), Some(ScheduleError::UnitK { .. })))
 }
 
 /// Checks the optional key `convention`: products of 8-bit codes have only one.
@@ -128,4 +148,55 @@ pub(super) fn schedules(dtype: ScalarType) -> Result<Vec<ScheduleChoice>> {
         }
     }
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::num::tensor::DType;
+    use crate::ops::computation::{Expected, Form, mistake};
+
+    /// An output that is one value, or an error.
+    #[derive(Clone)]
+    struct Fixed(Result<u32>);
+
+    impl Computation for Fixed {
+        fn outputs(&self) -> Result<Vec<Expected>> {
+            let elements = vec![self.0.clone()?; 4];
+            let form = Form::list(4, 16);
+            let (name, dtype) = ("y".to_owned(), DType::F16);
+            Ok(vec![Expected { name, dtype, shape: vec![4], elements, form }])
+        }
+
+        fn mistakes() -> Vec<Mistake<Self>> {
+            vec![mistake("other", "the value is another one", |fixed: &mut Self| fixed.0 = Ok(2))]
+        }
+    }
+
+    #[test]
+    fn only_a_k_that_the_unit_does_not_divide_ends_the_search_quietly() {
+        let failed = || OutputReport { note: None, ..OutputReport::unchecked("y", 4, "") };
+        let searched = |right: Result<u32>| {
+            let mut report = failed();
+            better_diagnosis(&mut report, &[2; 4], &Fixed(right));
+            report
+        };
+        let named = searched(Ok(1));
+        assert_eq!(named.diagnosis.map(|d| d.id), Some("other".to_owned()));
+        assert_eq!(named.note, None);
+        let unit = ScheduleError::UnitK { found: 32, size_k: 100 };
+        let quiet = searched(Err(unit.into()));
+        assert_eq!((quiet.note, quiet.diagnosis.is_none()), (None, true));
+        let value = ScheduleError::Value {
+            key: "epilogue".to_owned(),
+            found: "a".to_owned(),
+            expected: "b".to_owned(),
+        };
+        for error in [value.into(), Error::size("experts", 0, "1 or more")] {
+            let noted = searched(Err(error.clone()));
+            let note = noted.note.unwrap();
+            assert!(note.contains(&error.to_string()), "{note}");
+            assert!(noted.diagnosis.is_none());
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Verdicts and diagnoses of case files.
 #![allow(missing_docs)]
 
+mod activation_rows;
 mod declared_diagnosis;
 mod diagnosis;
 mod golden;
@@ -9,6 +10,7 @@ mod group_quant;
 mod layer_readings;
 mod limits;
 mod moe_diagnosis;
+mod open_exponential;
 mod product_diagnosis;
 mod product_diagnosis_moe;
 mod product_model;

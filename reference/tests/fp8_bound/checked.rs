@@ -42,7 +42,7 @@ impl Mm {
         (0..rows * cols).map(one).collect()
     }
 
-    fn report(&self, y: &[u32], declared: &Declared) -> OutputReport {
+    fn case(&self, y: &[u32]) -> Case<'static> {
         let [size_m, size_n, size_k] = self.shape;
         let config = Fp8MmConfig {
             dtype: BF16,
@@ -72,6 +72,11 @@ impl Mm {
         let halves: Vec<u16> = y.iter().map(|&b| b as u16).collect();
         let y = Tensor::from_vec("out.y", DType::BF16, vec![size_m, size_n], halves).expect("y");
         case.add_output("y", y);
+        case
+    }
+
+    fn report(&self, y: &[u32], declared: &Declared) -> OutputReport {
+        let case = self.case(y);
         case.validate().expect("a case");
         let report = check_case_as(&case, declared).expect("inputs that can be used");
         report.outputs.into_iter().find(|o| o.name == "y").expect("y")
@@ -216,4 +221,30 @@ fn a_k_that_no_unit_divides_is_judged_by_its_bound() {
         assert_eq!(report.verdict, Verdict::Fail, "{what}: {report:?}");
         assert!(report.mismatches > 0, "{what}: {report:?}");
     }
+}
+
+/// Upstream's operator multiplies by any number. A column whose scale is zero is zero; a negative scale
+/// changes the sign.
+#[test]
+fn a_weights_scale_may_be_zero_or_negative() {
+    let mut mm = Mm::new([4, 24, 128]);
+    (mm.column_scales[5], mm.column_scales[9]) = (0.0, -mm.column_scales[9]);
+    let sum = |terms: &[(f64, f64)]| terms.iter().map(|(a, w)| a * w).sum::<f64>() as f32;
+    let right = mm.made(sum);
+    assert!(right[5] & 0x7fff == 0 && right[6] & 0x7fff != 0);
+    let verdict = |y: &[u32]| mm.report(y, &Declared::default()).verdict;
+    assert_eq!(verdict(&right), Verdict::Pass);
+    for (at, bits) in [(24 + 5, BF16.encode_rne(0.25)), (24 + 9, right[24 + 9] ^ 0x8000)] {
+        let mut wrong = right.clone();
+        wrong[at] = bits;
+        assert_eq!(verdict(&wrong), Verdict::Fail, "{at}");
+    }
+    for bad in [f32::NAN, f32::INFINITY] {
+        mm.column_scales[5] = bad;
+        let refused = mm.case(&right).validate().expect_err("a scale that is no number");
+        assert!(refused.to_string().contains("in.weight_scale"), "{refused}");
+    }
+    (mm.column_scales[5], mm.row_scales[2]) = (1.0, 0.0);
+    let refused = mm.case(&right).validate().expect_err("an activation scale of zero");
+    assert!(refused.to_string().contains("in.a_scales"), "{refused}");
 }

@@ -6,5 +6,6 @@ mod checked;
 mod classes;
 mod damage;
 mod data;
+mod named;
 mod simulated;
 mod unit;

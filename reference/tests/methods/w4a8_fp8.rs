@@ -2,6 +2,7 @@
 
 use marlinspike::case::{Case, CaseConfig, Op, ScheduleChoice, W4a8MmConfig};
 use marlinspike::check::{OutputReport, Verdict, add_outputs, check_case, mistaken, mistakes};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::products::schedule::{Fp8Kernel, Schedule};
 
@@ -108,4 +109,56 @@ fn unusable_inputs_are_refused_by_name() {
         let error = CaseConfig::from_json(Op::W4a8Mm, &config).expect_err("40").to_string();
         assert!(error.contains("size_k") && error.contains("40"), "{path}: {error}");
     });
+}
+
+/// `y` by loops in f64: the recorded scales of groups and columns, the column's from `from(n)`.
+fn multiplied(case: &Case<'_>, from: impl Fn(usize) -> usize) -> Vec<u16> {
+    let CaseConfig::W4a8Mm(c) = &case.config else { panic!("{:?}", case.config.op()) };
+    let e4m3 = ScalarType::FLOAT8_E4M3FN;
+    let floats = |tensor: &Tensor<'_>| tensor.elements::<f32>().into_owned();
+    let a_scales = floats(case.input("a_scales").unwrap());
+    let columns = floats(case.output("weight_chan_scale").unwrap());
+    let words = case.input("weight_packed").unwrap().elements::<u32>().into_owned();
+    let value = |code: u8| e4m3.to_f64(code.into());
+    let of_groups: Vec<f64> =
+        case.output("weight_scale").unwrap().bytes().iter().map(|&b| value(b)).collect();
+    let a: Vec<f64> = case.input("a").unwrap().bytes().iter().map(|&b| value(b)).collect();
+    let groups = of_groups.len() / c.size_n;
+    let weight = |n: usize, k: usize| {
+        let code = words[(n * c.size_k + k) / 8] >> (4 * (k % 8)) & 15;
+        let scaled = (f64::from(code) - 8.0) * of_groups[n * groups + k / (c.size_k / groups)];
+        e4m3.to_f64(e4m3.encode_rne(scaled.clamp(-448.0, 448.0)))
+    };
+    let y = |i: usize| {
+        let (m, n) = (i / c.size_n, i % c.size_n);
+        let sum: f64 = (0..c.size_k).map(|k| a[m * c.size_k + k] * weight(n, k)).sum();
+        c.dtype.encode_rne(sum * f64::from(columns[from(n)]) * f64::from(a_scales[m])) as u16
+    };
+    (0..c.size_m * c.size_n).map(y).collect()
+}
+
+/// Such checkpoints have no group size of -1 that could be used as a stride.
+#[test]
+fn the_scale_of_the_neighbouring_column_is_named() {
+    let count = recorded(Op::W4a8Mm, |path, case| {
+        let CaseConfig::W4a8Mm(c) = case.config.clone() else { panic!("{path}") };
+        let size_n = c.size_n;
+        let mut case = case.clone();
+        case.config = W4a8MmConfig { schedule: None, ..c }.into();
+        let judged = |from: &dyn Fn(usize) -> usize| {
+            let y = multiplied(&case, from);
+            report(&with(&case, "y", |i, _: u16| y[i]), "y")
+        };
+        let right = judged(&|n| n);
+        assert_eq!(right.verdict, Verdict::Pass, "{path}: {right:?}");
+        let next: &dyn Fn(usize) -> usize = &|n| (n + 1) % size_n;
+        for from in [next, &|n| (n + size_n - 1) % size_n] {
+            let wrong = judged(from);
+            assert_eq!(wrong.verdict, Verdict::Fail, "{path}");
+            let diagnosis = wrong.diagnosis.expect("a diagnosis");
+            assert_eq!(diagnosis.id, "scale-of-another-column", "{path}: {diagnosis:?}");
+            assert_eq!(diagnosis.unexplained, 0, "{path}: {diagnosis:?}");
+        }
+    });
+    assert_eq!(count, 4);
 }

@@ -38,16 +38,9 @@ impl StackInfo {
         let Some(first) = experts.first() else {
             return fail("no expert on this rank".to_owned());
         };
+        bind::expect_alike(&experts, Bound::difference)
+            .map_err(|reason| ModelError::module(&stack.module, reason))?;
         for row in &experts {
-            if row.len() != first.len() {
-                let (a, b) = (&row[0].name, &first[0].name);
-                let found =
-                    format!("`{a}` is one of {} matrices, `{b}` of {}", row.len(), first.len());
-                return fail(format!("{found}: experts must be alike"));
-            }
-            if let Some(found) = row.iter().zip(first).find_map(|(a, b)| a.difference(b)) {
-                return fail(format!("{found}: experts must be alike"));
-            }
             if let Some(other) = row.iter().find(|b| b.shape.size_k != row[0].shape.size_k) {
                 let (a, b) = (&row[0], other);
                 let found = format!("`{}` is {}, `{}` {}", a.name, a.shape, b.name, b.shape);

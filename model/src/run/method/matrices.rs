@@ -24,17 +24,8 @@ impl<'s> Matrices<'s> {
     pub(super) fn bind(model: &Model<'_>, stack: &'s Stack) -> Result<Self, ModelError> {
         let of = |row: &Vec<_>| row.iter().map(|m| Bound::find(model, &stack.scheme, m)).collect();
         let experts: Vec<Vec<Bound>> = stack.experts.iter().map(of).collect::<Result<_, _>>()?;
-        let shapes = |row: &[Bound]| row.iter().map(|b| b.shape).collect::<Vec<_>>();
-        let first = &experts[0];
-        if let Some(other) = experts.iter().find(|row| shapes(row) != shapes(first)) {
-            let unlike = other.iter().zip(first).find(|(a, b)| a.shape != b.shape);
-            let (a, b) = unlike.unwrap_or((&other[0], &first[0]));
-            let found = format!("`{}` is {}, `{}` {}", a.name, a.shape, b.name, b.shape);
-            return Err(ModelError::module(
-                &stack.module,
-                format!("{found}: experts must be alike"),
-            ));
-        }
+        bind::expect_alike(&experts, Bound::shape_difference)
+            .map_err(|reason| ModelError::module(&stack.module, reason))?;
         Ok(Self { module: &stack.module, scheme: &stack.scheme, experts })
     }
 

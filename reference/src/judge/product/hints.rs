@@ -1,9 +1,10 @@
 //! Facts about a case besides the product itself.
 
 use crate::layers::TensorParallel;
+use crate::weight::Weight;
 
 /// Facts that do not enter the product but may explain a wrong one.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Hints<'c> {
     /// Router weight of each row, even for a product that they do not multiply.
     pub(crate) router_weights: Option<&'c [f32]>,
@@ -13,4 +14,14 @@ pub(crate) struct Hints<'c> {
     pub(crate) unused_g_idx: Option<&'c [u32]>,
     /// Whether the layer has an up projection next to the gate.
     pub(crate) is_gated: bool,
+    /// The operation's own known mistakes with the weights.
+    pub(crate) mistaken: Option<&'c dyn Fn() -> Vec<Mistaken>>,
+}
+
+/// A known mistake of an operation that changes its weights.
+pub(crate) struct Mistaken {
+    pub(crate) id: &'static str,
+    pub(crate) text: String,
+    /// One for each part.
+    pub(crate) weights: Vec<Weight<'static>>,
 }

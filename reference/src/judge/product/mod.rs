@@ -15,7 +15,7 @@ use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 use crate::products::{Class, Convention, Rows};
 use crate::weight::Weight;
-pub(crate) use hints::Hints;
+pub(crate) use hints::{Hints, Mistaken};
 pub(crate) use readings::{DEQUANTIZING, Reading};
 pub(crate) use stage::{Part, Stage};
 pub(crate) use verdict::{REMEDY, measure};

@@ -155,7 +155,7 @@ impl Function {
     }
 }
 
-/// The bounds of one activation for one 16-bit type.
+/// The bounds of one activation for one type of results.
 #[derive(Debug, Clone)]
 pub struct Bounds {
     definition: Definition,
@@ -175,9 +175,14 @@ impl Bounds {
     /// # Errors
     /// As [`Definition::validate`]; [`Error::Unsupported`](crate::Error::Unsupported) for other types.
     pub fn new(definition: Definition, ty: ScalarType) -> Result<Self> {
-        definition.validate()?;
         crate::moe::half_type(ty)?;
-        Ok(Self { definition, ty, table: vec![None; 1 << 16] })
+        Ok(Self { table: vec![None; 1 << 16], ..Self::of_type(definition, ty)? })
+    }
+
+    /// The bounds for [`of_bounds`](Self::of_bounds) alone, whose results may also be FLOAT32.
+    pub(crate) fn of_type(definition: Definition, ty: ScalarType) -> Result<Self> {
+        definition.validate()?;
+        Ok(Self { definition, ty, table: Vec::new() })
     }
 
     /// The bound for one gate and one up, bits of the type. Without multiplication up is ignored.

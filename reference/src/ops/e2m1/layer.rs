@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::activated;
 use super::config::{ACTIVATIONS, E2m1MoeConfig, TYPES};
 use super::plain_nan;
 use super::stages::Layer;
@@ -151,7 +152,16 @@ impl Operation for E2m1MoeConfig {
                 case.add_output(name, plain);
             }
         }
-        bitwise(&case, &layer)
+        let mut reports = bitwise(&case, &layer)?;
+        for report in reports.iter_mut().filter(|r| r.name == "activated") {
+            activated::settle(report, &case, &layer)?;
+        }
+        Ok(reports)
+    }
+
+    /// The exponential of `activated` is open.
+    fn fixes_every_bit(&self) -> bool {
+        false
     }
 
     fn draw_inputs(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {

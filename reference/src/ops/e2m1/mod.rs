@@ -1,5 +1,6 @@
 //! The product of MXFP4 weights and activations quantized to int8 in groups of 32.
 
+mod activated;
 mod computation;
 mod config;
 mod layer;

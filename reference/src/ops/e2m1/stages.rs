@@ -5,7 +5,9 @@ use super::one_nan;
 use crate::Result;
 use crate::judge::compare::Rows;
 use crate::layouts::e2m1::{E2m1Rows, GROUP};
+use crate::moe::activation::bound::Bounds;
 use crate::moe::activation::{Columns, Definition};
+use crate::num::interval::Bound;
 use crate::num::scalar::ScalarType;
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Form, Mistake, known};
@@ -108,27 +110,64 @@ impl Layer {
         Ok(all)
     }
 
-    fn stages(&self) -> Result<[Values; 3]> {
+    /// The type of x and of every output.
+    pub(super) fn dtype(&self) -> ScalarType {
+        self.config.dtype
+    }
+
+    /// Columns of `activated`.
+    pub(super) fn cols(&self) -> usize {
+        self.config.intermediate_size
+    }
+
+    fn gate_up(&self) -> Result<Vec<f32>> {
         let c = &self.config;
-        let (h, i, ty) = (c.hidden_size, c.intermediate_size, self.inner);
+        let (h, i) = (c.hidden_size, c.intermediate_size);
         let x = self.x.to_f32();
-        let gate_up = self.by_slot(2 * i, |slot, e| {
+        self.by_slot(2 * i, |slot, e| {
             let row = Values::from_f32(x[slot / c.top_k * h..][..h].to_vec(), c.dtype)?;
-            Ok(self.w13.product(e, &row, ty)?.to_f32())
-        })?;
-        let given = |given: &Option<Values>, own: &[f32]| {
-            given.as_ref().map_or_else(|| own.to_vec(), Values::to_f32)
-        };
-        let from = given(&self.gate_up, &gate_up);
-        let activated = self.by_slot(i, |slot, _| {
-            let row = &from[slot * 2 * i..][..2 * i];
+            Ok(self.w13.product(e, &row, self.inner)?.to_f32())
+        })
+    }
+
+    /// `activated` of the rows of `gate_up`.
+    fn activate(&self, gate_up: &[f32]) -> Result<Vec<f32>> {
+        let i = self.config.intermediate_size;
+        self.by_slot(i, |slot, _| {
+            let row = &gate_up[slot * 2 * i..][..2 * i];
             let one = |j: usize| {
                 let [gate, up] = self.activation.places(j, i);
                 self.activation.canonical(row[gate], row[up])
             };
-            Ok(Values::from_f32((0..i).map(one).collect(), ty)?.to_f32())
-        })?;
-        let from = given(&self.activated, &activated);
+            Ok(Values::from_f32((0..i).map(one).collect(), self.inner)?.to_f32())
+        })
+    }
+
+    /// The bound of each value of `activated`, and the layer's own values.
+    pub(super) fn activated_bounds(&self) -> Result<(Vec<Bound>, Values)> {
+        let i = self.config.intermediate_size;
+        let gate_up = given(&self.gate_up, self.gate_up()?);
+        let bounds = Bounds::of_type(self.activation, self.config.dtype)?;
+        let mut all = Vec::with_capacity(self.config.slots() * i);
+        for (slot, &id) in self.topk_ids.iter().enumerate() {
+            let row = &gate_up[slot * 2 * i..][..2 * i];
+            let of = |j: usize| {
+                let pair = self.activation.places(j, i);
+                let [gate, up] = pair.map(|at| Bound::exactly(f64::from(row[at])));
+                bounds.of_bounds(&gate, &up)
+            };
+            // A slot without an expert has a row of zeros.
+            all.extend((0..i).map(|j| if id < 0 { Bound::exactly(0.0) } else { of(j) }));
+        }
+        Ok((all, Values::from_f32(self.activate(&gate_up)?, self.config.dtype)?))
+    }
+
+    fn stages(&self) -> Result<[Values; 3]> {
+        let c = &self.config;
+        let (h, i, ty) = (c.hidden_size, c.intermediate_size, self.inner);
+        let gate_up = self.gate_up()?;
+        let activated = self.activate(&given(&self.gate_up, gate_up.clone()))?;
+        let from = given(&self.activated, activated.clone());
         let down = self.by_slot(h, |slot, e| {
             let row = Values::from_f32(from[slot * i..][..i].to_vec(), ty)?;
             Ok(self.w2.product(e, &row, ty)?.to_f32())
@@ -147,6 +186,11 @@ impl Layer {
         let of = |values| Values::from_f32(values, c.dtype);
         Ok([of(gate_up)?, of(activated)?, of(y)?])
     }
+}
+
+/// The stage of the case, or the layer's own.
+fn given(given: &Option<Values>, own: Vec<f32>) -> Vec<f32> {
+    given.as_ref().map_or(own, Values::to_f32)
 }
 
 impl Computation for Layer {

@@ -4,7 +4,7 @@
 use super::{Fp8Moe, scales};
 use crate::Result;
 use crate::judge::compare::elements;
-use crate::judge::product::{Hints, Part, Stage};
+use crate::judge::product::{Hints, Mistaken, Part, Stage};
 use crate::judge::scheduled::{self, Product};
 use crate::judge::{Declared, OutputReport, Verdict, known};
 use crate::method::{Activations, Scales};
@@ -14,7 +14,9 @@ use crate::ops::computation::{Expected, judge_some};
 use crate::ops::fp8_blocks::are_powers;
 use crate::ops::layer::{activated, summed};
 use crate::ops::quantized_moe::{QUANTIZED, report_unjudged};
-use crate::ops::w8a8_fp8::{E4M3_TYPE, better_diagnosis, declared_as, is_declared};
+use crate::ops::w8a8_fp8::{
+    E4M3_TYPE, better_diagnosis, declared_as, is_declared, mistaken_weights,
+};
 use crate::products::{self, Extras};
 use crate::weight::Weight;
 
@@ -23,6 +25,23 @@ impl Fp8Moe {
     fn global(&self, e: usize) -> usize {
         let map = self.map.iter().flatten();
         map.clone().position(|&local| usize::try_from(local) == Ok(e)).unwrap_or(e)
+    }
+
+    /// The known mistakes with the scales of blocks of a product's weights.
+    fn mistaken(&self, which: usize) -> Vec<Mistaken> {
+        match self.config.block {
+            Some(_) => mistaken_weights(self, |layer| &layer.weights[which]),
+            None => Vec::new(),
+        }
+    }
+
+    fn hints<'c>(&'c self, mistaken: &'c dyn Fn() -> Vec<Mistaken>) -> Hints<'c> {
+        Hints {
+            router_weights: Some(&self.topk_weights),
+            is_gated: self.config.activation.is_gated(),
+            mistaken: Some(mistaken),
+            ..Hints::default()
+        }
     }
 }
 
@@ -104,6 +123,7 @@ impl Walk<'_> {
             power_of_two_scales: are_powers(scales(rows)) && weights.iter().all(powers),
             ..self.declared.clone()
         };
+        let mistaken = || layer.mistaken(which);
         let bounded = || {
             let part = |(e, weight)| {
                 let mine = |row: &usize| experts[*row] == Some(e);
@@ -123,11 +143,7 @@ impl Walk<'_> {
                 input_dtype: Some(E4M3_TYPE),
                 declared: &declared,
                 top_k: Some(c.top_k),
-                hints: Hints {
-                    router_weights: Some(&self.layer.topk_weights),
-                    is_gated: c.activation.is_gated(),
-                    ..Hints::default()
-                },
+                hints: layer.hints(&mistaken),
             };
             match choice.is_some() || self.class_declared {
                 true => stage.judge(),
@@ -139,7 +155,7 @@ impl Walk<'_> {
             None => bounded()?,
         };
         if report.verdict == Verdict::Fail {
-            better_diagnosis(&mut report, &elements(found), layer)?;
+            better_diagnosis(&mut report, &elements(found), layer);
         }
         self.reports.push(report);
         Ok(())

@@ -9,7 +9,9 @@ use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
 use crate::ops::computation::{Defined, ids};
 use crate::ops::draw::{Rng, activation_bits, any_bits, small};
-use crate::ops::schema::{CaseError, Demand, Inputs, Reader, TensorRule, not_negative, stored};
+use crate::ops::schema::{
+    CaseError, Demand, Inputs, Reader, TensorRule, finite, not_negative, stored,
+};
 use crate::ops::tensors::{
     F32, FLAGS, HALF, HALF_TYPES, I8, I32, half, input, is, name_of, output, whole,
 };
@@ -128,7 +130,7 @@ impl Operation for Int8MmConfig {
     /// `azp_adj` follows from the weight, so another one is not an input that a kernel is given.
     fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
         not_negative(&inputs["a_scales"])?;
-        not_negative(&inputs["weight_scale"])?;
+        finite(&inputs["weight_scale"])?;
         let Some(azp) = self.azp else { return Ok(()) };
         let weight = inputs["weight"].bytes();
         let factor = match azp {

@@ -9,7 +9,7 @@ use crate::moe::{Chain, narrow, widen};
 use crate::num::interval::{Bound, Interval};
 use crate::ops::case::Case;
 
-const CLASS: &str = "bound: f32; expf or __expf, erff and tanhf to 2 ulp, quotients to 2 ulp; \
+pub(crate) const CLASS: &str = "bound: f32; expf or __expf, erff and tanhf to 2 ulp, quotients to 2 ulp; \
                      either factor of the product may be rounded first; one rounding at the end";
 
 pub(crate) fn judge(

@@ -16,7 +16,7 @@ use crate::ops::fp8_blocks::{
     BlockSize, Fp8Operands, SCALES, block_schedules, check_scales, default_schedule, draw_scales,
 };
 use crate::ops::quant::keys::schedule_json;
-use crate::ops::schema::{CaseError, Demand, Inputs, Reader, TensorRule, stored};
+use crate::ops::schema::{CaseError, Demand, Inputs, Reader, TensorRule, finite, stored};
 use crate::ops::tensors::half;
 use crate::ops::tensors::{E4M3, F32, FLAGS, HALF, HALF_TYPES, input, is, output, whole};
 use crate::ops::w8a8_fp8::{read_convention, schedules};
@@ -132,7 +132,7 @@ impl Operation for Fp8MmConfig {
 
     fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
         check_scales(&inputs["a_scales"])?;
-        check_scales(&inputs["weight_scale"])
+        finite(&inputs["weight_scale"])
     }
 
     /// K of one instruction, of part of a promotion interval, and of several intervals.

@@ -19,7 +19,8 @@ use crate::ops::fp8_blocks::{
     BlockSize, are_powers, block_weight, default_schedule, move_scales, scale_values, transposed,
 };
 use crate::ops::w8a8_fp8::{
-    E4M3_TYPE, better_diagnosis, declared_as, fp8_weight, is_declared, other_promotion,
+    E4M3_TYPE, better_diagnosis, declared_as, fp8_weight, is_declared, mistaken_weights,
+    other_promotion,
 };
 use crate::products::Extras as BoundExtras;
 use crate::products::schedule::{Extras, Fp8BlockKernel, Fp8Kernel, Schedule};
@@ -78,6 +79,11 @@ impl Fp8Mm {
             rows = rows.scaled(block.k, &self.a_scales)?;
             activation_scales = None;
         }
+        // Scales of rows and columns are also those of products that prepare their weight.
+        let mistaken = || match c.block {
+            Some(_) => mistaken_weights(self, |mm| std::slice::from_ref(&mm.weight)),
+            None => Vec::new(),
+        };
         let stage = Stage {
             name: "y",
             found,
@@ -90,7 +96,7 @@ impl Fp8Mm {
             input_dtype: Some(E4M3_TYPE),
             declared: &declared,
             top_k: None,
-            hints: Hints::default(),
+            hints: Hints { mistaken: Some(&mistaken), ..Hints::default() },
         };
         match self.config.schedule.is_some() || is_declared(given) {
             true => stage.judge().map(Some),
@@ -214,14 +220,14 @@ fn judge(case: &Case<'_>, mm: &Fp8Mm, given: &Declared) -> Result<Vec<OutputRepo
     let mut reports: Vec<OutputReport> = report.into_iter().collect();
     for report in reports.iter_mut().filter(|r| r.verdict == Verdict::Fail) {
         let bits = elements(found);
-        better_diagnosis(report, &bits, mm)?;
+        better_diagnosis(report, &bits, mm);
         let known = |d: &Diagnosis| ids::<Fp8Mm>().contains(&d.id.as_str());
         if mm.config.block.is_some()
             && mm.config.schedule.is_none()
             && !report.diagnosis.as_ref().is_some_and(known)
         {
             let schedule = Schedule::w8a8_fp8_blocks(Fp8BlockKernel::Triton, mm.config.dtype)?;
-            better_diagnosis(report, &bits, &Fp8Mm { schedule, ..mm.clone() })?;
+            better_diagnosis(report, &bits, &Fp8Mm { schedule, ..mm.clone() });
         }
     }
     Ok(reports)

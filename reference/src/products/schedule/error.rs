@@ -22,6 +22,16 @@ pub enum ScheduleError {
         /// Values expected.
         expected: String,
     },
+    /// A unit that does not divide the product's K.
+    #[error(
+        "schedule key `unit.size_k`: found {found}, expected a divisor of the weight's size_k {size_k}"
+    )]
+    UnitK {
+        /// `size_k` of the unit.
+        found: usize,
+        /// K of the weight.
+        size_k: usize,
+    },
 }
 
 impl ScheduleError {

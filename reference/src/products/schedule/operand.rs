@@ -53,8 +53,7 @@ impl<'p> Plan<'p> {
         weight.validate()?;
         let size_k = weight.shape().size_k;
         if size_k == 0 || !size_k.is_multiple_of(unit.size_k) {
-            let expected = format!("a divisor of the weight's size_k {size_k}");
-            return Err(ScheduleError::value("unit.size_k", unit.size_k, expected).into());
+            return Err(ScheduleError::UnitK { found: unit.size_k, size_k }.into());
         }
         schedule.chunks.fit(size_k)?;
         let grouped = schedule.group_sum.is_some();

@@ -148,7 +148,8 @@ fn other_size<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     all
 }
 
-/// Scales of whole columns, read at an offset: a group size of -1 as a number.
+/// Scales of whole columns, read at an offset: a group size of -1 as a number. Checkpoints of 8-bit
+/// products have no such number: there only the neighbouring column is tried.
 fn stride<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     let Some(first) = scene.stage.parts.first() else { return Vec::new() };
     let shape = first.weight.shape();
@@ -156,9 +157,13 @@ fn stride<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
         return Vec::new();
     }
     let (size_k, size_n) = (shape.size_k, shape.size_n);
+    let has_group_size = scene.convention.dequantizes();
     // One element back, one row of scales per k, or the share of a rank.
-    let mut offsets = vec![size_n - 1, 1, size_k % size_n];
-    if let Some(tp) = scene.stage.hints.tensor_parallel {
+    let mut offsets = vec![size_n - 1, 1];
+    if has_group_size {
+        offsets.push(size_k % size_n);
+    }
+    if let Some(tp) = scene.stage.hints.tensor_parallel.filter(|_| has_group_size) {
         offsets.push(tp.rank * size_k % size_n);
         offsets.push((size_n - tp.rank * size_k % size_n) % size_n);
     }
@@ -166,11 +171,15 @@ fn stride<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     offsets.dedup();
     offsets.retain(|&o| o != 0);
     let suspect = |offset: usize| {
-        let text = format!(
-            "column n got the scale of column n + {offset}, as where a group size of -1 is used as \
-             a stride or divisor"
-        );
-        Suspect::new("group-size-as-stride", text, move |part| {
+        let (id, why) = match has_group_size {
+            true => (
+                "group-size-as-stride",
+                ", as where a group size of -1 is used as a stride or divisor",
+            ),
+            false => ("scale-of-another-column", ""),
+        };
+        let text = format!("column n got the scale of column (n + {offset}) mod {size_n}{why}");
+        Suspect::new(id, text, move |part| {
             let mut weight = scene.stage.parts[part].weight.clone();
             let order: Vec<usize> = (0..size_n).map(|n| (n + offset) % size_n).collect();
             weight.scales = weight.scales.permute_columns(&order).ok()?;

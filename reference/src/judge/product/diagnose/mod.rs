@@ -7,6 +7,7 @@
 //! whether a suspect is the cause.
 //!
 //! * [`numbers`]: zeros, infinities, NaN, and a factor common to all elements.
+//! * [`mistaken`]: the operation's own mistakes with its weights.
 //! * [`suspects`], [`codes`]: the whole matrix, bias, scales or router weights misread; [`order`]: act-order;
 //!   [`groups`], [`shards`]: group sizes, ranks, gate and up; [`lost_scales`]: block scales read as
 //!   zero; [`overflow`]: integer sums.
@@ -33,6 +34,9 @@ mod suspects;
 mod terms;
 mod weights;
 
+use std::borrow::Cow;
+
+use super::Mistaken;
 use crate::judge::mistake::{KnownMistake, NEARLY, Outcome};
 use crate::judge::picture::Cause;
 use crate::judge::{Diagnosis, Strength};
@@ -163,8 +167,21 @@ fn search(scene: &Scene<'_>) -> Option<Finding> {
     best
 }
 
+/// The operation's own mistakes.
+fn mistaken<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
+    let all = scene.stage.hints.mistaken.map(|list| list()).unwrap_or_default();
+    let suspect = |Mistaken { id, text, weights }: Mistaken| {
+        Suspect::new(id, text, move |part| {
+            let weight = Cow::Owned(weights.get(part)?.clone());
+            Some(Setup { weight, ..scene.right(part) })
+        })
+    };
+    all.into_iter().map(suspect).collect()
+}
+
 fn whole(scene: &Scene<'_>) -> Option<Finding> {
-    let mut suspects = order::suspects(scene);
+    let mut suspects = mistaken(scene);
+    suspects.extend(order::suspects(scene));
     suspects.extend(suspects::suspects(scene));
     suspects.extend(groups::suspects(scene));
     suspects.extend(shards::suspects(scene));
