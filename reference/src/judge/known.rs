@@ -47,7 +47,10 @@ pub(crate) fn by_schedule(
     convention: Option<Convention>,
 ) -> Option<OutputReport> {
     let strict = convention.filter(|c| c.dequantizes());
-    let may = |s: &Schedule| strict.is_none_or(|convention| follows(s, product, convention));
+    let may = |s: &Schedule| {
+        product.expect_applied(s).is_ok()
+            && strict.is_none_or(|convention| follows(s, product, convention))
+    };
     let bits = elements(found);
     let mut spots = Spots::new(product, &bits)?;
     let all = known_schedules(product.weights, product.dtype, product.input);

@@ -47,6 +47,17 @@ impl<'a> Product<'a> {
         self.weights.first().map_or(1, |w| w.shape().size_k.max(1))
     }
 
+    /// # Errors
+    /// As [`Schedule::expect_applied`], for every matrix.
+    pub(crate) fn expect_applied(&self, schedule: &Schedule) -> Result<(), ScheduleError> {
+        let extras = Extras {
+            activation_scales: self.activation_scales,
+            router_weights: self.router_weights,
+            order: None,
+        };
+        self.weights.iter().try_for_each(|weight| schedule.expect_applied(weight, extras))
+    }
+
     pub(crate) fn execute(&self, schedule: &Schedule) -> Result<Vec<u32>> {
         let rows: Vec<usize> = (0..self.x.len() / self.size_k()).collect();
         self.execute_part(schedule, &rows, |_| true)
@@ -92,7 +103,8 @@ impl<'a> Product<'a> {
 /// compared with related schedules; if none explains it, `bounded` judges it by its bounds.
 ///
 /// # Errors
-/// Returns an error if the schedule does not fit the product, as [`Schedule::execute_stack`].
+/// Returns an error if the schedule does not fit the product, as [`Schedule::execute_stack`], or drops
+/// one of its operands.
 pub(crate) fn judge(
     name: &str,
     found: &Tensor<'_>,
@@ -110,6 +122,7 @@ pub(crate) fn judge(
         }
         .into());
     }
+    product.expect_applied(&schedule)?;
     let expected = product.execute(&schedule)?;
     let bits = elements(found);
     let size_n = product.weights.first().map_or(1, |w| w.shape().size_n.max(1));

@@ -18,6 +18,7 @@ mod layer;
 mod layer_stages;
 mod norm_bound;
 mod nvfp4_moe;
+mod operands_applied;
 mod router;
 mod router_bound;
 mod sum;

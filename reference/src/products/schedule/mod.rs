@@ -17,6 +17,7 @@
 //!
 //! f32 additions round to nearest even. Every NaN result is 0x7FFFFFFF (16 bits: 0x7FFF).
 
+mod applied;
 mod arrays;
 mod choice;
 mod chunks;
