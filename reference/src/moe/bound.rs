@@ -16,6 +16,7 @@
 //! | group score | one addition | rounded to the scores' type |
 //! | renormalized weight | sum of top_k in any order, reciprocal or quotient, factor | (k + 3)·u relative |
 //! | 16-bit scores (grouped) | rounded to the logits' type | rounding is monotone: the ends are rounded |
+//! | sum, quotient, factor of 16-bit scores | in f32, or rounded to the logits' type ([`Roundings`]) | the same |
 //! | anything | results below 2^-126 may be flushed to zero | 2^-126 absolute |
 //!
 //! The common factor 1/Σ of a token's probabilities cancels in renormalized weights and does not
@@ -25,9 +26,39 @@
 
 use crate::moe::ScoringFunc;
 use crate::moe::router::{Groups, Router};
-use crate::num::interval::{FLUSH, Interval, U, WIDEN};
+use crate::num::interval::{Interval, U, WIDEN};
 use crate::num::scalar::ScalarType;
 use crate::num::scalar::round_to;
+
+/// Which results after 16-bit scores are rounded to the logits' type, too. Fused operators round none of
+/// them, torch's operators every one; a compiler may keep some in f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Roundings {
+    /// The sum that weights are divided by.
+    pub sum: bool,
+    /// The divided weights.
+    pub quotient: bool,
+    /// The weights times the routed scaling factor.
+    pub product: bool,
+}
+
+impl Roundings {
+    /// Every combination that can differ under `router`; none rounded first, all rounded second.
+    pub fn of(router: &Router<'_>) -> Vec<Self> {
+        let mut all = vec![Self::default()];
+        if router.score_type() == ScalarType::FLOAT32 {
+            return all;
+        }
+        let (divides, scales) = (router.renormalize, router.routed_scaling_factor != 1.0);
+        for bits in (1..8).rev() {
+            let [sum, quotient, product] = [bits & 4 != 0, bits & 2 != 0, bits & 1 != 0];
+            if (divides || !sum && !quotient) && (scales || !product) {
+                all.push(Self { sum, quotient, product });
+            }
+        }
+        all
+    }
+}
 
 /// The scores of one token: exact values and intervals of computed values.
 #[derive(Debug, Clone)]
@@ -42,6 +73,8 @@ pub struct Bounds {
     choice: Vec<Interval>,
     renormalize: bool,
     factor: f64,
+    /// What follows 16-bit scores.
+    roundings: Roundings,
 }
 
 impl Bounds {
@@ -91,7 +124,13 @@ impl Bounds {
             None => free.clone(),
         };
         let (renormalize, factor) = (router.renormalize, f64::from(router.routed_scaling_factor));
-        Self { exact, free, common, choice, renormalize, factor }
+        let roundings = Roundings::default();
+        Self { exact, free, common, choice, renormalize, factor, roundings }
+    }
+
+    /// Bounds the weights of implementations that also round these results.
+    pub const fn set_roundings(&mut self, roundings: Roundings) {
+        self.roundings = roundings;
     }
 
     /// The bounds if scores were recovered from the rounded selection values by subtracting the
@@ -114,7 +153,8 @@ impl Bounds {
     /// Exact weight and interval of entry `j` of the chosen `ids`, all below the number of experts.
     pub fn weight(&self, router: &Router<'_>, ids: &[usize], j: usize) -> (f64, Interval) {
         let (me, f) = (self.exact[ids[j]], self.free[ids[j]]);
-        let (exact, weight) = if self.renormalize {
+        let ty = router.score_type();
+        let (exact, mut weight) = if self.renormalize {
             let others = || ids.iter().enumerate().filter(|(i, _)| *i != j).map(|(_, &id)| id);
             let (mut exact, mut lo, mut hi) = (0.0, 0.0, 0.0);
             for id in others() {
@@ -124,23 +164,33 @@ impl Bounds {
             }
             // x / (x + others) grows with x. The fused operator starts its sum with 1e-20.
             let share = |x: f64, others: f64| if x > 0.0 { x / (x + others) } else { 0.0 };
-            let interval = Interval { lo: share(f.lo, hi + 1e-20), hi: share(f.hi, lo) };
-            (share(me, exact), interval.scaled((ids.len() + 3) as f64 * U))
+            let interval = match self.roundings.sum {
+                true => {
+                    // Each score is one of the type's numbers, so a rounded sum is not below it.
+                    let sum = Interval { lo: f.lo + lo, hi: f.hi + hi };
+                    let sum = sum.scaled((ids.len() - 1) as f64 * U).rounded(ty);
+                    let over = |x: f64, sum: f64| if x > 0.0 { x / sum.max(x) } else { 0.0 };
+                    Interval { lo: over(f.lo, sum.hi), hi: over(f.hi, sum.lo) }.scaled(3.0 * U)
+                }
+                false => Interval { lo: share(f.lo, hi + 1e-20), hi: share(f.hi, lo) }
+                    .scaled((ids.len() + 3) as f64 * U),
+            };
+            let rounded = if self.roundings.quotient { interval.rounded(ty) } else { interval };
+            (share(me, exact), rounded)
         } else {
             // A sigmoid has no common factor, hence no rounding of a product with it.
             let score = if self.common.1.is_point() { f } else { product(f, self.common.1) };
             (me * self.common.0, score.scaled(U))
         };
         let ends = [weight.lo * self.factor, weight.hi * self.factor];
-        let mut weight = Interval { lo: ends[0].min(ends[1]), hi: ends[0].max(ends[1]) };
-        let ty = router.score_type();
-        if ty != ScalarType::FLOAT32 && router.bias.is_none() {
-            // Without a bias upstream stays in the logits' type: sum, quotient and product each
-            // round to it, by at most 2^-11 (f16) or 2^-8 (bf16) of the value.
-            let half_ulp = if ty == ScalarType::FLOAT16 { 1.0 / 2048.0 } else { 1.0 / 256.0 };
-            let wide = (1.0_f64 + half_ulp).powi(3) - 1.0;
-            let error = weight.lo.abs().max(weight.hi.abs()) * wide + FLUSH;
+        weight = Interval { lo: ends[0].min(ends[1]), hi: ends[0].max(ends[1]) };
+        if self.roundings.quotient || self.roundings.product {
+            // The f32 product with the factor follows a rounding or precedes one.
+            let error = weight.magnitude() * U;
             weight = Interval { lo: weight.lo - error, hi: weight.hi + error };
+        }
+        if self.roundings.product {
+            weight = weight.rounded(ty);
         }
         (exact * self.factor, weight)
     }

@@ -1,9 +1,13 @@
 //! The widths of the bounds of router weights, from the errors that their table states.
 
 use marlinspike::case::ScoringFunc::{Sigmoid, Softmax};
-use marlinspike::moe::bound::Bounds;
+use marlinspike::case::{Case, CaseConfig, Op};
+use marlinspike::check::{Verdict, check_case};
+use marlinspike::moe::bound::{Bounds, Roundings};
 use marlinspike::moe::router::{Groups, Router};
 use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::{DType, Tensor};
+use serde_json::json;
 
 /// Half an ulp of f32 at 1.
 const U: f64 = 1.0 / (1u64 << 24) as f64;
@@ -91,28 +95,99 @@ fn softmax_weights() {
     }
 }
 
-/// In 16 bits without a bias, three roundings to the logits' type follow the score.
+/// Weights of the first `k` scores of sigmoids in `ty`, by operations in f32 that `r` rounds to `ty`.
+fn sixteen_bits(ty: ScalarType, logits: &[f32], k: usize, factor: f32, r: Roundings) -> Vec<f32> {
+    let half = |x: f32| ty.to_f64(ty.encode_rne(x.into())) as f32;
+    let rounded = |x: f32, is: bool| if is { half(x) } else { x };
+    let scores: Vec<f32> =
+        logits[..k].iter().map(|x| half((1.0 / (1.0 + (-f64::from(*x)).exp())) as f32)).collect();
+    let sum = rounded(scores.iter().sum(), r.sum);
+    let weight = |s: &f32| rounded(rounded(s / sum, r.quotient) * factor, r.product);
+    scores.iter().map(weight).collect()
+}
+
+/// Logits that f16 and bf16 hold.
+fn eighths(seed: u32) -> Vec<f32> {
+    let next = |i: u32| (seed * 97 + i).wrapping_mul(2_654_435_761) >> 26;
+    (0..8).map(|i| (next(i) as f32 - 32.0) / 8.0).collect()
+}
+
+/// After scores in 16 bits, sum, quotient and product are in f32 or in 16 bits; nothing between passes.
 #[test]
 fn weights_in_sixteen_bits() {
     let groups = Some(Groups { num_expert_group: 1, topk_group: 1 });
-    for (logits_type, half_ulp) in
-        [(ScalarType::FLOAT16, 1.0 / 2048.0), (ScalarType::BFLOAT16, 1.0 / 256.0)]
-    {
-        for routed_scaling_factor in [1.0f32, 2.5] {
-            let router = Router {
-                groups,
-                logits_type,
-                routed_scaling_factor,
-                ..Router::new(Sigmoid, 1, false)
+    let (mut changed, mut kept) = (0, 0);
+    for (logits_type, factor) in [
+        (ScalarType::FLOAT16, 1.0f32),
+        (ScalarType::FLOAT16, 2.5),
+        (ScalarType::BFLOAT16, 1.0),
+        (ScalarType::BFLOAT16, 2.5),
+    ] {
+        let plain = Router { groups, logits_type, ..Router::new(Sigmoid, 4, true) };
+        let router = Router { routed_scaling_factor: factor, ..plain };
+        let ids = [0, 1, 2, 3];
+        let all = Roundings::of(&router);
+        assert_eq!(all.len(), if factor == 1.0 { 4 } else { 8 });
+        for seed in 0..40 {
+            let logits = eighths(seed);
+            let of = |roundings, j| {
+                let mut bounds = Bounds::new(&router, &logits);
+                bounds.set_roundings(roundings);
+                bounds.weight(&router, &ids, j).1
             };
-            // Sigmoid of 0 is 1/2, which both types hold.
-            let (exact, found) = weight(&router, &[0.0, -3.0]);
-            assert_eq!(exact, 0.5 * f64::from(routed_scaling_factor));
-            let error = (1.0f64 + half_ulp).powi(3) - 1.0;
-            let stated = [exact * (1.0 - error), exact * (1.0 + error)];
-            expect_ends(&format!("{logits_type}"), exact, found, stated);
+            for r in &all {
+                let made = sixteen_bits(logits_type, &logits, 4, factor, *r);
+                for (j, w) in made.into_iter().enumerate() {
+                    let (w, found) = (f64::from(w), of(*r, j));
+                    assert!(found.contains(w), "{logits_type} {r:?}: {w}, {found:?}");
+                    let wrong = w * 1.0005;
+                    kept += usize::from(all.iter().any(|r| of(*r, j).contains(wrong)));
+                    changed += 1;
+                }
+            }
         }
     }
+    // A sum that is a tie in 16 bits has both neighbours, whose distance in f16 is more than 0.0005.
+    assert!(kept * 6 <= changed, "{kept} of {changed} weights times 1.0005 are within a bound");
+}
+
+/// A case with 16-bit logits passes by the operations of a fused kernel and of torch, and by no other.
+#[test]
+fn cases_in_sixteen_bits() {
+    let logits: Vec<f32> = (0..3).flat_map(eighths).collect();
+    let bits: Vec<u16> = logits.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
+    let config = json!({"scoring_func": "sigmoid", "top_k": 4, "renormalize": true,
+        "use_grouped_topk": true, "num_expert_group": 1, "topk_group": 1,
+        "routed_scaling_factor": 2.5});
+    let config = CaseConfig::from_json(Op::Router, config.as_object().unwrap()).unwrap();
+    let verdict = |change: &dyn Fn(f32) -> f32, roundings: [bool; 3]| {
+        let [sum, quotient, product] = roundings;
+        let roundings = Roundings { sum, quotient, product };
+        let (mut ids, mut weights) = (Vec::new(), Vec::new());
+        for row in logits.chunks_exact(8) {
+            let mut order: Vec<usize> = (0..8).collect();
+            order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
+            let best: Vec<f32> = order[..4].iter().map(|&e| row[e]).collect();
+            ids.extend(order[..4].iter().map(|&e| e as i32));
+            weights.extend(sixteen_bits(ScalarType::BFLOAT16, &best, 4, 2.5, roundings));
+        }
+        weights.iter_mut().for_each(|w| *w = change(*w));
+        let mut case = Case::new("16 bits", config.clone(), "computed here");
+        let logits = Tensor::from_vec("l", DType::BF16, vec![3, 8], bits.clone()).unwrap();
+        case.add_input("router_logits", logits);
+        let weights = Tensor::from_vec("w", DType::F32, vec![3, 4], weights).unwrap();
+        case.add_output("topk_weights", weights);
+        case.add_output("topk_ids", Tensor::from_vec("i", DType::I32, vec![3, 4], ids).unwrap());
+        let outputs = check_case(&case).unwrap().outputs;
+        outputs.iter().find(|o| o.name == "topk_weights").unwrap().verdict
+    };
+    for roundings in [[false; 3], [true; 3], [true, false, true], [false, true, false]] {
+        assert_eq!(verdict(&|w| w, roundings), Verdict::Pass, "{roundings:?}");
+        assert_eq!(verdict(&|w| w * 1.0005, roundings), Verdict::Fail, "{roundings:?}");
+    }
+    // The next bf16 is within three roundings of it, but no operation gives it.
+    let next = |w: f32| f32::from_bits(w.to_bits() + 0x1_0000);
+    assert_eq!(verdict(&next, [true; 3]), Verdict::Fail);
 }
 
 /// A group's score: its best choice, or with a bias the rounded sum of its two best.

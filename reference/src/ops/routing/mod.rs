@@ -12,7 +12,7 @@ use crate::formats::float_type;
 use crate::judge::compare::Mismatch;
 use crate::judge::picture::Picture;
 use crate::judge::{Diagnosis, OutputReport, Verdict};
-use crate::moe::bound::Bounds;
+use crate::moe::bound::{Bounds, Roundings};
 use crate::moe::router::{Router, Routing, token_expert_indices};
 use crate::num::array::rows_of;
 use crate::num::scalar::ScalarType;
@@ -39,6 +39,10 @@ impl<'c> Context<'c> {
 
     fn rows(&self) -> usize {
         self.bounds.len()
+    }
+
+    fn round(&mut self, roundings: Roundings) {
+        self.bounds.iter_mut().for_each(|bound| bound.set_roundings(roundings));
     }
 }
 
@@ -84,7 +88,8 @@ pub(in crate::ops) fn stated_or_routed(
 
 /// Judges `topk_ids` and `topk_weights`, if present. Kernels of grouped top-k round the scores of 16-bit
 /// logits to the logits' type, as torch does, or keep f32, as upstream's CUDA operator does: both are
-/// right, and the one that leaves fewer wrong values is reported.
+/// right, and the one that leaves fewer wrong values is reported. After 16-bit scores, weights may be
+/// rounded as [`Roundings`] describes.
 pub(in crate::ops) fn topk(
     case: &Case<'_>,
     router: Router<'_>,
@@ -119,7 +124,7 @@ fn by_rule(
     if ids.is_none() && weights.is_none() {
         return Ok(Vec::new());
     }
-    let context = Context::new(router, logits, experts)?;
+    let mut context = Context::new(router, logits, experts)?;
     let mut reports = Vec::new();
     let mut ids_fail = false;
     if let Some(found) = ids {
@@ -128,7 +133,7 @@ fn by_rule(
         reports.push(report);
     }
     if let Some(found) = weights {
-        reports.push(weights::judge(&context, found, ids, ids_fail)?);
+        reports.push(weights::judge(&mut context, found, ids, ids_fail)?);
     }
     Ok(reports)
 }

@@ -6,7 +6,7 @@ use crate::judge::mistake::{self, Comparison};
 use crate::judge::power::{Accepted, Power};
 use crate::judge::{Diagnosis, OutputReport, Verdict, plain};
 use crate::moe::ScoringFunc;
-use crate::moe::bound::Bounds;
+use crate::moe::bound::{Bounds, Roundings};
 use crate::moe::router::Router;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::Tensor;
@@ -58,6 +58,24 @@ fn compare(
     out
 }
 
+/// Compares the weights under the [`Roundings`] that leave the fewest wrong, which `c` keeps.
+fn compare_rounded(c: &mut Context<'_>, ids: &[usize], found: &[f32]) -> Outcome {
+    let mut best: Option<(Roundings, Outcome)> = None;
+    for roundings in Roundings::of(&c.router) {
+        c.round(roundings);
+        let outcome = compare(c, &c.router, &c.bounds, ids, found);
+        if best.as_ref().is_none_or(|(_, b)| outcome.wrong.len() < b.wrong.len()) {
+            best = Some((roundings, outcome));
+        }
+        if best.as_ref().is_some_and(|(_, b)| b.wrong.is_empty()) {
+            break;
+        }
+    }
+    let (roundings, outcome) = best.expect("one at least");
+    c.round(roundings);
+    outcome
+}
+
 /// The reference's own weights of token `t`.
 fn expected(c: &Context<'_>, router: &Router<'_>, t: usize, ids: &[usize]) -> Vec<f32> {
     router.weights(&router.scores(&c.logits[t * c.experts..][..c.experts]), ids)
@@ -66,7 +84,7 @@ fn expected(c: &Context<'_>, router: &Router<'_>, t: usize, ids: &[usize]) -> Ve
 /// Judges the weights for the ids of the case. If those are wrong and the weights belong to the
 /// right ids, only the ids fail.
 pub(crate) fn judge(
-    c: &Context<'_>,
+    c: &mut Context<'_>,
     found: &Tensor<'_>,
     ids: Option<&Tensor<'_>>,
     ids_fail: bool,
@@ -77,9 +95,9 @@ pub(crate) fn judge(
     let own = ids.and_then(|t| own_ids(&t.elements::<i32>(), c.experts));
     let mut report = passing("topk_weights", values.len());
     let mut note = CLASS.to_owned();
-    let mut outcome = compare(c, &c.router, &c.bounds, own.as_ref().unwrap_or(&right), &values);
+    let mut outcome = compare_rounded(c, own.as_ref().unwrap_or(&right), &values);
     if ids_fail && (own.is_none() || !outcome.wrong.is_empty()) {
-        let other = compare(c, &c.router, &c.bounds, &right, &values);
+        let other = compare_rounded(c, &right, &values);
         if own.is_none() || other.wrong.len() < outcome.wrong.len() {
             outcome = other;
             note = format!("judged for the expected topk_ids, since the case's are wrong; {note}");
@@ -224,9 +242,15 @@ fn diagnose(
         return Diagnosis::explains(id, text);
     }
     for (id, text, router) in variants(&c.router) {
-        let rows = c.logits.chunks_exact(c.experts);
-        let bounds: Vec<Bounds> = rows.map(|row| Bounds::new(&router, row)).collect();
-        offer(id, text, &compare(c, &router, &bounds, ids, found).wrong);
+        for roundings in Roundings::of(&router) {
+            let bound = |row| {
+                let mut bound = Bounds::new(&router, row);
+                bound.set_roundings(roundings);
+                bound
+            };
+            let bounds: Vec<Bounds> = c.logits.chunks_exact(c.experts).map(bound).collect();
+            offer(id, text, &compare(c, &router, &bounds, ids, found).wrong);
+        }
     }
     if c.router.bias.is_some() {
         offer(
