@@ -195,6 +195,16 @@ fn variants<'a>(r: &Router<'a>) -> Vec<(&'static str, &'static str, Router<'a>)>
     all
 }
 
+/// The bounds of `router` on the logits of `c`.
+fn bounds_of(c: &Context<'_>, router: &Router<'_>, roundings: Roundings) -> Vec<Bounds> {
+    let bound = |row| {
+        let mut bound = Bounds::new(router, row);
+        bound.set_roundings(roundings);
+        bound
+    };
+    c.logits.chunks_exact(c.experts).map(bound).collect()
+}
+
 fn diagnose(
     c: &Context<'_>,
     ids: &[usize],
@@ -243,12 +253,7 @@ fn diagnose(
     }
     for (id, text, router) in variants(&c.router) {
         for roundings in Roundings::of(&router) {
-            let bound = |row| {
-                let mut bound = Bounds::new(&router, row);
-                bound.set_roundings(roundings);
-                bound
-            };
-            let bounds: Vec<Bounds> = c.logits.chunks_exact(c.experts).map(bound).collect();
+            let bounds = bounds_of(c, &router, roundings);
             offer(id, text, &compare(c, &router, &bounds, ids, found).wrong);
         }
     }
