@@ -251,8 +251,7 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
     }
     Place place;
     for_each_tile(p, [&](const Tile &tile) {
-        // By a value that the compiler knows to be the same for all lanes, so that what depends on the tile may stay in uniform
-        // registers.
+        // The shuffle tells the compiler that all lanes agree: what depends on the tile may stay in uniform registers.
         if (__shfl_sync(~0u, group == 1 && p.is_half(tile.row), 0)) {
             skip_tile(p, memory, thread, place);
             return;

@@ -14,8 +14,8 @@ use crate::{
 /// bias, times router weight. Rows of padding are undefined afterwards, and those of x are not used.
 ///
 /// # Errors
-/// As [`w4a8_gemm_planned`](super::w4a8_gemm_planned); [`AccelError::Argument`] also for blocks of other sizes than the plan's or for other
-/// experts, and where x, its scales, y or weights do not have a row for each place.
+/// As [`w4a8_gemm_planned`](super::w4a8_gemm_planned); [`AccelError::Argument`] also for blocks of other sizes than the
+/// plan's or for other experts, and where x, its scales, y or weights do not have a row for each place.
 pub fn moe_w4a8_gemm(
     device: &Device,
     x: RowsA8<'_>,
@@ -28,9 +28,9 @@ pub fn moe_w4a8_gemm(
 }
 
 /// [`moe_w4a8_gemm`] of rows that the kernel makes itself: the rows of `gate_up` are activated and quantized as
-/// [`gather_on_device`](super::gather::gather_on_device) does it. The last kernel on the stream wrote neither the blocks nor
-/// their router weights. Returns false, and does nothing, for a plan that does not [`activate`](W4a8Plan::activates) or with
-/// which that would take longer than two kernels.
+/// [`gather_on_device`](crate::ops::gather::gather_on_device) does it. The last kernel on the stream wrote neither the blocks
+/// nor their router weights. Does nothing and returns false if the plan does not [`activate`](W4a8Plan::activates) rows, or
+/// if a kernel that makes the rows first is faster.
 ///
 /// # Errors
 /// As [`moe_w4a8_gemm`].

@@ -146,7 +146,10 @@ impl Layer {
     /// The bound of each value of `activated`, and the layer's own values.
     pub(super) fn activated_bounds(&self) -> Result<(Vec<Bound>, Values)> {
         let i = self.config.intermediate_size;
-        let gate_up = given(&self.gate_up, self.gate_up()?);
+        let gate_up = match &self.gate_up {
+            Some(given) => given.to_f32(),
+            None => self.gate_up()?,
+        };
         let bounds = Bounds::of_type(self.activation, self.config.dtype)?;
         let mut all = Vec::with_capacity(self.config.slots() * i);
         for (slot, &id) in self.topk_ids.iter().enumerate() {
