@@ -64,6 +64,7 @@ pub(crate) mod configs {
     pub use super::quant::{CheckpointFormat, QuantConfig};
     pub use super::quantized_moe::QuantizedLayer;
     pub use super::router::{GroupedTopk, RouterConfig};
+    pub use super::routing::TopkOrder;
     pub use super::scaled_fp4_mm::Fp4MmConfig;
     pub use super::scaled_fp4_quant::{Fp4QuantConfig, Reciprocal};
     pub use super::scaled_int8_quant::{DynamicInt8Config, Int8QuantConfig, StaticInt8Config};

@@ -69,7 +69,7 @@ fn case(
 ) -> Case<'static> {
     let rows = logits.len() / 8;
     let config =
-        RouterConfig { scoring_func, top_k, renormalize, grouped: None, rule: None, block: None };
+        RouterConfig { scoring_func, top_k, renormalize, grouped: None, rule: None, block: None, topk_order: Default::default() };
     let mut case = Case::new("masked", CaseConfig::Router(config), "anyone");
     case.add_input("router_logits", floats(&[rows, 8], logits.to_vec()));
     let routed = logits.chunks(8).map(|row| naive(row, scoring_func, top_k, renormalize));
@@ -163,6 +163,7 @@ fn groups_of_masked_experts_are_chosen_last() {
         }),
         rule: None,
         block: None,
+        topk_order: Default::default(),
     };
     // Groups 0 and 2 are masked.
     let logits = [NEVER, NEVER, -4.0, -5.0, NEVER, NEVER, -3.0, NEVER];
@@ -213,6 +214,7 @@ fn grouped_scores_of_16_bit_logits_are_rounded_or_kept_in_f32() {
         grouped: Some(grouped),
         rule: None,
         block: None,
+        topk_order: Default::default(),
     };
     let verdict = |id: i32, weight: f32| {
         let mut case = Case::new("16 bits", CaseConfig::Router(config.clone()), "anyone");
