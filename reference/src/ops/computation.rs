@@ -13,6 +13,7 @@ use crate::num::dims::Shape;
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::Op;
 use crate::ops::case::Case;
+use crate::ops::causes;
 use crate::weight::{Codes, Table};
 
 /// The computation of an operation's outputs from a case's inputs.
@@ -206,20 +207,13 @@ pub(super) fn judge_some<C: Computation>(
     computation: &C,
     expected: impl IntoIterator<Item = Expected>,
 ) -> Vec<OutputReport> {
-    let mut reports = Vec::new();
-    for expected in expected {
-        let Some(found) = case.output(&expected.name) else { continue };
-        let candidates = C::mistakes().into_iter().map(|mistake| {
-            let name = expected.name.clone();
-            Candidate::new(mistake.id, mistake.text.clone(), move |()| {
-                let made = made(computation, &mistake)?;
-                Some(made.into_iter().find(|o| o.name == name)?.elements)
-            })
-        });
-        let candidates = candidates.collect();
-        reports.push(expected.judge(found, candidates));
-    }
-    reports
+    let has = |expected: Expected| case.output(&expected.name).map(|found| (expected, found));
+    let pairs: Vec<_> = expected.into_iter().filter_map(has).collect();
+    let mut candidates = causes::of_outputs(computation, &pairs);
+    let judge = |(i, (expected, found)): (usize, (Expected, &_))| {
+        expected.judge(found, std::mem::take(&mut candidates[i]))
+    };
+    pairs.into_iter().enumerate().map(judge).collect()
 }
 
 /// The outputs with a mistake; `None` if the mistake does not apply.

@@ -256,7 +256,8 @@ impl Operation for RouterConfig {
         let logits = case.input("router_logits")?;
         let (values, ty) = widened(logits)?;
         if let Some(rule) = &self.rule {
-            let mut reports = family::judge(case, rule, &values, (self.block.as_ref(), self.topk_order))?;
+            let mut reports =
+                family::judge(case, rule, &values, (self.block.as_ref(), self.topk_order))?;
             reports.extend(entries(case, logits, self.top_k)?);
             if let Some(block) = &self.block {
                 reports.extend(block::judge(case, block, rule)?);

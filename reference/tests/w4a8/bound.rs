@@ -315,19 +315,22 @@ fn rows_without_a_range_keep_their_residue() {
                     let (verdict, ratio) = given.verdict(&y);
                     assert_eq!(verdict, Verdict::Pass, "{kernel:?} K {size_k} g {group}: {ratio}");
                 }
+                // A failure is searched for known mistakes, which takes long.
+                if is_bf16 || has_bias || size_k > 64 {
+                    continue;
+                }
                 let wrong = |row: usize, add: f32| {
                     let mut y = right.run(&given);
                     y[row * 20 + 3] += add;
                     given.verdict(&y).0
                 };
                 for row in [0, 1, 4, 5, 6, 8] {
-                    // The correction of one code at one k, or of the zero point as a whole.
                     assert_eq!(wrong(row, 0.25), Verdict::Fail, "row {row}");
                     assert_eq!(wrong(row, f32::NAN), Verdict::Fail, "row {row}");
                 }
+                let missing = Kernel { zero_missing: true, ..right }.run(&given);
+                assert_eq!(given.verdict(&missing).0, Verdict::Fail);
             }
-            let missing = Kernel { zero_missing: true, ..right }.run(&given);
-            assert_eq!(given.verdict(&missing).0, Verdict::Fail);
         }
     }
     assert!(residues > 0, "no kernel left a residue");

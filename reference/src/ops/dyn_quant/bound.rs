@@ -160,9 +160,9 @@ impl Column<'_> {
     /// The bounds of one output, whose operator has the result `rounded`.
     fn bounded(&self, rows: &[Row], codes: &[i32], rounded: u32, ty: ScalarType) -> Bounded {
         let results = rows.iter().map(|row| self.results(row, codes)).collect::<Option<Vec<_>>>();
-        let Some((all, exact)) = results.and_then(|all| {
-            all.into_iter().reduce(|(a, exact), (b, _)| (a.hull(b), exact))
-        }) else {
+        let Some((all, exact)) =
+            results.and_then(|all| all.into_iter().reduce(|(a, exact), (b, _)| (a.hull(b), exact)))
+        else {
             return unbounded(rounded, ty);
         };
         let Interval { lo, hi } = all.rounded(ty);

@@ -10,8 +10,8 @@ pub(in crate::ops) mod stated;
 pub(in crate::ops) mod tokens;
 mod weights;
 
-pub use rows::TopkOrder;
 use rows::Arranged;
+pub use rows::TopkOrder;
 
 use crate::formats::float_type;
 use crate::judge::compare::Mismatch;

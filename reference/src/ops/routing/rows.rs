@@ -214,5 +214,10 @@ pub(super) fn refuse_padding(logits: &[f32], experts: usize, padding: &[usize]) 
     let Some(&t) = padding.first() else { return Ok(()) };
     let row = &logits[t * experts..][..experts];
     let e = row.iter().position(|x| !x.is_finite()).unwrap_or_default();
-    Err(Error::value("router_logits", &[t, e], row[e], "a finite number, as the case has a `block`"))
+    Err(Error::value(
+        "router_logits",
+        &[t, e],
+        row[e],
+        "a finite number, as the case has a `block`",
+    ))
 }
