@@ -3,8 +3,10 @@
 
 use super::computation::{Computation, Expected, Mistake, made};
 use crate::judge::compare::{Candidate, Elements, compared, elements};
-use crate::judge::mistake::Comparison;
-use crate::num::tensor::Tensor;
+use crate::judge::mistake::{Comparison, Strength};
+use crate::judge::{Diagnosis, OutputReport, Verdict};
+use crate::num::tensor::{DType, Tensor};
+use crate::ops::case::Case;
 
 /// The mistakes that explain each output. A mistake that changes a right output, or that does not explain
 /// another wrong output which it changes, is none; nor is one whose outputs are zeros, which say nothing of
@@ -77,4 +79,62 @@ fn predicted(
     }
     let outcome = pooled.outcome(cost)?;
     Some((outcome.unexplained, changed))
+}
+
+/// Explains wrong outputs without a known mistake: one may be right for another wrong one, and scales may be
+/// too large or too small.
+pub(super) fn follow<C: Computation>(
+    case: &Case<'_>,
+    computation: &C,
+    reports: &mut [OutputReport],
+) {
+    let is_open = |r: &OutputReport| {
+        let known = r.diagnosis.as_ref().is_some_and(|d| d.strength != Strength::Place);
+        r.verdict == Verdict::Fail && !known
+    };
+    let wrong: Vec<String> =
+        reports.iter().filter(|r| is_open(r)).map(|r| r.name.clone()).collect();
+    for source in &wrong {
+        let Some(found) = case.output(source) else { continue };
+        let made = computation.following(source, &elements(found));
+        let Some(made) = made.and_then(|made| made.outputs().ok()) else { continue };
+        for report in reports.iter_mut().filter(|r| r.name != *source && is_open(r)) {
+            let follows = |o: &&Expected| {
+                o.name == report.name
+                    && case.output(&o.name).is_some_and(|t| elements(t) == o.elements)
+            };
+            if made.iter().any(|o| follows(&o)) {
+                let text = format!("right for the values of out.{source}, which are wrong");
+                report.diagnosis = Some(Diagnosis::explains("follows-other-output", text));
+            }
+        }
+    }
+    for report in reports.iter_mut().filter(|r| is_open(r)) {
+        let (Some(found), Some(place)) = (case.output(&report.name), &mut report.diagnosis) else {
+            continue;
+        };
+        let right = computation.outputs().ok().and_then(|all| {
+            all.into_iter().find(|o| o.name == report.name && o.dtype == DType::F32)
+        });
+        if let Some(text) = right.and_then(|right| ratios(&right.elements, &elements(found))) {
+            place.text = format!("{}; {text}", place.text);
+        }
+    }
+}
+
+/// By how much wrong f32 values are too large, or too small, if all are one of both.
+fn ratios(right: &[u32], found: &[u32]) -> Option<String> {
+    let pairs = right.iter().zip(found).filter(|(right, found)| right != found);
+    let ratio = |(&right, &found): (&u32, &u32)| {
+        f64::from(f32::from_bits(found)) / f64::from(f32::from_bits(right))
+    };
+    let all: Vec<f64> = pairs.map(ratio).collect();
+    let least = all.iter().copied().fold(f64::INFINITY, f64::min);
+    let largest = all.iter().copied().fold(0.0, f64::max);
+    let is_number = all.iter().all(|r| r.is_finite() && *r > 0.0);
+    let one_way = least > 1.0 || largest < 1.0;
+    (is_number && one_way && !all.is_empty()).then(|| match all.len() {
+        1 => format!("{least:.4} times the right value"),
+        _ => format!("each is {least:.4} to {largest:.4} times the right value"),
+    })
 }

@@ -26,6 +26,12 @@ pub(super) trait Computation: Clone + 'static {
 
     /// The known mistakes that this operation can have.
     fn mistakes() -> Vec<Mistake<Self>>;
+
+    /// The computation in which other outputs follow from the `found` elements of output `name`; `None` if
+    /// none follows from it.
+    fn following(&self, _name: &str, _found: &[u32]) -> Option<Self> {
+        None
+    }
 }
 
 /// A [`Computation`] of any operation.
@@ -213,7 +219,9 @@ pub(super) fn judge_some<C: Computation>(
     let judge = |(i, (expected, found)): (usize, (Expected, &_))| {
         expected.judge(found, std::mem::take(&mut candidates[i]))
     };
-    pairs.into_iter().enumerate().map(judge).collect()
+    let mut reports: Vec<OutputReport> = pairs.into_iter().enumerate().map(judge).collect();
+    causes::follow(case, computation, &mut reports);
+    reports
 }
 
 /// The outputs with a mistake; `None` if the mistake does not apply.

@@ -127,6 +127,8 @@ struct Quantization {
     /// Whether values between two codes go away from zero.
     half_away: bool,
     swap: bool,
+    /// Scales that a case states, by which its codes are to be judged.
+    found_scales: Option<Vec<u8>>,
 }
 
 impl Quantization {
@@ -140,6 +142,7 @@ impl Quantization {
             by_row: false,
             half_away: false,
             swap: false,
+            found_scales: None,
         })
     }
 
@@ -155,6 +158,8 @@ impl Quantization {
         if self.unsigned {
             let positive: Vec<f32> = self.x.iter().map(|x| x.max(0.0)).collect();
             scales = made(&positive)?.1;
+        } else if let Some(found) = &self.found_scales {
+            scales.clone_from(found);
         } else if !self.by_row && !self.half_away {
             return Ok((codes, scales));
         }
@@ -181,7 +186,7 @@ impl Computation for Quantization {
         let (codes, scales) = self.quantized()?;
         let [low, high] = if self.swap { [1, 0] } else { [0, 1] };
         let byte = |pair: &[u8]| u32::from(pair[low] | pair[high] << 4);
-        let shifted = |&e: &u8| (i32::from(e) + self.shift).clamp(0, 254) as u32;
+        let shifted = |&e: &u8| (i32::from(e) + self.shift).rem_euclid(256) as u32;
         let bytes: Elements = codes.chunks_exact(2).map(byte).collect();
         Ok(vec![
             Expected {
@@ -199,6 +204,12 @@ impl Computation for Quantization {
                 form: Form::lines(Rows::RowGroup, [k / BLOCK, m], 8, None),
             },
         ])
+    }
+
+    /// Codes follow from the scales of their blocks.
+    fn following(&self, name: &str, found: &[u32]) -> Option<Self> {
+        let scales = || found.iter().map(|&bits| bits as u8).collect();
+        (name == "x_scale").then(|| Self { found_scales: Some(scales()), ..self.clone() })
     }
 
     fn mistakes() -> Vec<Mistake<Self>> {

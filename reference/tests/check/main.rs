@@ -16,6 +16,7 @@ mod padding_rows;
 mod product_diagnosis;
 mod product_diagnosis_moe;
 mod product_model;
+mod quantizers;
 mod schedule_golden;
 mod staged_outputs;
 mod stated_activations;

@@ -11,7 +11,7 @@ use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Form, Mistake, known};
-use crate::quantize::{CodeBy, Fp8GroupOperations, ScaleBy, per_group_fp8_by};
+use crate::quantize::{CodeBy, Fp8GroupOperations, ScaleBy, ceil_to_ue8m0, per_group_fp8_by};
 use crate::weight::{Table, TableData};
 
 /// How scales become powers of two: as the config says, or by mistake.
@@ -20,6 +20,8 @@ enum Rounding {
     Stated,
     Nearest,
     Down,
+    /// Up, and only then at least 1 / (448 · 512).
+    LeastAfter,
 }
 
 /// `per_token_group_fp8_quant`.
@@ -39,6 +41,8 @@ pub(super) struct GroupQuant {
     other_major: bool,
     /// Whether the first scale of four is in the highest byte of a word.
     reversed: bool,
+    /// Scales of groups that a case states, by which its codes are to be judged.
+    found_scales: Option<Vec<f32>>,
 }
 
 impl GroupQuant {
@@ -54,6 +58,7 @@ impl GroupQuant {
             by_row: false,
             other_major: false,
             reversed: false,
+            found_scales: None,
         };
         Ok(quant.at_least(c.least_scale.unwrap_or(LeastScale::Quantizer)))
     }
@@ -76,6 +81,19 @@ impl GroupQuant {
             let made = per_group_fp8_by(rows, group, self.operations, ue8m0)?;
             Ok::<_, crate::Error>(made.into_vecs())
         };
+        if let Some(scales) = &self.found_scales {
+            let code = |(i, &bits): (usize, &u16)| {
+                let scale = scales[i / c.group_size];
+                let value = widen(c.dtype, bits);
+                E4m3fn::from_f32_rne_saturating(match self.operations.code {
+                    CodeBy::Quotient => value / scale,
+                    CodeBy::ScaleReciprocal => value * (1.0 / scale),
+                    CodeBy::MaxReciprocal => value * (448.0 / (scale * 448.0)),
+                })
+            };
+            let codes = self.x.iter().enumerate().map(code).map(|c| c.to_bits().into()).collect();
+            return Ok((codes, scales.clone()));
+        }
         let stated = self.rounding == Rounding::Stated;
         let (codes, scales) = by(&self.scaled_by, c.use_ue8m0 && stated)?;
         let (codes, scales): (Vec<E4m3fn>, Vec<f32>) = if stated && self.scaled_by == self.x {
@@ -158,6 +176,7 @@ impl Rounding {
             Self::Stated => scale,
             Self::Nearest => exponent.round_ties_even().exp2() as f32,
             Self::Down => exponent.floor().exp2() as f32,
+            Self::LeastAfter => ceil_to_ue8m0(scale).max(1.0 / (448.0 * 512.0)),
         }
     }
 }
@@ -176,6 +195,22 @@ impl Computation for GroupQuant {
         Ok(vec![codes, self.stored(&scales)?])
     }
 
+    /// Codes follow from the scales of their groups.
+    fn following(&self, name: &str, found: &[u32]) -> Option<Self> {
+        let (m, groups) = (self.config.size_m, self.config.groups());
+        let at = |i: usize| match self.config.scale_layout {
+            GroupScaleLayout::RowMajor => Some(i),
+            GroupScaleLayout::ColumnMajor => Some(i % groups * m + i / groups),
+            _ => None,
+        };
+        if name != "x_s" || found.len() != m * groups {
+            return None;
+        }
+        let scales: Option<Vec<f32>> =
+            (0..m * groups).map(|i| at(i).map(|i| f32::from_bits(found[i]))).collect();
+        scales.map(|scales| Self { found_scales: Some(scales), ..self.clone() })
+    }
+
     fn mistakes() -> Vec<Mistake<Self>> {
         known! {
             "ue8m0-nearest", "scales were rounded to the nearest power of two, not up" =>
@@ -185,6 +220,11 @@ impl Computation for GroupQuant {
             "ue8m0-down", "scales were rounded down to a power of two, not up" =>
                 |c| if c.config.use_ue8m0 {
                     c.rounding = Rounding::Down;
+                };
+            "least-after-rounding",
+            "the least scale was applied after the scale was rounded up to a power of two" =>
+                |c| if c.config.use_ue8m0 {
+                    c.rounding = Rounding::LeastAfter;
                 };
             "ue8m0-rounding-other",
             "scales were rounded up to powers of two where they should not, or the reverse" =>
