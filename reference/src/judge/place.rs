@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use super::Diagnosis;
+
 /// One direction of a matrix.
 pub(crate) struct Axis<'a> {
     /// The wrong positions.
@@ -74,6 +76,16 @@ pub(crate) fn of_matrix(wrong: &[usize], [rows, cols]: [usize; 2]) -> String {
         true => format!("{} of {rows} rows and {} of {cols} columns", row_set.len(), col_set.len()),
         false => parts.join(", "),
     }
+}
+
+/// The diagnosis of `wrong` values of a matrix `[rows, cols]` without a known cause.
+pub(crate) fn diagnosis(wrong: &[usize], shape: [usize; 2]) -> Diagnosis {
+    let at = of_matrix(wrong, shape);
+    let text = match wrong.len() {
+        1 => format!("the only wrong element is in {at}"),
+        count => format!("all {count} wrong elements are in {at}"),
+    };
+    Diagnosis::place("place", text, wrong.len())
 }
 
 /// Runs of neighbours, ascending.

@@ -83,6 +83,16 @@ pub(super) fn better_diagnosis<C: Computation>(
     found: &[u32],
     right: &C,
 ) {
+    better_diagnosis_among(report, found, right, |_| true);
+}
+
+/// [`better_diagnosis`] among the mistakes that `may_be` the cause, as far as other outputs say.
+pub(super) fn better_diagnosis_among<C: Computation>(
+    report: &mut OutputReport,
+    found: &[u32],
+    right: &C,
+    may_be: impl Fn(&Mistake<C>) -> bool,
+) {
     if report.diagnosis.as_ref().is_some_and(|d| plain::NAMES.contains(&d.id.as_str())) {
         return;
     }
@@ -95,6 +105,9 @@ pub(super) fn better_diagnosis<C: Computation>(
     let Some(expected) = expected.filter(|e| e.elements.len() == found.len()) else { return };
     let mistakes = C::mistakes();
     let known = search(mistakes.iter(), |mistake| {
+        if !may_be(mistake) {
+            return None;
+        }
         let made = made(right, mistake)?.into_iter().find(|o| o.name == report.name)?;
         if made.elements.len() != found.len() || made.elements == expected.elements {
             return None;

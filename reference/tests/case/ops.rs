@@ -98,7 +98,7 @@ operations! {
     fnuz wrong_fnuz NormalizeFnuz 12 12 5,
     gpt_oss wrong_gpt_oss LoadWeightsMxfp4 60 30 8,
     fp4_quantized wrong_fp4_quantized ScaledFp4Quant 60 30 5,
-    fp4_products wrong_fp4_products ScaledFp4Mm 40 20 10,
+    fp4_products wrong_fp4_products ScaledFp4Mm 40 20 14,
     fp8_products wrong_fp8_products ScaledMm 60 50 13,
     fp8_layers wrong_fp8_layers Fp8Moe 24 16 14,
     fp8_groups wrong_fp8_groups PerTokenGroupQuant 96 48 14,

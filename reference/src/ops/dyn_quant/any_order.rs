@@ -119,10 +119,13 @@ impl Sources<'_> {
         if let Some(finding) = self.constant_rows(bits, wrong) {
             return Some(finding);
         }
-        let place = || place::of_matrix(wrong, [found.len() / size_n, size_n]);
+        let shape = [found.len() / size_n, size_n];
         let pairs: Vec<(f64, f64)> = wrong.iter().map(|&i| (found[i], bounded[i].exact)).collect();
         if let Some((id, text)) = plain::floats(&pairs, found.iter().all(|x| *x == 0.0)) {
-            return Some(Diagnosis::explains(id, format!("{text}: {}", place())));
+            return Some(Diagnosis::explains(
+                id,
+                format!("{text}: {}", place::of_matrix(wrong, shape)),
+            ));
         }
         let candidates = self.any_order_candidates(rows);
         let known = search(candidates.iter(), |candidate| {
@@ -130,13 +133,7 @@ impl Sources<'_> {
             let made: Vec<f64> = made.iter().map(|&bits| ty.to_f64(bits)).collect();
             Some(Comparison::of_bounds(bounded, near(bounded, &made, size_n), found, wrong, ty))
         });
-        known.or_else(|| {
-            let text = match wrong.len() {
-                1 => format!("the only wrong element is in {}", place()),
-                count => format!("all {count} wrong elements are in {}", place()),
-            };
-            Some(Diagnosis::place("place", text, wrong.len()))
-        })
+        Some(known.unwrap_or_else(|| place::diagnosis(wrong, shape)))
     }
 
     /// The known mistakes of any kernel, and those of kernels that read the weights themselves.

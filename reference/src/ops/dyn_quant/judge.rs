@@ -222,12 +222,7 @@ impl Sources<'_> {
         .or(plain)
         .or_else(|| {
             let shape = [found.len() / self.config.size_n, self.config.size_n];
-            let place = place::of_matrix(&wrong, shape);
-            let text = match wrong.len() {
-                1 => format!("the only wrong element is in {place}"),
-                count => format!("all {count} wrong elements are in {place}"),
-            };
-            Some(Diagnosis::place("place", text, wrong.len()))
+            Some(place::diagnosis(&wrong, shape))
         })
     }
 
