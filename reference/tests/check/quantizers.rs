@@ -195,7 +195,7 @@ fn static_fp8_for_tensors_and_tokens() {
 
 #[test]
 fn blocks_are_requantized_to_powers_of_two() {
-    let (n, k, block) = (10, 24, [4, 8]);
+    let (n, k, block) = (10usize, 24usize, [4usize, 8]);
     let codes: Vec<u8> = (0..n * k)
         .map(|i| (i * 37 % 251) as u8)
         .map(|c| if c & 0x7f == 0x7f { 0x30 } else { c })
