@@ -47,7 +47,7 @@ def chromium(url, scheme, extra=()):
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     profile = tempfile.mkdtemp()
     # preferredColorScheme: 0 is dark, 1 is light.
-    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--force-device-scale-factor=2"]
     options += [f"--user-data-dir={profile}", f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"]
     return subprocess.Popen([program, *options, *extra, url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL), profile
 
