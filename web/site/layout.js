@@ -21,6 +21,7 @@ const explorer = (() => {
   const inMatrix = (v) => all.parts[v[PART]] === all.parts[0];
 
   async function show() {
+    document.body.dataset.shown = "";
     const own = request();
     const layout = named.find((l) => l.name === own.layout);
     for (const label of document.querySelectorAll("[data-option]"))
@@ -42,6 +43,7 @@ const explorer = (() => {
     }
     draw();
     describe();
+    document.body.dataset.shown = own.layout;
   }
 
   function grid(cols, rows) {
@@ -90,6 +92,8 @@ const explorer = (() => {
     const size = canvas.size = Math.max(4, Math.min(14, Math.floor(room / cols)));
     whole.style.width = `${cols * size}px`;
     whole.style.height = `${rows * size}px`;
+    // The old picture must not bring scroll bars into the measure.
+    canvas.style.width = canvas.style.height = "0px";
     const scale = window.devicePixelRatio || 1;
     const shown = [Math.min(box.clientWidth, cols * size), Math.min(box.clientHeight, rows * size)];
     [canvas.width, canvas.height] = shown.map((length) => Math.ceil(length * scale));

@@ -33,6 +33,13 @@ async function frame(width, hash) {
   return frame.contentWindow;
 }
 
+// Follows a link in a page that is open.
+async function follow(page, hash) {
+  page.document.body.dataset.ready = "";
+  page.location.hash = hash;
+  await until(hash, () => page.document.body.dataset.ready);
+}
+
 function drop(page, files) {
   const transfer = new page.DataTransfer();
   for (const [bytes, name] of files) transfer.items.add(new page.File([bytes], name));
@@ -73,7 +80,7 @@ async function set(page, id, value) {
   if (field.type === "checkbox") field.checked = value;
   else field.value = value;
   field.dispatchEvent(new page.Event("input", { bubbles: true }));
-  await wait(150);
+  await until("the layout", () => page.document.body.dataset.shown);
 }
 
 const scroller = (canvas) => canvas.parentElement.parentElement;
@@ -236,13 +243,12 @@ const tests = {
   },
   async "a link is whole, and a wrong one is an error"(width) {
     const page = await frame(width, "#layout?layout=marlin_qweight&size_k=64&size_n=128&bits=8&act_order=true");
-    page.location.hash = "#layout?layout=marlin_qweight&size_k=64&size_n=64";
-    await until("the second link", () => page.document.getElementById("size_n").value === "64");
-    await wait(300);
+    await follow(page, "#layout?layout=marlin_qweight&size_k=64&size_n=64");
     equal([page.document.getElementById("bits").value, page.document.getElementById("act_order").checked], ["4", false], "options that the link lacks");
     for (const part of ["element=999999", "element=1&bit=77", "select=matrix:0,0,64,0", "select=x", "size_q=3", "bits=5"]) {
-      const wrong = await frame(width, `#layout?layout=marlin_qweight&size_k=64&size_n=64&${part}`);
-      await until(`an error for ${part}`, () => wrong.document.getElementById("error").textContent.includes(part.split("=")[0]));
+      await follow(page, `#layout?layout=marlin_qweight&size_k=64&size_n=64&${part}`);
+      const error = page.document.getElementById("error").textContent;
+      assert(error.includes(part.split("&").at(-1).split("=")[0]), `${part}: ${error}`);
     }
   },
   // Largest sizes: a click far down must reach the cell under the pointer, and mark it there.
@@ -250,18 +256,18 @@ const tests = {
     const page = await frame(width, "#layout");
     const names = [...page.document.getElementById("layout").options].map((o) => o.value);
     for (const name of names)
-      for (const sizes of ["size_k=2048&size_n=64", "size_k=64&size_n=2048&experts=1", "size_k=128&size_n=256&experts=4"]) {
-        const own = await frame(width, `#layout?layout=${name}&${sizes}`);
-        equal(own.document.getElementById("error").textContent, "", name);
-        const matrix = own.document.getElementById("matrix"), whole = matrix.parentElement;
+      for (const sizes of ["size_k=2048&size_n=64", "size_k=256&size_n=512", "size_k=256&size_n=128&experts=4"]) {
+        await follow(page, `#layout?layout=${name}&${sizes}`);
+        equal(page.document.getElementById("error").textContent, "", name);
+        const matrix = page.document.getElementById("matrix"), whole = matrix.parentElement;
         const [cols, rows] = [whole.offsetWidth, whole.offsetHeight].map((length) => Math.round(length / matrix.size));
         const cell = [cols - 1, rows - 1];
-        point(own, "matrix", cell);
-        const found = facts(own), place = found["(k, n)"] ?? found["(k, m)"] ?? found["(group, n)"] ?? `(0, ${found.n})`;
-        const experts = Number(own.document.getElementById("experts").value);
+        point(page, "matrix", cell);
+        const found = facts(page), place = found["(k, n)"] ?? found["(k, m)"] ?? found["(group, n)"] ?? `(0, ${found.n})`;
+        const experts = Number(page.document.getElementById("experts").value);
         equal(place, `(${rows / experts - 1}, ${cols - 1})`, `${name}, ${sizes}: the last cell`);
         equal(found.expert, `${experts - 1}`, `${name}: expert`);
-        assert(framed(own, "matrix", cell), `${name}, ${sizes}: the selected cell is not framed`);
+        assert(framed(page, "matrix", cell), `${name}, ${sizes}: the selected cell is not framed`);
       }
   },
   async "act-order, bits, activations and experts change the layout"(width) {
