@@ -256,7 +256,7 @@ const tests = {
     const page = await frame(width, "#layout");
     const names = [...page.document.getElementById("layout").options].map((o) => o.value);
     for (const name of names)
-      for (const sizes of ["size_k=2048&size_n=64", "size_k=256&size_n=512", "size_k=256&size_n=128&experts=4"]) {
+      for (const sizes of ["size_k=1024&size_n=128", "size_k=256&size_n=512", "size_k=256&size_n=128&experts=4"]) {
         await follow(page, `#layout?layout=${name}&${sizes}`);
         equal(page.document.getElementById("error").textContent, "", name);
         const matrix = page.document.getElementById("matrix"), whole = matrix.parentElement;
@@ -316,7 +316,9 @@ const tests = {
 
 async function main() {
   if (document.currentScript?.dataset.only || location.pathname.endsWith("shown.html")) {
-    const page = await frame(document.documentElement.clientWidth, "");
+    const width = document.documentElement.clientWidth;
+    if (scheme === "layout") return frame(width, "#layout?element=17&bit=4");
+    const page = await frame(width, "");
     return verdict(page, damaged(await load(PASSING), "out.marlin_qweight"), "wrong.safetensors");
   }
   const results = [];
@@ -333,4 +335,4 @@ async function main() {
   await fetch("/results", { method: "POST", body: JSON.stringify(results) });
 }
 
-window.addEventListener("load", main);
+window.addEventListener("DOMContentLoaded", main);
