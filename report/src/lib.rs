@@ -18,6 +18,7 @@
 mod card;
 mod error_map;
 mod escape;
+mod explorer;
 mod figures;
 pub mod flow;
 mod mismatch_map;
