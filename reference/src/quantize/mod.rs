@@ -27,7 +27,7 @@ mod rules;
 pub mod scaled_fp4;
 
 pub use activation::{Int8Rule, Quantized, per_tensor_fp8, per_token_fp8, per_token_int8};
-pub use block::mx;
+pub use block::{MxRounding, mx, mx_by};
 pub use fp8_block::{per_block_fp8, requantize_ue8m0};
 pub use fp8_group::{
     CodeBy, Fp8GroupOperations, Fp8GroupRule, ScaleBy, ceil_to_ue8m0, per_group_fp8,
