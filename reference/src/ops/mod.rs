@@ -21,6 +21,7 @@ mod int8_moe;
 mod interleaving;
 mod keys;
 mod layer;
+mod layer_rules;
 mod linear;
 mod load_weights_mxfp4;
 mod moe;
@@ -59,6 +60,7 @@ pub(crate) mod configs {
     pub use super::fp8_requantize::RequantizeConfig;
     pub use super::int8_mm::{Azp, Int8MmConfig};
     pub use super::int8_moe::Int8LayerConfig;
+    pub use super::layer_rules::LayerRules;
     pub use super::linear::LinearConfig;
     pub use super::load_weights_mxfp4::LoadWeightsConfig;
     pub use super::moe::MoeConfig;
