@@ -51,7 +51,7 @@ impl Operation for MxFp4QuantConfig {
         let rounding = r.optional_name("scale_rounding", MxRounding::NAMED)?;
         let config = Self {
             dtype: r.name("dtype", HALF_TYPES)?,
-            size_m: r.rows("size_m")?,
+            size_m: r.count("size_m")?,
             size_k: r.size("size_k")?,
             scale_rounding: rounding.unwrap_or(MxRounding::Floor),
         };

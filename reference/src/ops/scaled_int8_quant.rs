@@ -50,7 +50,7 @@ where
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
         Ok(Self {
             dtype: r.name("dtype", HALF_TYPES)?,
-            size_m: r.rows("size_m")?,
+            size_m: r.count("size_m")?,
             size_k: r.size("size_k")?,
             symmetric: r.flag("symmetric", true)?,
         })

@@ -60,7 +60,7 @@ impl Operation for StaticFp8Config {
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
         Ok(Self {
             dtype: r.name("dtype", HALF_TYPES)?,
-            size_m: r.rows("size_m")?,
+            size_m: r.count("size_m")?,
             size_k: r.size("size_k")?,
             per_token: r.flag("per_token", false)?,
             quantizer: r.optional_name("quantizer", RULES)?,

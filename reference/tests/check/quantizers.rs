@@ -1,5 +1,5 @@
-//! Quantizers by plain loops: MXFP4, static FP8, requantization to UE8M0, least scales; and what is said of
-//! wrong outputs.
+//! Quantizers by plain loops: MXFP4, static FP8, requantization to UE8M0, least scales; and the diagnoses
+//! of wrong outputs.
 
 use marlinspike::case::{Case, CaseConfig, Op};
 use marlinspike::check::{CaseReport, OutputReport, Verdict, check_case};

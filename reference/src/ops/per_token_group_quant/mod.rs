@@ -131,7 +131,7 @@ impl Operation for GroupQuantConfig {
         let use_ue8m0 = r.flag("use_ue8m0", false)?;
         let config = Self {
             dtype: r.name("dtype", HALF_TYPES)?,
-            size_m: r.rows("size_m")?,
+            size_m: r.count("size_m")?,
             size_k: r.size("size_k")?,
             group_size: r.optional_size("group_size")?.unwrap_or(128),
             quantizer: r.optional_name("quantizer", Fp8GroupRule::NAMED)?.unwrap_or_default(),

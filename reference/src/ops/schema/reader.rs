@@ -139,12 +139,6 @@ impl<'m> Reader<'m> {
         })
     }
 
-    /// A number of rows, which may be 0: 0 to 2^31 − 1.
-    pub(crate) fn rows(&self, key: &str) -> Result<usize, CaseError> {
-        self.get(key).ok_or_else(|| self.missing(key))?;
-        self.index(key)
-    }
-
     /// A list of sizes, one or more.
     pub(crate) fn sizes(&self, key: &str) -> Result<Option<Vec<usize>>, CaseError> {
         self.note(key, || KeyKind::Sizes);
