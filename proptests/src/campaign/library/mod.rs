@@ -183,7 +183,7 @@ const fn code(dtype: DType) -> u8 {
 
 /// What the system says about a library (`dlerror`).
 fn described(error: &libloading::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    let causes = std::iter::successors(error.source(), |cause| (*cause).source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
