@@ -169,3 +169,18 @@ fn io_help(kind: ErrorKind) -> &'static str {
         _ => "repeat the command to continue; finished files are kept",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_errors_that_may_pass_are_to_be_tried_again() {
+        for kind in [ErrorKind::PermissionDenied, ErrorKind::ReadOnlyFilesystem] {
+            assert_eq!(io_help(kind), "make the folder writable, or name another one");
+        }
+        assert!(io_help(ErrorKind::StorageFull).starts_with("free space, then repeat"));
+        assert!(!io_help(ErrorKind::InvalidFilename).contains("repeat"));
+        assert!(io_help(ErrorKind::Interrupted).starts_with("repeat the command to continue"));
+    }
+}

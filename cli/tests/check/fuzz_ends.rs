@@ -179,15 +179,13 @@ fn a_full_folder_is_no_finding() {
         return;
     }
     let program = env!("CARGO_BIN_EXE_marlinspike");
-    let kernel = script(&folder, "cp $1 $2 2>/dev/null || exit 1");
-    for (size, fill, words) in
-        [("16k", 0, "the inputs were not written: "), ("600k", 1, "bytes free, expected ")]
+    // Something else fills the memory after the inputs are written.
+    let kernel = script(&folder, "cat /dev/zero > /dev/shm/other; cp $1 $2 || exit 1");
+    for (size, words) in [("8k", "the inputs were not written: "), ("8m", "bytes free, expected ")]
     {
         let lines = format!(
             "mount -t tmpfs -o size={size} none /dev/shm\n\
-             [ {fill} = 0 ] || KERNEL_FILLS=1\n\
-             exec {program} fuzz --op int4_fp8_preprocess --seed 1 --cases 3 --keep kept \
-             --where checkpoint_format=gptq,size_k=1024 --cmd '{kernel}'"
+             exec {program} fuzz --op int4_fp8_preprocess --seed 1 --cases 3 --keep kept --cmd '{kernel}'"
         );
         let output = namespace(&lines).unwrap();
         fails_itself(&output, &["/dev/shm/marlinspike-fuzz-", words]);

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 /// Seconds of CPU time of a worker: a constant, and more with the sizes of what it is given.
-const CPU_BASE: u64 = 3;
+const CPU_BASE: u64 = 2;
 const TOKENIZER_BYTES_PER_SECOND: u64 = 2 << 20;
 const PROMPT_BYTES_PER_SECOND: u64 = 256 << 10;
 const TOKENS_PER_SECOND: u64 = 128;

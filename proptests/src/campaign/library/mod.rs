@@ -8,6 +8,7 @@
 
 mod memory;
 
+use std::error::Error as _;
 use std::ffi::{CString, OsStr, OsString, c_char, c_int, c_void};
 use std::fmt::Display;
 use std::fs::File;
@@ -180,6 +181,12 @@ const fn code(dtype: DType) -> u8 {
     }
 }
 
+/// What the system says about a library (`dlerror`).
+fn described(error: &libloading::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| (*cause).source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
 type Run = unsafe extern "C" fn(*const Call) -> c_int;
 
 /// A loaded kernel.
@@ -194,8 +201,8 @@ impl Loaded {
         type Abi = unsafe extern "C" fn() -> c_int;
         // SAFETY: the user names the library to be run: its initializers are as trusted as the
         // kernel itself, and this process has no other task.
-        let library = unsafe { Library::new(path) }.map_err(|e| e.to_string())?;
-        let missing = |e: libloading::Error| format!("{e}; see marlinspike_kernel.h");
+        let library = unsafe { Library::new(path) }.map_err(|e| described(&e))?;
+        let missing = |e: libloading::Error| format!("{}; see marlinspike_kernel.h", described(&e));
         // SAFETY: the header declares both functions with these types.
         let (abi, run) = unsafe {
             let abi = library.get::<Abi>(b"marlinspike_kernel_abi\0").map_err(missing)?;
