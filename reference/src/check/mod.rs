@@ -67,12 +67,20 @@ pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport>
     check_case_within(case, declared, &Limits::default())
 }
 
+/// The note on an output that only has to be as infinite as its inputs.
+const NO_FINITE_VALUE: &str =
+    "no value is finite, so that nothing was compared: check a case with smaller inputs";
+
 /// Judges the outputs of a case that is within the limits and has no misfits.
 fn recompute(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
     // A declared convention takes precedence over that of the case's config.
     let stated = case.config.quant().and_then(|quant| quant.convention);
     let convention = declared.convention.or(stated);
-    let declared = &Declared { convention, ..declared.clone() };
+    let min_power = match declared.min_power {
+        Some(limit) => Some(limit),
+        None => case.min_power()?,
+    };
+    let declared = &Declared { convention, min_power, ..declared.clone() };
     let mut outputs = case.config.operation().judge(case, declared)?;
     for (name, tensor) in &case.outputs {
         if !outputs.iter().any(|o| o.name == *name) {
@@ -86,6 +94,11 @@ fn recompute(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
         if output.verdict == Verdict::Pass && output.power.is_none() && every_bit {
             output.power = Some(Power::every_bit());
         }
+        if output.verdict == Verdict::Pass && case.finite_share(&output.name) == Some(0.0) {
+            output.verdict = Verdict::Unchecked;
+            output.add_note(NO_FINITE_VALUE);
+        }
+        output.require_power(declared.power_limit());
     }
     Ok(CaseReport::new(case, outputs))
 }

@@ -120,8 +120,10 @@ impl<'c> Stage<'c> {
                 split.extend(places().zip(first_half).map(|((i, b), a)| (sum(b, a), right(i))));
             }
         }
-        // An exact result is one number, while its convention admits an interval.
-        let whole = |c: &Convention| chosen.reading == Reading::Within(*c);
+        // An exact result is one number, while its convention admits an interval, unless that is
+        // too wide for a pass.
+        let admits = chosen.admits_interval(self.declared.power_limit());
+        let whole = |c: &Convention| chosen.reading == Reading::Within(*c) || !admits;
         for (_, &at) in conventions.iter().zip(&same).filter(|(c, _)| !whole(c)) {
             let error = uniform_error(self.dtype, pairs[at].iter().copied());
             power.uniform_error = power.uniform_error.zip(error).map(|(a, b)| a.max(b));

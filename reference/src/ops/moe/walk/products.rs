@@ -8,7 +8,6 @@ use crate::num::scalar::ScalarType;
 use crate::num::tensor::Tensor;
 use crate::ops::moe::product;
 use crate::ops::moe::source::Source;
-use crate::products::Class;
 use crate::products::schedule::ScheduleChoice;
 
 impl Walk<'_> {
@@ -36,7 +35,7 @@ impl Walk<'_> {
         source: &Source<'_>,
     ) -> Result<Option<OutputReport>> {
         let fp8 = source.layer().input_dtype == Some(ScalarType::FLOAT8_E4M3FN);
-        if !fp8 || stage % 2 == 1 || self.declared.class != Class::any_order() {
+        if !fp8 || stage % 2 == 1 || self.declared.states_class() {
             return Ok(None);
         }
         self.with_product(stage, before, source, |found, product| {
