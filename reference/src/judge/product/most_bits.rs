@@ -108,10 +108,10 @@ impl Stage<'_> {
         let (mut report, wrong) = measure((self.name, self.dtype), "", bounded, found, bits);
         report.verdict = Verdict::Fail;
         report.note = Some(format!(
-            "{equal} of {} values have every bit of {text}; {} are farther from it than the order \
-             of additions can move them",
+            "{equal} of {} values have every bit of {text}, and the order of additions cannot move \
+             the others as far from it as {} found",
             bits.len(),
-            wrong.len()
+            if wrong.len() == 1 { "one is".to_owned() } else { format!("{} are", wrong.len()) }
         ));
         report.power =
             Some(Power::of(&super::readings::accepted(bounded), self.size_n(), self.dtype));

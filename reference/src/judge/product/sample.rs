@@ -74,7 +74,7 @@ fn select(all: &Rows, which: &[usize]) -> Result<Rows> {
 
 /// At most `count` numbers below `size`, evenly spaced from first to last.
 fn spread(count: usize, size: usize) -> impl Iterator<Item = usize> {
-    let step = move |i: usize| if size <= count { i } else { i * (size - 1) / (count - 1) };
+    let step = move |i: usize| if size <= count { i } else { i * (size - 1) / (count - 1).max(1) };
     (0..count.min(size)).map(step)
 }
 
