@@ -92,12 +92,20 @@ fn without_empty<'a, 'c>(case: &'a Case<'c>) -> Result<(Vec<OutputReport>, Cow<'
     Ok((all.map(passing).collect(), Cow::Owned(rest)))
 }
 
+/// The note on an output that only has to be as infinite as its inputs.
+const NO_FINITE_VALUE: &str =
+    "no value is finite, so that nothing was compared: check a case with smaller inputs";
+
 /// Judges the outputs of a case that is within the limits and has no misfits.
 fn recompute(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
     // A declared convention takes precedence over that of the case's config.
     let stated = case.config.quant().and_then(|quant| quant.convention);
     let convention = declared.convention.or(stated);
-    let declared = &Declared { convention, ..declared.clone() };
+    let min_power = match declared.min_power {
+        Some(limit) => Some(limit),
+        None => case.min_power()?,
+    };
+    let declared = &Declared { convention, min_power, ..declared.clone() };
     let (empty, judged) = without_empty(case)?;
     let mut outputs = match judged.outputs.is_empty() {
         true => Vec::new(),
@@ -116,6 +124,11 @@ fn recompute(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
         if output.verdict == Verdict::Pass && output.power.is_none() && every_bit {
             output.power = Some(Power::every_bit());
         }
+        if output.verdict == Verdict::Pass && case.finite_share(&output.name) == Some(0.0) {
+            output.verdict = Verdict::Unchecked;
+            output.add_note(NO_FINITE_VALUE);
+        }
+        output.require_power(declared.power_limit());
     }
     Ok(CaseReport::new(case, outputs))
 }

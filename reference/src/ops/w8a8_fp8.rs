@@ -10,9 +10,9 @@ use crate::num::tensor::Tensor;
 use crate::ops::computation::{Computation, Mistake, codes, made};
 use crate::ops::schema::{CaseError, Reader};
 use crate::ops::tensors::FLAGS;
+use crate::products::Convention;
 use crate::products::schedule::ScheduleChoice;
 use crate::products::schedule::{Chunks, FP8_PROMOTION, Fp8Kernel, Schedule, ScheduleError};
-use crate::products::{Class, Convention};
 use crate::weight::{Groups, Table, TableData, Weight};
 use crate::{Error, Result};
 
@@ -54,14 +54,14 @@ pub(super) fn declared_as(given: &Declared) -> Declared {
     Declared {
         convention: Some(Convention::W8a8),
         or_exact: given.convention.is_none(),
-        class: given.class.clone(),
         power_of_two_scales: false,
+        ..given.clone()
     }
 }
 
 /// Whether a class is declared; the default class is for 16-bit operands.
 pub(super) fn is_declared(given: &Declared) -> bool {
-    given.class != Class::any_order()
+    given.states_class()
 }
 
 /// Toggles promotion in a schedule; sums of groups are always promoted.

@@ -7,5 +7,6 @@ mod classes;
 mod damage;
 mod data;
 mod named;
+mod never_passes;
 mod simulated;
 mod unit;

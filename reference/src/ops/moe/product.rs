@@ -17,7 +17,7 @@ use crate::ops::case::Case;
 use crate::ops::layer::halves;
 use crate::ops::quant::source::Source;
 use crate::ops::routing::stated_or_routed;
-use crate::products::{Class, Extras, Rows};
+use crate::products::{Extras, Rows};
 use crate::quantize::Int8Rule;
 use crate::weight::Weight;
 use crate::{Error, Result};
@@ -227,7 +227,7 @@ fn product_by(
         },
     };
     let fp8 = c.quant.input_dtype == Some(ScalarType::FLOAT8_E4M3FN);
-    if !fp8 || declared.class != Class::any_order() {
+    if !fp8 || declared.states_class() {
         return stage.judge().map(Some);
     }
     let product = Product {
