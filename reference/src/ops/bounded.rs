@@ -76,7 +76,9 @@ pub(super) fn judge<C: BoundedProduct>(right: &C, found: &Tensor<'_>) -> Result<
         let expected: Vec<u32> = bounded.iter().map(|b| b.rounded).collect();
         let (found, wrong) = (&bits, &wrong);
         let pattern = Values { ty, cols: n, found, expected: &expected, wrong };
-        report.diagnosis = diagnose(right, &bounded, &values, wrong).or_else(|| pattern.explain());
+        report.diagnosis = diagnose(right, &bounded, &values, wrong)
+            .or_else(|| pattern.explain())
+            .or_else(|| pattern.place());
     }
     Ok(report)
 }

@@ -355,7 +355,7 @@ impl Computation for Fp4Mm {
                 |c| if let Some(read) = misread(&c.a_scale.transposed()) {
                     c.a_scale = read.transposed();
                 };
-            "nibble-order", "the weight's nibbles are exchanged: even k in the high nibble" =>
+            "nibble-order", "the nibbles of one operand are exchanged: even k in the high nibble" =>
                 |c| {
                     let shape = c.weight.shape();
                     let word = |w: &u32| (w & 0x0f0f_0f0f) << 4 | w >> 4 & 0x0f0f_0f0f;

@@ -4,6 +4,7 @@
 mod activation_rows;
 mod declared_diagnosis;
 mod diagnosis;
+mod distortions;
 mod golden;
 mod golden_damage;
 mod group_quant;
@@ -21,4 +22,5 @@ mod stated_keys;
 mod stated_nvfp4;
 mod stated_routing;
 mod torch_products;
+mod true_causes;
 mod wrapped_sums;

@@ -9,3 +9,4 @@ mod data;
 mod named;
 mod simulated;
 mod unit;
+mod wide;

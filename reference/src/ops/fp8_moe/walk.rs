@@ -12,7 +12,7 @@ use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
 use crate::ops::computation::{Expected, judge_some};
 use crate::ops::fp8_blocks::are_powers;
-use crate::ops::layer::{activated, summed};
+use crate::ops::layer::{activated, name_both_sides, summed};
 use crate::ops::quantized_moe::{QUANTIZED, report_unjudged};
 use crate::ops::w8a8_fp8::{
     E4M3_TYPE, better_diagnosis, declared_as, is_declared, mistaken_weights,
@@ -40,6 +40,7 @@ impl Fp8Moe {
             router_weights: Some(&self.topk_weights),
             is_gated: self.config.activation.is_gated(),
             mistaken: Some(mistaken),
+            is_unpermuted: true,
             ..Hints::default()
         }
     }
@@ -219,5 +220,6 @@ pub(super) fn judge(
         ("y", "`down`"),
     ];
     report_unjudged(case, &mut walk.reports, &before);
+    name_both_sides(&mut walk.reports);
     Ok(walk.reports)
 }

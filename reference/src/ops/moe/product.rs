@@ -135,6 +135,7 @@ pub(crate) fn expert_product(
             tensor_parallel: c.quant.tensor_parallel.filter(|_| !first),
             unused_g_idx: None,
             is_gated: c.activation.is_gated(),
+            is_unpermuted: false,
             mistaken: None,
         },
     };
