@@ -32,7 +32,7 @@ impl Comparison {
             let near = x.is_finite() && near(&made, x, size, ty);
             all.changed += usize::from(!(own.lo..=own.hi).contains(&made.exact));
             let is_wrong = wrong.binary_search(&i).is_ok();
-            all.weigh_distance(own, &made, x, reach(size, ty));
+            all.weigh_distance(own, &made, x, ty);
             // An element without a bound carries no evidence.
             if !is_wrong || holds || near {
                 gain += nearer(own, &made, x, ty);
@@ -59,7 +59,14 @@ impl Comparison {
     }
 
     /// Counts a value that the mistake changes as near its prediction or far from it.
-    fn weigh_distance(&mut self, own: &Bounded, made: &Bounded, found: f64, reach: f64) {
+    pub(crate) fn weigh_distance(
+        &mut self,
+        own: &Bounded,
+        made: &Bounded,
+        found: f64,
+        ty: ScalarType,
+    ) {
+        let reach = reach(made.exact.abs().max(found.abs()), ty);
         let unit = reach.max(made.below.max(made.above) / SHARE);
         let (moved, left) = ((made.exact - own.exact).abs(), (found - made.exact).abs());
         if moved > unit && left.is_finite() && unit.is_finite() {

@@ -149,7 +149,7 @@ impl Comparison {
 
     /// Whether more than a quarter of the changed values lie far from their prediction. Bounds cover
     /// the worst case; the numbers of a kernel with the mistake would be much closer.
-    fn is_loose(&self) -> bool {
+    pub(crate) fn is_loose(&self) -> bool {
         let all = self.loose + self.close;
         all >= 4 && self.loose * 4 > all
     }

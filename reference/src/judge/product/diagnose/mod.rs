@@ -130,7 +130,7 @@ type Suspect<'s> = KnownMistake<'s, usize, Setup<'s>>;
 /// another convention than the report assumes. Without a cause, states their location.
 pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     let mut place = place::of(scene);
-    let mut fewest = scene.wrong.len();
+    let (mut fewest, mut right_rows) = (scene.wrong.len(), scene.right_rows());
     let mut best = search(scene);
     let is_final = |best: &Option<Finding>| {
         best.as_ref().is_some_and(|f| f.diagnosis.strength == Strength::Explains)
@@ -153,9 +153,10 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
             break;
         }
         let other = scene.under(convention, &bounded, &wrong);
-        // A convention with far fewer wrong elements is more likely that of the kernel.
-        if wrong.len() * 2 < fewest {
-            fewest = wrong.len();
+        // A convention with far fewer wrong elements, or with more rows that are right, is more likely
+        // that of the kernel.
+        if wrong.len() * 2 < fewest || other.right_rows() > right_rows {
+            (fewest, right_rows) = (wrong.len(), other.right_rows());
             place = place::of(&other).map(|p| format!("under the convention `{name}`, {p}"));
         }
         // What leaves more elements unexplained than are wrong under the declared convention explains nothing.

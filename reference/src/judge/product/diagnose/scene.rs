@@ -132,6 +132,13 @@ impl<'s> Scene<'s> {
         }
     }
 
+    /// Number of rows without a wrong element.
+    pub(super) fn right_rows(&self) -> usize {
+        let mut rows: Vec<usize> = self.wrong.iter().map(|i| i / self.size_n).collect();
+        rows.dedup();
+        self.home.len() - rows.len()
+    }
+
     pub(super) fn is_wrong(&self, row: usize, n: usize) -> bool {
         self.wrong.binary_search(&(row * self.size_n + n)).is_ok()
     }

@@ -92,10 +92,13 @@ impl<'s> Scene<'s> {
         };
         let places = sample.rows.iter().flat_map(|&r| sample.cols.iter().map(move |&n| (r, n)));
         let (mut left, mut wrong) = (0, 0);
+        let mut distances = Comparison::default();
         for ((row, n), b) in places.zip(&bounded) {
             let is_wrong = self.is_wrong(row, n);
             wrong += usize::from(is_wrong);
-            let x = self.found[row * self.size_n + n];
+            let i = row * self.size_n + n;
+            let x = self.found[i];
+            distances.weigh_distance(&self.bounded[i], b, x, self.stage.dtype);
             if !explains(b, x) && !self.is_near(b, x) {
                 if !is_wrong && !b.is_unbounded() {
                     return false;
@@ -103,7 +106,7 @@ impl<'s> Scene<'s> {
                 left += 1;
             }
         }
-        left * 8 <= wrong
+        left * 8 <= wrong && !distances.is_loose()
     }
 
     /// Whether a number is within a few units in the last place of a prediction.

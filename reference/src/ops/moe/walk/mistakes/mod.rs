@@ -215,7 +215,7 @@ impl Walk<'_> {
         })
     }
 
-    /// One slot of each wrong token with another expert.
+    /// One slot of each wrong token with another expert, or without one.
     fn one_slot(&self, c: &Carried<'_>, right: &Changed<'_>, judged: &Judged) -> Option<Diagnosis> {
         let (tokens, top_k) = (self.config.size_m, right.top_k.max(1));
         let per = c.cols(c.found.len(), tokens);
@@ -230,7 +230,8 @@ impl Walk<'_> {
         // For each wrong token: its distance, slot, expert, and the prediction.
         let mut best: Vec<Option<(f64, usize, i32, Vec<Bounded>)>> = vec![None; bad.len()];
         for slot in 0..top_k {
-            for expert in 0..experts as i32 {
+            // -1 is none.
+            for expert in -1..experts as i32 {
                 let mut ids = right.ids.to_vec();
                 bad.iter().for_each(|t| ids[t * top_k + slot] = expert);
                 let changed = Changed { ids: ids.into(), ..right.clone() };
@@ -247,17 +248,26 @@ impl Walk<'_> {
                 }
             }
         }
-        let (mut texts, mut made) = (Vec::new(), Vec::new());
+        let (mut texts, mut made, mut dropped) = (Vec::new(), Vec::new(), 0);
         for (t, best) in bad.iter().zip(best) {
             let (_, slot, expert, bounds) = best?;
             let own = right.ids[t * top_k + slot];
-            texts.push(format!("token {t}, slot {slot} by expert {expert} instead of {own}"));
+            dropped += usize::from(expert < 0);
+            texts.push(match expert {
+                -1 => format!("token {t}, slot {slot} (expert {own}) is missing"),
+                _ => format!("token {t}, slot {slot} by expert {expert} instead of {own}"),
+            });
             made.extend(bounds.into_iter().enumerate().map(|(n, b)| (t * per + n, b)));
         }
-        let choices = ((top_k * experts) as f64).log2();
+        let choices = ((top_k * (experts + 1)) as f64).log2();
         let outcome = judged.compared(made, ty).outcome(choices * bad.len() as f64)?;
+        let all_dropped = dropped == texts.len();
         texts.truncate(3);
-        let text = format!("tokens were computed by another expert: {}", texts.join(", "));
-        Some(outcome.named("wrong-expert", &text))
+        let texts = texts.join(", ");
+        let (id, text) = match all_dropped {
+            true => ("slot-dropped", format!("terms of the sum are missing: {texts}")),
+            false => ("wrong-expert", format!("slots were computed by another expert: {texts}")),
+        };
+        Some(outcome.named(id, &text))
     }
 }
