@@ -2,6 +2,7 @@
 
 mod draw;
 mod product;
+mod readings;
 mod routes;
 mod source;
 mod walk;
@@ -14,12 +15,13 @@ use crate::Result;
 use crate::judge::{Declared, OutputReport};
 use crate::layers::ParallelStyle;
 use crate::moe::ScoringFunc;
-use crate::moe::activation::Activation;
+use crate::moe::activation::{Activation, Columns, Definition};
 use crate::moe::router::Router;
 use crate::num::dims::Shape;
 use crate::ops::case::Case;
 use crate::ops::draw::Rng;
 use crate::ops::layer::Stages;
+use crate::ops::layer_rules::{LayerRules, RULE_KEYS};
 use crate::ops::quant::keys::{
     QUANT_KEYS, at_most, check_matrix, extend, insert_some, quant_json, quant_keys, rank,
     scale_factor, schedule_json, with_quant_keys,
@@ -74,7 +76,12 @@ pub struct MoeConfig {
     pub schedule_w13: Option<ScheduleChoice>,
     /// Schedule of `down`, if its bits are declared.
     pub schedule_w2: Option<ScheduleChoice>,
+    /// Router weights on x, the layout of gate and up, the activation's parameters.
+    pub rules: LayerRules,
 }
+
+/// The layout of `swigluoai` where none is stated.
+pub(super) const DEFAULT_LAYOUT: Columns = Columns::Interleaved;
 
 /// H × I. With I = 128 < H, a group of 128 is all of w2's K but not of w13's.
 const MOE_SHAPES: [(usize, usize); 4] = [(128, 64), (128, 128), (256, 128), (256, 192)];
@@ -93,9 +100,20 @@ impl MoeConfig {
             hidden_size: self.hidden_size,
             intermediate_size: self.intermediate_size,
             activation: self.activation,
+            definition: self.definition(),
             dtype: self.quant.dtype,
             router: Some((self.router(), self.num_experts)),
         }
+    }
+
+    /// The activation; `swigluoai` has gate and up in turn unless the case states otherwise.
+    pub(super) fn definition(&self) -> Definition {
+        self.rules.definition(self.activation, DEFAULT_LAYOUT)
+    }
+
+    /// Whether router weights multiply the product with w13 (`first`) or w2.
+    pub(super) const fn weights_product(&self, first: bool) -> bool {
+        !self.rules.router_weight_on_x && self.apply_router_weight_on_input == first
     }
 
     /// The layer's router.
@@ -106,7 +124,7 @@ impl MoeConfig {
 
 impl Operation for MoeConfig {
     fn keys() -> &'static [&'static str] {
-        const KEYS: [&str; QUANT_KEYS.len() + 16] = with_quant_keys([
+        const KEYS: [&str; QUANT_KEYS.len() + 21] = with_quant_keys([
             "size_m",
             "num_experts",
             "top_k",
@@ -123,6 +141,11 @@ impl Operation for MoeConfig {
             "scale_factor_w2",
             "schedule_w13",
             "schedule_w2",
+            RULE_KEYS[0],
+            RULE_KEYS[1],
+            RULE_KEYS[2],
+            RULE_KEYS[3],
+            RULE_KEYS[4],
         ]);
         &KEYS
     }
@@ -133,17 +156,19 @@ impl Operation for MoeConfig {
             ["scale_factor_w13", "scale_factor_w2"].map(|key| scale_factor(r, key, &quant));
         let [scale_factor_w13, scale_factor_w2] = factors;
         let (ep_size, ep_rank) = rank(r, "ep_size", "ep_rank")?;
+        let activation = r.name("activation", Activation::NAMED)?;
+        let (rules, on_gate_up) = LayerRules::read(r, activation)?;
         let config = MoeConfig {
             quant,
-            size_m: r.size("size_m")?,
+            size_m: r.count("size_m")?,
             num_experts: r.size("num_experts")?,
             top_k: r.size("top_k")?,
             hidden_size: r.size("hidden_size")?,
             intermediate_size: r.size("intermediate_size")?,
-            activation: r.name("activation", Activation::NAMED)?,
+            activation,
             scoring_func: r.name("scoring_func", ScoringFunc::NAMED)?,
             renormalize: r.flag("renormalize", false)?,
-            apply_router_weight_on_input: r.flag("apply_router_weight_on_input", false)?,
+            apply_router_weight_on_input: on_gate_up,
             block_size_m: r.size("block_size_m")?,
             ep_size,
             ep_rank,
@@ -151,6 +176,7 @@ impl Operation for MoeConfig {
             scale_factor_w2: scale_factor_w2?,
             schedule_w13: r.schedule("schedule_w13")?,
             schedule_w2: r.schedule("schedule_w2")?,
+            rules,
         };
         let (h, i) = (config.hidden_size, config.intermediate_size);
         at_most("top_k", config.top_k, "num_experts", config.num_experts)?;
@@ -202,6 +228,7 @@ impl Operation for MoeConfig {
                 scale_factor_w2: None,
                 schedule_w13: None,
                 schedule_w2: None,
+                rules: LayerRules::NONE,
             }
         };
         let mut probe = Probe::default();
@@ -240,6 +267,9 @@ impl Operation for MoeConfig {
         insert_some(&mut v, "scale_factor_w2", self.scale_factor_w2);
         insert_some(&mut v, "schedule_w13", self.schedule_w13.as_ref().map(schedule_json));
         insert_some(&mut v, "schedule_w2", self.schedule_w2.as_ref().map(schedule_json));
+        if let Some(map) = v.as_object_mut() {
+            self.rules.add_to(map);
+        }
         v
     }
 
@@ -324,8 +354,7 @@ impl Operation for MoeConfig {
         let mut reports = matrices(case, quant, "w13_", w13, self.scale_factor_w13, Some(i))?;
         reports.extend(matrices(case, quant, "w2_", w2, self.scale_factor_w2, None)?);
         reports.extend(routes::judge(case, self)?);
-        reports.extend(product::judge(case, self, declared)?);
-        reports.extend(walk::judge(case, self, declared)?);
+        reports.extend(readings::judge(case, self, declared)?);
         Ok(reports)
     }
 

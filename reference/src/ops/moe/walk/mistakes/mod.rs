@@ -2,7 +2,7 @@
 
 mod list;
 
-use super::{NAMES, Values, Walk, rounded};
+use super::{NAMES, Walk};
 use crate::Result;
 use crate::judge::mistake::{Comparison, search};
 use crate::judge::product::DEQUANTIZING;
@@ -11,9 +11,11 @@ use crate::moe::layer::Routed;
 use crate::num::interval::Bound;
 use crate::num::scalar::ScalarType;
 use crate::ops::case::Case;
+use crate::ops::layer::carried::{Values, rounded};
 use crate::ops::moe::MoeConfig;
 use crate::ops::moe::source::Source;
 use crate::products::Bounded;
+use crate::quantize::Int8Rule;
 use list::{Changed, mistakes};
 
 /// What a report says of an output that no mistake of an unrecorded stage explains.
@@ -45,7 +47,7 @@ pub(super) fn explain(
     case: &Case<'_>,
     config: &MoeConfig,
     declared: &Declared,
-    report: &mut OutputReport,
+    (rules, report): (&[Int8Rule], &mut OutputReport),
 ) -> Result<()> {
     let Some(stage) = NAMES.iter().position(|name| *name == report.name) else { return Ok(()) };
     let Some(found) = case.output(NAMES[stage]) else { return Ok(()) };
@@ -68,9 +70,10 @@ pub(super) fn explain(
         return Ok(());
     }
     let mut best: Option<Diagnosis> = None;
-    for convention in conventions {
+    let choices = rules.iter().flat_map(|rule| conventions.iter().map(move |c| (*c, *rule)));
+    for (convention, rule) in choices {
         let one = Declared { convention: Some(convention), ..declared.clone() };
-        let walk = Walk::new(case, config, &one, declared.convention);
+        let walk = Walk::new(case, config, &one, rule);
         let carried = Carried { stage, start, before: &before, found: &found };
         let Some(made) = walk.explain_carried(carried, &source) else { continue };
         let rank = |d: &Diagnosis| (d.strength as u8, d.unexplained);
