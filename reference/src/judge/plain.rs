@@ -6,7 +6,10 @@ use super::subject::{Rows, Subject};
 use crate::formats::float_type;
 
 /// The ids of this module.
-pub(crate) const NAMES: [&str; 4] = ["not-finite", "all-zeros", "zeros", "constant"];
+pub(crate) const NAMES: [&str; 5] = ["not-finite", "all-zeros", "zeros", "zero-sign", "constant"];
+
+/// The fewest wrong zeros that were not written.
+const FEW: usize = 4;
 
 /// What all wrong floats have in common. `wrong` holds pairs (found, right); `is_zero` states
 /// whether the whole output is zero.
@@ -28,13 +31,15 @@ pub(crate) fn floats(wrong: &[(f64, f64)], is_zero: bool) -> Option<(&'static st
         };
         return Some(("not-finite", text));
     }
-    if all(&|f, _| f == 0.0) {
+    if all(&|f, r| f == 0.0 && r == 0.0) {
+        return Some(("zero-sign", "the wrong elements are zeros of the other sign".to_owned()));
+    }
+    // A few zeros may be small numbers that were lost.
+    if all(&|f, _| f == 0.0) && (is_zero || count >= FEW) {
         let text = if is_zero {
             "every element of the output is zero".to_owned()
         } else {
-            let all =
-                if count == 1 { "the only wrong element is" } else { "all wrong elements are" };
-            format!("{all} zero: not written, or multiplied by zero")
+            "all wrong elements are zero: not written, or multiplied by zero".to_owned()
         };
         return Some((if is_zero { "all-zeros" } else { "zeros" }, text));
     }

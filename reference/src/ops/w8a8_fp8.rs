@@ -3,7 +3,7 @@
 
 use crate::judge::mistake::{Comparison, search};
 use crate::judge::product::Mistaken;
-use crate::judge::{Declared, OutputReport, plain};
+use crate::judge::{Declared, Diagnosis, OutputReport, Strength, plain};
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::Tensor;
@@ -64,15 +64,23 @@ pub(super) fn is_declared(given: &Declared) -> bool {
     given.states_class()
 }
 
-/// Toggles promotion in a schedule; sums of groups are always promoted.
-pub(super) fn other_promotion(schedule: &mut Schedule) {
-    if schedule.group_sum.is_some() {
-        return;
+/// Whether a schedule's chunks of k decide where sums are promoted to f32; sums of groups always are.
+fn may_promote(schedule: &Schedule) -> bool {
+    schedule.group_sum.is_none() && schedule.unit.find().is_ok_and(|u| u.fraction_bits < 23)
+}
+
+/// Removes the promotion of a schedule that has one.
+pub(super) fn without_promotion(schedule: &mut Schedule) {
+    if may_promote(schedule) && schedule.chunks != Chunks::Whole {
+        (schedule.chunks, schedule.leaf_chunks) = (Chunks::Whole, None);
     }
-    schedule.chunks = match schedule.chunks {
-        Chunks::Whole => Chunks::Size(FP8_PROMOTION),
-        _ => Chunks::Whole,
-    };
+}
+
+/// Promotes the sums of a schedule that has no promotion.
+pub(super) fn with_promotion(schedule: &mut Schedule) {
+    if may_promote(schedule) && schedule.chunks == Chunks::Whole {
+        schedule.chunks = Chunks::Size(FP8_PROMOTION);
+    }
 }
 
 /// Prefers a mistake that gives every found bit under the declared schedule to a structure, but not
@@ -93,7 +101,12 @@ pub(super) fn better_diagnosis_among<C: Computation>(
     right: &C,
     may_be: impl Fn(&Mistake<C>) -> bool,
 ) {
-    if report.diagnosis.as_ref().is_some_and(|d| plain::NAMES.contains(&d.id.as_str())) {
+    // A related schedule that gives every bit says more than a mistake that gives them too.
+    let is_known = |d: &Diagnosis| {
+        let of_schedule = d.id.starts_with("schedule-") || d.id.starts_with("promotion-");
+        plain::NAMES.contains(&d.id.as_str()) || of_schedule && d.strength == Strength::Explains
+    };
+    if report.diagnosis.as_ref().is_some_and(is_known) {
         return;
     }
     let outputs = match right.outputs() {

@@ -10,3 +10,4 @@ mod named;
 mod never_passes;
 mod simulated;
 mod unit;
+mod wide;

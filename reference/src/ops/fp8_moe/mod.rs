@@ -21,7 +21,7 @@ use crate::ops::fp8_blocks::{BlockSize, block_schedules, block_weight, move_scal
 use crate::ops::quantized_moe::{
     QUANTIZED, QuantizedLayer, codes, halves, ignore_map, scales_of_first_expert, swap_halves,
 };
-use crate::ops::w8a8_fp8::{E4M3_TYPE, fp8_weight, other_promotion};
+use crate::ops::w8a8_fp8::{E4M3_TYPE, fp8_weight, with_promotion, without_promotion};
 use crate::products::schedule::ScheduleChoice;
 use crate::products::schedule::{Fp8BlockKernel, Fp8Kernel, Schedule};
 use crate::quantize::{Fp8GroupRule, per_token_fp8};
@@ -227,8 +227,10 @@ impl Computation for Fp8Moe {
 
     fn mistakes() -> Vec<Mistake<Self>> {
         known! {
-            "promotion-missing", "sums were not promoted to f32, or where the schedule does not" =>
-                |c| c.schedules.iter_mut().for_each(other_promotion);
+            "promotion-missing", "sums were not promoted to f32, where the schedule does" =>
+                |c| c.schedules.iter_mut().for_each(without_promotion);
+            "promotion-added", "sums were promoted to f32, where the schedule does not" =>
+                |c| c.schedules.iter_mut().for_each(with_promotion);
             "activation-scales-exchanged", "the static scales of both products are exchanged" =>
                 |c| c.quantizers.reverse();
             "activation-scale-inverted", "x was multiplied by the static scale and not divided" =>

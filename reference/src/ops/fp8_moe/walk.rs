@@ -13,7 +13,7 @@ use crate::ops::case::Case;
 use crate::ops::computation::{Expected, judge_some};
 use crate::ops::fp8_blocks::are_powers;
 use super::carried::Quantized;
-use crate::ops::layer::summed;
+use crate::ops::layer::{name_both_sides, summed};
 use crate::ops::quantized_moe::QUANTIZED;
 use crate::ops::w8a8_fp8::{
     E4M3_TYPE, better_diagnosis, declared_as, is_declared, mistaken_weights,
@@ -41,6 +41,7 @@ impl Fp8Moe {
             router_weights: Some(&self.topk_weights),
             is_gated: self.config.activation.is_gated(),
             mistaken: Some(mistaken),
+            is_unpermuted: true,
             ..Hints::default()
         }
     }
@@ -206,5 +207,6 @@ pub(super) fn judge(
         (None, Some(found)) => walk.carried_sum(&carried.unwrap_or_default(), &found)?,
         _ => {}
     }
+    name_both_sides(&mut walk.reports);
     Ok(walk.reports)
 }

@@ -18,7 +18,7 @@ use crate::ops::bounded::{self, every_bit};
 use crate::ops::case::Case;
 use crate::ops::computation::bitwise;
 use crate::ops::layer::carried::{self, Origin, REMEDY, Values, activated_bounds};
-use crate::ops::layer::{activated, summed};
+use crate::ops::layer::{activated, name_both_sides, summed};
 use crate::ops::quantized_moe::{QUANTIZED, report_unjudged};
 use crate::ops::stated_rows::StatedRows;
 use crate::ops::w8a8_fp8::better_diagnosis;
@@ -172,6 +172,7 @@ pub(super) fn judge(case: &Case<'_>, layer: &Int8Moe) -> Result<Vec<OutputReport
         _ => {}
     }
     report_unjudged(case, &mut reports, &BEFORE);
+    name_both_sides(&mut reports);
     Ok(reports)
 }
 

@@ -269,6 +269,26 @@ impl Best {
     }
 }
 
+/// Router weights on the product that the config does not name: if the other product passes, which it
+/// does with its weights, they are on both.
+pub(crate) fn name_both_sides(reports: &mut [OutputReport]) {
+    for [name, other] in [["gate_up", "down"], ["down", "gate_up"]] {
+        let passes = |r: &OutputReport| r.name == other && r.verdict == Verdict::Pass;
+        if !reports.iter().any(passes) {
+            continue;
+        }
+        let of_side = |r: &&mut OutputReport| r.name == name;
+        let diagnoses = reports.iter_mut().filter(of_side).filter_map(|r| r.diagnosis.as_mut());
+        for diagnosis in diagnoses.filter(|d| d.id == "router-weight-on-the-other-side") {
+            diagnosis.id = "router-weight-on-both".to_owned();
+            diagnosis.text = format!(
+                "router weights multiply this product too, though the config applies them to `{other}`, \
+                 which is right: they are applied twice"
+            );
+        }
+    }
+}
+
 /// The expert of row `row` of `gate_up`, `activated` and `down`, if the case states it.
 pub(crate) fn expert(case: &Case<'_>, row: usize) -> Option<usize> {
     let ids = case.output("topk_ids")?;

@@ -223,6 +223,7 @@ fn product_by(
             tensor_parallel: c.quant.tensor_parallel.filter(|_| !first),
             unused_g_idx: None,
             is_gated: c.activation.is_gated(),
+            is_unpermuted: false,
             mistaken: None,
         },
     };

@@ -4,6 +4,7 @@
 //! A recomputed stage is either exact, if the case declares its arithmetic, or given by bounds that
 //! hold for every kernel; bounds propagate to the next stage.
 
+mod mistakes;
 mod products;
 
 use std::borrow::Cow;
@@ -71,7 +72,11 @@ pub(super) fn judge(
         }
     }
     let carried = best.into_iter().flat_map(|(_, carried)| carried);
-    Ok(first.into_iter().flatten().chain(carried).map(|j| j.report).collect())
+    let mut all: Vec<Judged> = first.into_iter().flatten().chain(carried).collect();
+    for judged in all.iter_mut().filter(|j| j.carried && j.report.verdict == Verdict::Fail) {
+        mistakes::explain(case, c, declared, (rules, &mut judged.report))?;
+    }
+    Ok(all.into_iter().map(|j| j.report).collect())
 }
 
 /// A report, and whether its bounds were carried over recomputed stages.
@@ -220,7 +225,15 @@ impl<'c> Walk<'c> {
 
     /// Bounds on a stage that hold for every kernel.
     fn bounds(&self, stage: usize, before: &Values<'_>, source: &Source<'_>) -> Result<Vec<Bound>> {
-        let (layer, routed): (Layer<'_>, Routed<'_>) = (source.layer(), source.routed());
+        self.bounds_of(stage, before, (source.layer(), source.routed()))
+    }
+
+    fn bounds_of(
+        &self,
+        stage: usize,
+        before: &Values<'_>,
+        (layer, routed): (Layer<'_>, Routed<'_>),
+    ) -> Result<Vec<Bound>> {
         layer.validate()?;
         let before = before.bounds(layer.dtype);
         let convention = self.declared.convention.unwrap_or_default();
