@@ -29,7 +29,12 @@ fn hold<O: Operation>(
 {
     let Some(_gpu) = common::device_or_skip(test) else { return };
     let axes = vectors::axes(op).unwrap().unwrap();
-    let rows = coverage::rows(&axes, &coverage::laws(op), 2);
+    let on_cuda = coverage::axes_on_cuda(op, axes.clone());
+    let laws_of = coverage::laws(op);
+    // What the kernels take, in an array of its own; and of the CPU's array what they must refuse.
+    let mut rows = coverage::rows(&on_cuda, &laws_of, 2);
+    let is_refused = |row: &coverage::Row| cuda_objection(&axes.config(&row.values)).is_some();
+    rows.extend(coverage::rows(&axes, &laws_of, 2).into_iter().filter(is_refused));
     let seed = Tier::current().seed(0x6c61_7773);
     let (next, outputs) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let (held, refused) = (AtomicUsize::new(0), AtomicUsize::new(0));

@@ -1,7 +1,7 @@
 //! What the CUDA kernels do not compute, each with its reason. A test on a GPU compares this with what the
 //! kernels refuse.
 
-use marlinspike::case::{CaseConfig, CheckpointFormat, QuantConfig};
+use marlinspike::case::{CaseConfig, CheckpointFormat, Op, QuantConfig};
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
 
@@ -19,6 +19,23 @@ pub fn cuda_objection(config: &CaseConfig) -> Option<&'static str> {
             Some("no kernel of this project has weights and activations of int8")
         }
         _ => Some("no kernel of this project computes the operation"),
+    }
+}
+
+/// The axes that decide whether a kernel takes a configuration; `None` where none ever does, or any.
+pub(super) fn deciding_axes(op: Op) -> Option<&'static [&'static str]> {
+    match op {
+        Op::Linear => Some(&["weight", "dtype", "input_dtype", "group_size", "desc_act"]),
+        Op::Moe => Some(&[
+            "weight",
+            "dtype",
+            "input_dtype",
+            "group_size",
+            "desc_act",
+            "hidden_size",
+            "intermediate_size",
+        ]),
+        _ => None,
     }
 }
 

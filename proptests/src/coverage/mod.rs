@@ -76,3 +76,13 @@ pub fn rows(axes: &Axes, laws: &[&str], strength: usize) -> Vec<Row> {
     };
     all.cover(strength).into_iter().map(row).collect()
 }
+
+/// The axes of an operation as far as the CUDA kernels take its configurations.
+pub fn axes_on_cuda(op: Op, axes: Axes) -> Axes {
+    match cuda::deciding_axes(op) {
+        Some(names) => {
+            axes.and_illegal("no CUDA kernel", names, |config| cuda_objection(config).is_some())
+        }
+        None => axes,
+    }
+}

@@ -7,7 +7,7 @@ use marlinspike::Result;
 use marlinspike::case::{CaseConfig, Op};
 use marlinspike::vectors;
 
-use super::{cuda_objection, laws, rows};
+use super::{axes_on_cuda, cuda_objection, laws, rows};
 use crate::campaign::axes as keys_of;
 
 /// The tests of one law with one value.
@@ -47,6 +47,7 @@ pub struct Table {
 }
 
 /// Configurations that the tests of a plain `cargo test` try, each with its law and its values.
+#[derive(Clone)]
 struct Tried {
     law: Option<usize>,
     values: BTreeMap<String, String>,
@@ -60,14 +61,15 @@ struct Tried {
 pub fn table(op: Op) -> Result<Table> {
     let laws = laws(op);
     let Some(axes) = vectors::axes(op)? else { return listed(op, laws) };
-    let tried: Vec<Tried> = rows(&axes, &laws, 2)
-        .into_iter()
-        .map(|row| Tried {
+    let tried = |axes: &vectors::Axes| -> Vec<Tried> {
+        let of_row = |row: super::Row| Tried {
             law: Some(row.law),
             values: owned(axes.labels(&row.values)),
             config: axes.config(&row.values),
-        })
-        .collect();
+        };
+        rows(axes, &laws, 2).into_iter().map(of_row).collect()
+    };
+    let tried = [tried(&axes), tried(&axes_on_cuda(op, axes.clone()))];
     let mut lines = Vec::new();
     for (at, axis) in axes.axes().iter().enumerate() {
         for (value, label) in axis.values.iter().enumerate() {
@@ -90,8 +92,9 @@ fn listed(op: Op, laws: Vec<&'static str>) -> Result<Table> {
         .into_iter()
         .map(|config| Tried { law: None, values: keys_of(&config), config })
         .collect();
+    let tried = [tried.clone(), tried];
     let mut values: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (axis, value) in tried.iter().flat_map(|tried| &tried.values) {
+    for (axis, value) in tried[0].iter().flat_map(|tried| &tried.values) {
         let all = values.entry(axis.clone()).or_default();
         if !all.contains(value) {
             all.push(value.clone());
@@ -110,27 +113,28 @@ fn owned(labels: BTreeMap<&'static str, &str>) -> BTreeMap<String, String> {
     labels.into_iter().map(|(axis, value)| (axis.to_owned(), value.to_owned())).collect()
 }
 
+/// `tried`: on the CPU, and on CUDA.
 fn line(
     axis: &str,
     value: &str,
     laws: &[&'static str],
-    tried: &[Tried],
+    tried: &[Vec<Tried>; 2],
     why: Option<&'static str>,
 ) -> Line {
-    let with: Vec<&Tried> =
-        tried.iter().filter(|t| t.values.get(axis).is_some_and(|v| v == value)).collect();
-    let objections: Vec<_> = with.iter().map(|tried| cuda_objection(&tried.config)).collect();
+    let with = tried.each_ref().map(|tried| -> Vec<&Tried> {
+        tried.iter().filter(|t| t.values.get(axis).is_some_and(|v| v == value)).collect()
+    });
+    let objection = |tried: &&Tried| cuda_objection(&tried.config);
     let cell = |law| {
-        let is_of = |tried: &Tried| tried.law.is_none_or(|of| of == law);
-        let here = with.iter().zip(&objections).filter(|(tried, _)| is_of(tried));
-        let cuda = here.clone().filter(|(_, objection)| objection.is_none()).count();
-        Cell { cpu: here.count(), cuda }
+        let is_of = |tried: &&&Tried| tried.law.is_none_or(|of| of == law);
+        let [cpu, cuda] = with.each_ref().map(|with| with.iter().filter(is_of));
+        Cell { cpu: cpu.count(), cuda: cuda.filter(|t| objection(t).is_none()).count() }
     };
     let cells: Vec<Cell> = (0..laws.len()).map(cell).collect();
-    let objection = objections.iter().find_map(|objection| *objection);
-    let cuda = cells.iter().any(|cell| cell.cuda == 0).then_some(why.or(objection)).flatten();
-    let cpu = cells.iter().any(|cell| cell.cpu == 0).then_some(why).flatten();
-    Line { axis: axis.to_owned(), value: value.to_owned(), cells, reasons: [cpu, cuda] }
+    // Of a value that no kernel takes with any other.
+    let is_refused = with[0].iter().all(|tried| objection(tried).is_some());
+    let refused = with[0].iter().find_map(objection).filter(|_| is_refused);
+    Line { axis: axis.to_owned(), value: value.to_owned(), cells, reasons: [why, why.or(refused)] }
 }
 
 impl Table {

@@ -71,7 +71,7 @@ pub(super) const fn with_layer_keys<const OWN: usize, const ALL: usize>(
 pub(super) const ROWS: [&str; 3] = ["x", "topk_ids", "topk_weights"];
 
 impl QuantizedLayer {
-    /// A generated layer of five tokens: its experts, those of the rank, and of a token; H and I.
+    /// A generated layer of three tokens: its experts, those of the rank, and of a token; H and I.
     pub(super) const fn generated(
         dtype: ScalarType,
         activation: Activation,
@@ -81,7 +81,7 @@ impl QuantizedLayer {
     ) -> Self {
         Self {
             dtype,
-            size_m: 5,
+            size_m: 3,
             num_experts,
             num_local_experts,
             top_k,

@@ -11,7 +11,7 @@ use marlinspike::formats::{awq, gptq, nvfp4};
 use marlinspike::formats::{mxfp4, mxfp8};
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
-use marlinspike::vectors::{Generator, lattice};
+use marlinspike::vectors::{Generator, Rng, axes, case_of, lattice};
 use marlinspike_golden::Tier;
 use sha2::{Digest, Sha256};
 
@@ -29,9 +29,30 @@ fn quants(op: Op) -> Vec<QuantConfig> {
 fn checked(op: Op, seed: u64, count: u64) -> usize {
     let generator = Generator::new(op, seed).unwrap();
     let step = (generator.lattice().len() as u64 / count).max(1);
-    let (mut outputs, mut undefined) = (0, 0);
-    for index in (0..count).map(|i| i * step) {
-        let case = generator.case(index).unwrap_or_else(|e| panic!("{op} {index}: {e}"));
+    let case = |index| generator.case(index).unwrap_or_else(|e| panic!("{op} {index}: {e}"));
+    pass(op, (0..count).map(|i| case(i * step)))
+}
+
+/// A case of each row of the covering array of this strength goes through a file and passes.
+fn covered(op: Op, seed: u64, strength: usize) -> usize {
+    let seed = Tier::current().seed(seed);
+    let configs = axes(op).unwrap().unwrap().configs(strength);
+    println!("{op}: {} rows, seed {seed:#x}", configs.len());
+    let case = |(nth, config): (usize, CaseConfig)| {
+        let text = format!("{op} row {nth}, seed {seed:#x}: {config:?}");
+        let made = case_of(config, &mut Rng::for_case(seed, nth as u64));
+        let mut case = made.unwrap_or_else(|e| panic!("{text}: {e}"));
+        case.name = text;
+        case
+    };
+    pass(op, configs.into_iter().enumerate().map(case))
+}
+
+/// The cases go through a file and pass; the number of their outputs.
+fn pass(op: Op, cases: impl Iterator<Item = Case<'static>>) -> usize {
+    let (mut outputs, mut undefined, mut count) = (0, 0, 0);
+    for case in cases {
+        count += 1;
         let bytes = case.to_bytes().unwrap();
         let read = Case::parse(&bytes).unwrap_or_else(|e| panic!("{}: {e}", case.name));
         assert_eq!(read.to_bytes().unwrap(), bytes, "{}", case.name);
@@ -57,19 +78,25 @@ fn checked(op: Op, seed: u64, count: u64) -> usize {
         }
         outputs += report.outputs.len();
     }
-    assert!(undefined as u64 * 5 < count, "{undefined} of {count} without a product");
+    assert!(undefined * 5 < count, "{undefined} of {count} without a product");
     outputs
 }
 
 #[test]
 fn linear_cases_pass() {
-    let count = Tier::current().pick(300, 800, 800);
-    assert!(checked(Op::Linear, 1, count) as u64 > 2 * count);
+    assert!(covered(Op::Linear, 1, Tier::current().pick(2, 3, 3)) > 200);
 }
 
 #[test]
 fn moe_cases_pass() {
-    assert!(checked(Op::Moe, 2, 60) > 240);
+    assert!(covered(Op::Moe, 2, Tier::current().pick(2, 3, 3)) > 400);
+}
+
+#[test]
+fn cases_of_eight_bit_operations_pass() {
+    for op in [Op::ScaledMm, Op::Fp8Moe, Op::Int8Moe] {
+        assert!(covered(op, 8, Tier::current().pick(1, 2, 3)) > 5, "{op}");
+    }
 }
 
 /// Packed activations, packed weights and the product of each.

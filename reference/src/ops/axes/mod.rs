@@ -98,6 +98,30 @@ impl Axes {
         self
     }
 
+    /// The same axes with one more rule: `is_illegal` of the config with a combination of the values of
+    /// `names`, the other axes at their first value, which must not matter. A subject without a kernel for
+    /// some configs restricts the axes so.
+    ///
+    /// # Panics
+    /// For a name that is no axis.
+    #[must_use]
+    pub fn and_illegal(
+        mut self,
+        why: &'static str,
+        names: &[&str],
+        is_illegal: impl Fn(&CaseConfig) -> bool,
+    ) -> Self {
+        let axes = indices(&self.axes, names);
+        let mut row = vec![0; self.axes.len()];
+        let mut illegal = Vec::new();
+        for combination in combinations(&self.axes, &axes) {
+            axes.iter().zip(combination).for_each(|(&axis, value)| row[axis] = value);
+            illegal.push(is_illegal(&self.config(&row)));
+        }
+        self.rules.push(Rule { why, axes, illegal });
+        self
+    }
+
     /// A legal row with these values, if there is one: whether the combination is legal.
     pub fn complete(&self, partial: &[Option<usize>]) -> Option<Vec<usize>> {
         cover::complete(self, partial)
@@ -171,19 +195,14 @@ impl<C: Clone + Into<CaseConfig> + Send + Sync + 'static> Space<C> {
         axes: &[&str],
         is_illegal: impl Fn(&C) -> bool,
     ) -> Self {
-        let axes = self.indices(axes);
-        let sizes: Vec<usize> = axes.iter().map(|&axis| self.axes[axis].values.len()).collect();
-        let mut illegal = Vec::with_capacity(sizes.iter().product());
-        for at in 0..sizes.iter().product() {
+        let axes = indices(&self.axes, axes);
+        let mut illegal = Vec::new();
+        for combination in combinations(&self.axes, &axes) {
             let mut config = self.base.clone();
-            // The first axis is the slowest; axes are set in the order of their declaration.
-            let (mut rest, mut values) = (at, vec![0; axes.len()]);
-            for (value, size) in values.iter_mut().zip(&sizes).rev() {
-                (*value, rest) = (rest % size, rest / size);
-            }
-            let mut order: Vec<(usize, usize)> = axes.iter().copied().zip(values).collect();
-            order.sort_unstable();
-            order.iter().for_each(|&(axis, value)| self.set[axis](&mut config, value));
+            // In the order of their declaration: a setter may read what an earlier one set.
+            axes.iter()
+                .zip(combination)
+                .for_each(|(&axis, value)| self.set[axis](&mut config, value));
             (self.finish)(&mut config);
             illegal.push(is_illegal(&config));
         }
@@ -193,16 +212,8 @@ impl<C: Clone + Into<CaseConfig> + Send + Sync + 'static> Space<C> {
 
     /// Every legal combination of these axes is in each covering array.
     pub(crate) fn together(mut self, axes: &[&str]) -> Self {
-        self.together.push(self.indices(axes));
+        self.together.push(indices(&self.axes, axes));
         self
-    }
-
-    fn indices(&self, names: &[&str]) -> Vec<usize> {
-        let at = |name: &&str| self.axes.iter().position(|axis| axis.name == *name);
-        let mut all: Vec<usize> =
-            names.iter().map(|name| at(name).unwrap_or_else(|| panic!("no axis {name}"))).collect();
-        all.sort_unstable();
-        all
     }
 
     /// The axes.
@@ -217,6 +228,30 @@ impl<C: Clone + Into<CaseConfig> + Send + Sync + 'static> Space<C> {
         };
         Axes { axes, rules, together, build: Arc::new(build) }
     }
+}
+
+/// The places of axes by name, ascending.
+///
+/// # Panics
+/// For a name that is no axis.
+fn indices(axes: &[Axis], names: &[&str]) -> Vec<usize> {
+    let at = |name: &&str| axes.iter().position(|axis| axis.name == *name);
+    let mut all: Vec<usize> =
+        names.iter().map(|name| at(name).unwrap_or_else(|| panic!("no axis {name}"))).collect();
+    all.sort_unstable();
+    all
+}
+
+/// Every combination of the values of some axes, the last axis fastest.
+fn combinations(axes: &[Axis], of: &[usize]) -> impl Iterator<Item = Vec<usize>> {
+    let sizes: Vec<usize> = of.iter().map(|&axis| axes[axis].values.len()).collect();
+    (0..sizes.iter().product()).map(move |mut at: usize| {
+        let mut values = vec![0; sizes.len()];
+        for (value, size) in values.iter_mut().zip(&sizes).rev() {
+            (*value, at) = (at % size, at / size);
+        }
+        values
+    })
 }
 
 /// Values that print themselves.

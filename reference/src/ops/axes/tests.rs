@@ -84,3 +84,20 @@ fn combinations_that_belong_together_are_in_every_array() {
     assert!((0..2).all(|law| rows.iter().any(|row| row[5] == law && row[0] == 3)));
     assert_eq!(more.config(&[1, 2, 3, 0, 0, 1]), space().config(&[1, 2, 3, 0, 0]));
 }
+
+/// A rule that a subject adds restricts the rows as a declared one does.
+#[test]
+fn a_subject_restricts_the_axes() {
+    use crate::ops::CaseConfig;
+    let is_odd = |config: &CaseConfig| match config {
+        CaseConfig::Align(c) => (c.block_size + c.ep_rank) % 2 == 1,
+        _ => unreachable!("alignment"),
+    };
+    let axes = space().and_illegal("a + e is even", &["e", "a"], is_odd);
+    let rows = axes.cover(2);
+    assert!(rows.iter().all(|row| (row[0] + row[4]) % 2 == 0 && space().objection(row).is_none()));
+    for row in all_rows(&axes).iter().filter(|row| axes.objection(row).is_none()) {
+        assert!(rows.iter().any(|r| r[..2] == row[..2]) && (row[0] + row[4]) % 2 == 0);
+    }
+    assert_eq!(axes.objection(&[0, 0, 0, 0, 1]), Some("a + e is even"));
+}

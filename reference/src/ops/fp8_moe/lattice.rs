@@ -54,7 +54,7 @@ fn experts_schedules() -> Result<Vec<(String, [ScheduleChoice; 2])>> {
     Ok(names.map(str::to_owned).into_iter().zip(all).collect())
 }
 
-/// The axes of a layer; a case has five tokens.
+/// The axes of a layer; a case has three tokens.
 pub(super) fn space() -> Result<Space<Fp8LayerConfig>> {
     let layer =
         QuantizedLayer::generated(HALF[0], Activation::Silu, EXPERT_RANKS[0].1, 1, [160, 64]);

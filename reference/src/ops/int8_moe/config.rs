@@ -173,7 +173,7 @@ impl Operation for Int8LayerConfig {
     }
 }
 
-/// The axes of a layer; a case has five tokens.
+/// The axes of a layer; a case has three tokens.
 fn space() -> Space<Int8LayerConfig> {
     let layer =
         QuantizedLayer::generated(HALF[0], Activation::Silu, EXPERT_RANKS[0].1, 1, [36, 20]);

@@ -93,6 +93,15 @@ pub(super) fn space() -> Space<MoeConfig> {
         })
         // Kernels and packed layouts depend on all of these together.
         .together(&["weight", "dtype", "input_dtype", "group_size", "desc_act"])
+        // Where the bias and the router weight enter depends on the format and the sizes.
+        .together(&[
+            "weight",
+            "dtype",
+            "has_bias",
+            "apply_router_weight_on_input",
+            "hidden_size",
+            "intermediate_size",
+        ])
 }
 
 /// The configs of the covering array.
