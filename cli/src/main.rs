@@ -5,5 +5,5 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 fn main() -> ExitCode {
-    marlinspike_cli::run(&marlinspike_cli::Cli::parse())
+    marlinspike_cli::main(&marlinspike_cli::Cli::parse())
 }

@@ -18,6 +18,7 @@
 mod card;
 mod error_map;
 mod escape;
+mod explorer;
 mod figures;
 pub mod flow;
 mod mismatch_map;
@@ -29,7 +30,7 @@ pub mod text;
 
 use marlinspike::check::{CaseReport, OutputReport, Verdict};
 
-pub use escape::{escape, is_harmful, printable};
+pub use escape::{escape, is_harmful, printable, shortened};
 pub use page::{CSS, Head, cards, page};
 
 /// A case of a report, or a file that could not be read as one.

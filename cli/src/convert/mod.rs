@@ -7,6 +7,7 @@ pub mod preparation;
 mod progress;
 mod verify;
 
+use std::io::ErrorKind;
 use std::time::Instant;
 
 use marlinspike_model::convert::error::{ConvertError, Refused};
@@ -137,7 +138,7 @@ fn explain(error: ConvertError) -> anyhow::Error {
         }
         ConvertError::ReadBack { .. } => "another program or the disk changed the file; run again",
         ConvertError::NoManifest { .. } => "pass the output folder of a conversion",
-        ConvertError::Io { .. } => "repeat the command to continue; finished files are kept",
+        ConvertError::Io { source, .. } => io_help(source.kind()),
         ConvertError::Manifest { .. } => "name another folder, or empty this one",
         ConvertError::NotQuantized { .. } => {
             "add a quantization_config to config.json, or a quantize_config.json"
@@ -145,4 +146,26 @@ fn explain(error: ConvertError) -> anyhow::Error {
         _ => return error.into(),
     };
     Explained::new(error, help).into()
+}
+
+/// What to do after an error of the file system.
+fn io_help(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            "make the folder writable, or name another one"
+        }
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            "free space, then repeat the command to continue; finished files are kept"
+        }
+        ErrorKind::FileTooLarge => {
+            "state a smaller --max-shard-size; finished files are kept where shards stay the same"
+        }
+        ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory => {
+            "see that no other program changes the folder, then repeat the command to continue"
+        }
+        ErrorKind::InvalidFilename | ErrorKind::InvalidInput | ErrorKind::Unsupported => {
+            "name another folder"
+        }
+        _ => "repeat the command to continue; finished files are kept",
+    }
 }

@@ -8,6 +8,7 @@ pub(crate) mod mistake;
 mod numbers;
 pub(crate) mod pattern;
 pub(crate) mod picture;
+pub(crate) mod place;
 pub(crate) mod plain;
 pub(crate) mod power;
 pub(crate) mod product;

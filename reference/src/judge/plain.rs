@@ -3,6 +3,7 @@
 
 use super::Diagnosis;
 use super::subject::{Rows, Subject};
+use crate::formats::float_type;
 
 /// The ids of this module.
 pub(crate) const NAMES: [&str; 4] = ["not-finite", "all-zeros", "zeros", "constant"];
@@ -71,13 +72,22 @@ pub(crate) fn constant_rows(
     })
 }
 
-/// The same for stored bits, which have no infinities: zeros, or one constant.
+/// The same for stored bits: NaN, zeros, or one constant.
 pub(crate) fn bits(subject: &Subject<'_>, found: &[u32], mismatches: usize) -> Option<Diagnosis> {
+    let mask = u32::MAX >> (32 - subject.width);
+    let value = |(element, bit): (usize, u32)| found[element] >> bit & mask;
+    if is_nan_wherever_wrong(subject, found) {
+        let everywhere = found.len() > 1 && mismatches == found.len();
+        let text = match (mismatches, everywhere) {
+            (_, true) => "NaN everywhere".to_owned(),
+            (1, _) => "the wrong value is NaN".to_owned(),
+            _ => format!("all {mismatches} wrong values are NaN"),
+        };
+        return Some(Diagnosis::explains("not-finite", text));
+    }
     if subject.rows == Rows::List && subject.width > 16 || mismatches < 8 {
         return None;
     }
-    let mask = u32::MAX >> (32 - subject.width);
-    let value = |(element, bit): (usize, u32)| found[element] >> bit & mask;
     let mut values = subject.differences(found).map(value);
     let first = values.next()?;
     values.all(|v| v == first).then(|| match first {
@@ -87,4 +97,12 @@ pub(crate) fn bits(subject: &Subject<'_>, found: &[u32], mismatches: usize) -> O
             format!("all {mismatches} wrong values are {first:#x}, one value everywhere"),
         ),
     })
+}
+
+/// Whether the elements are floats, and all wrong ones NaN where a number belongs.
+fn is_nan_wherever_wrong(subject: &Subject<'_>, found: &[u32]) -> bool {
+    let Some(ty) = float_type(subject.found.dtype()) else { return false };
+    let is_nan = |bits: u32| ty.to_f64(bits).is_nan();
+    subject.width == subject.element_bits()
+        && subject.differences(found).all(|(i, _)| is_nan(found[i]) && !is_nan(subject.expected[i]))
 }

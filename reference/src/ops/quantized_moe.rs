@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::Result;
 use crate::judge::OutputReport;
 use crate::judge::compare::Rows;
-use crate::moe::activation::{Activation, Definition};
+use crate::moe::activation::{Activation, Columns, Definition};
 use crate::moe::layer::Layer;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
@@ -15,6 +15,7 @@ use crate::ops::axes::{Space, named, shown};
 use crate::ops::case::Case;
 use crate::ops::computation::{Expected, Form};
 use crate::ops::layer::Stages;
+use crate::ops::layer_rules::{LayerRules, Prescale, RULE_KEYS, note_layout, wrong_values};
 use crate::ops::quant::keys::{at_most, extend, joined};
 use crate::ops::schema::{
     CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_ids, expert_map, finite, stored,
@@ -25,7 +26,7 @@ use crate::ops::tensors::{
 use crate::weight::Weight;
 
 /// The keys that every layer of 8-bit weights and activations has.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct QuantizedLayer {
     /// Activations and outputs.
     pub dtype: ScalarType,
@@ -45,10 +46,12 @@ pub struct QuantizedLayer {
     pub activation: Activation,
     /// Whether router weights multiply `gate_up` instead of `down`.
     pub apply_router_weight_on_input: bool,
+    /// Router weights on x, the layout of gate and up, the activation's parameters.
+    pub rules: LayerRules,
 }
 
 /// The keys that [`QuantizedLayer::read`] reads.
-const LAYER_KEYS: [&str; 9] = [
+const LAYER_KEYS: [&str; 14] = [
     "dtype",
     "size_m",
     "num_experts",
@@ -58,6 +61,11 @@ const LAYER_KEYS: [&str; 9] = [
     "intermediate_size",
     "activation",
     "apply_router_weight_on_input",
+    RULE_KEYS[0],
+    RULE_KEYS[1],
+    RULE_KEYS[2],
+    RULE_KEYS[3],
+    RULE_KEYS[4],
 ];
 
 /// [`LAYER_KEYS`], then an operation's own.
@@ -89,17 +97,104 @@ impl QuantizedLayer {
             intermediate_size,
             activation,
             apply_router_weight_on_input: false,
+            rules: LayerRules::NONE,
         }
     }
 
+    /// The activation; `swigluoai` has gate and up in turn unless the case states otherwise.
+    pub(super) fn definition(&self) -> Definition {
+        self.rules.definition(self.activation, Columns::Interleaved)
+    }
+
+    /// The layouts of a row of `gate_up`, the default first.
+    pub(super) fn layouts(&self) -> Vec<Columns> {
+        self.rules.layouts(self.activation, Columns::Interleaved)
+    }
+
+    /// Rows of `gate_up` for each row of `a1q`, which has a row for each slot if router weights multiply x.
+    pub(super) const fn slots_of_x(&self) -> usize {
+        if self.rules.router_weight_on_x { 1 } else { self.top_k }
+    }
+
+    /// x as it is quantized, bits of `dtype`, and the router weights that are left for the products: ones
+    /// if they multiply x, which then has a row for each slot.
+    ///
+    /// # Errors
+    /// Without `in.x` or `in.topk_weights`.
+    pub(super) fn weighted_x(
+        &self,
+        case: &Case<'_>,
+        prescale: Prescale,
+    ) -> Result<(Vec<u16>, Vec<f32>)> {
+        let x = case.input("x")?.elements::<u16>().into_owned();
+        let weights = case.input("topk_weights")?.elements::<f32>().into_owned();
+        if !self.rules.router_weight_on_x {
+            return Ok((x, weights));
+        }
+        let rows = prescale.apply(&x, &weights, [self.top_k, self.hidden_size], self.dtype);
+        Ok((rows, vec![1.0; weights.len()]))
+    }
+
+    /// What the case leaves open: a layout of gate and up with a rounding of router weights on x. The
+    /// first is the operation's default.
+    pub(super) fn readings(&self) -> Vec<(Columns, Prescale)> {
+        let prescales = if self.rules.router_weight_on_x { 2 } else { 1 };
+        let layouts = self.layouts();
+        let all = Prescale::ALL.iter().take(prescales);
+        all.flat_map(|&prescale| layouts.iter().map(move |&columns| (columns, prescale))).collect()
+    }
+
+    /// The layer with gate and up in these columns.
+    #[must_use]
+    pub(super) fn with_layout(&self, columns: Columns) -> Self {
+        let mut layer = self.clone();
+        if layer.activation.is_gated() {
+            layer.rules.gate_up_layout = Some(columns);
+        }
+        layer
+    }
+
+    /// Judges under each reading until one explains the case; if none does, under the one that leaves the
+    /// fewest values wrong.
+    ///
+    /// # Errors
+    /// As `judge`.
+    pub(super) fn each_reading(
+        &self,
+        judge: impl Fn(Self, Prescale) -> Result<Vec<OutputReport>>,
+    ) -> Result<Vec<OutputReport>> {
+        let is_open = self.layouts().len() > 1;
+        let mut best: Option<(usize, Vec<OutputReport>)> = None;
+        for (columns, prescale) in self.readings() {
+            let mut reports = judge(self.with_layout(columns), prescale)?;
+            if is_open {
+                note_layout(&mut reports, columns);
+            }
+            let wrong = wrong_values(&reports);
+            if best.as_ref().is_none_or(|(least, _)| wrong < *least) {
+                best = Some((wrong, reports));
+            }
+            if wrong == 0 {
+                break;
+            }
+        }
+        Ok(best.map(|(_, reports)| reports).unwrap_or_default())
+    }
+
+    /// Rows of `a1q`.
+    pub(super) const fn rows_of_x(&self) -> usize {
+        if self.rules.router_weight_on_x { self.rows() } else { self.size_m }
+    }
+
     /// Parameters that all stages of a judgement share.
-    pub(super) const fn stages(&self) -> Stages {
+    pub(super) fn stages(&self) -> Stages {
         Stages {
             size_m: self.size_m,
             top_k: self.top_k,
             hidden_size: self.hidden_size,
             intermediate_size: self.intermediate_size,
             activation: self.activation,
+            definition: self.definition(),
             dtype: self.dtype,
             router: None,
         }
@@ -117,7 +212,7 @@ impl QuantizedLayer {
             orders: [None, None],
             num_experts: self.num_experts,
             expert_map,
-            activation: Definition::new(self.activation),
+            activation: self.definition(),
             dtype: self.dtype,
             input_dtype: None,
             router_weight_on_input: self.apply_router_weight_on_input,
@@ -127,16 +222,19 @@ impl QuantizedLayer {
     /// Reads and checks the keys.
     pub(super) fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
         let num_experts = r.size("num_experts")?;
+        let activation = r.name("activation", Activation::NAMED)?;
+        let (rules, on_gate_up) = LayerRules::read(r, activation)?;
         let layer = Self {
             dtype: r.name("dtype", HALF_TYPES)?,
-            size_m: r.size("size_m")?,
+            size_m: r.count("size_m")?,
             num_experts,
             num_local_experts: r.optional_size("num_local_experts")?.unwrap_or(num_experts),
             top_k: r.size("top_k")?,
             hidden_size: r.size("hidden_size")?,
             intermediate_size: r.size("intermediate_size")?,
-            activation: r.name("activation", Activation::NAMED)?,
-            apply_router_weight_on_input: r.flag("apply_router_weight_on_input", false)?,
+            activation,
+            apply_router_weight_on_input: on_gate_up,
+            rules,
         };
         at_most("top_k", layer.top_k, "num_experts", num_experts)?;
         at_most("num_local_experts", layer.num_local_experts, "num_experts", num_experts)?;
@@ -155,6 +253,9 @@ impl QuantizedLayer {
         });
         extend(&mut v, own);
         v["apply_router_weight_on_input"] = self.apply_router_weight_on_input.into();
+        if let Some(map) = v.as_object_mut() {
+            self.rules.add_to(map);
+        }
         v
     }
 
@@ -188,7 +289,7 @@ impl QuantizedLayer {
             input("topk_weights", F32, &topk),
             input("topk_ids", I32, &topk),
             optional("expert_map", I32, &[is(self.num_experts)]).required(absent),
-            output("a1q", codes, &[m, h]),
+            output("a1q", codes, &[is(self.rows_of_x()), h]),
             output("a1q_scale", F32, &a1),
             output("gate_up", &half, &[rows, is(self.w13_size_n())]),
             output("activated", &half, &[rows, i]),
@@ -214,7 +315,7 @@ impl QuantizedLayer {
     ) -> Result<()> {
         for (name, tensor) in inputs {
             match name.as_str() {
-                "x" | "topk_weights" => finite(tensor)?,
+                "topk_weights" => finite(tensor)?,
                 // A weight may be zero, and so may its scale; those of activations also divide.
                 name if name.ends_with("_weight_scale") => finite(tensor)?,
                 "topk_ids" => expert_ids(tensor, self.num_experts)?,

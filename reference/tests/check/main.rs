@@ -2,6 +2,7 @@
 #![allow(missing_docs)]
 
 mod activation_rows;
+mod align_forms;
 mod declared_diagnosis;
 mod diagnosis;
 mod golden;
@@ -11,9 +12,11 @@ mod layer_readings;
 mod limits;
 mod moe_diagnosis;
 mod open_exponential;
+mod padding_rows;
 mod product_diagnosis;
 mod product_diagnosis_moe;
 mod product_model;
+mod quantizers;
 mod schedule_golden;
 mod staged_outputs;
 mod stated_activations;

@@ -18,6 +18,7 @@ use marlinspike::num::interval::Bound;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::ScheduleError;
 use marlinspike::products::{Class, Convention};
+use marlinspike::quantize::Int8Rule;
 use marlinspike::vectors::{self, Rng};
 use marlinspike::weight::Weight;
 use marlinspike::{Error, Result};
@@ -312,7 +313,8 @@ impl LayerInput {
     pub fn bounds(&self, convention: Convention) -> Result<Vec<Bound>> {
         let class = Class::any_order();
         let local = self.local()?;
-        let declared = Declared { convention, class: &class };
+        let int8 = Int8Rule::default();
+        let declared = Declared { convention, class: &class, int8 };
         local.layer(self).bounds(self.x_view()?, self.routed()?, declared).map(|b| into_vec(b.y))
     }
 

@@ -83,7 +83,7 @@ impl Declared {
     }
 
     /// The widest of these classes.
-    fn class_for(&self, weight: &Weight<'_>, input_dtype: Option<ScalarType>) -> Class {
+    pub(crate) fn class_for(&self, weight: &Weight<'_>, input_dtype: Option<ScalarType>) -> Class {
         let mut classes = self.classes_for(weight, input_dtype);
         classes.pop().unwrap_or_else(|| self.class.clone())
     }

@@ -96,7 +96,7 @@ impl Deref for Fp8LayerConfig {
 
 impl Operation for Fp8LayerConfig {
     fn keys() -> &'static [&'static str] {
-        const KEYS: [&str; 17] = with_layer_keys([
+        const KEYS: [&str; 22] = with_layer_keys([
             "per_act_token_quant",
             "per_out_ch_quant",
             "weight_block_size",
@@ -174,7 +174,7 @@ impl Operation for Fp8LayerConfig {
             shape.into_iter().map(is).collect()
         };
         let of_rows =
-            [scale(self.size_m, self.hidden_size), scale(self.rows(), self.intermediate_size)];
+            [scale(self.rows_of_x(), self.hidden_size), scale(self.rows(), self.intermediate_size)];
         let mut rules = self.layer.tensors(E4M3, of_rows);
         for (name, size_n, size_k) in self.matrices() {
             let types = if self.block.is_some() { SCALES } else { F32 };
@@ -230,7 +230,10 @@ impl Operation for Fp8LayerConfig {
     }
 
     fn judge(&self, case: &Case<'_>, declared: &Declared) -> Result<Vec<OutputReport>> {
-        walk::judge(case, &Fp8Moe::new(case, self)?, declared)
+        self.layer.each_reading(|layer, prescale| {
+            let config = Self { layer, ..self.clone() };
+            walk::judge(case, &Fp8Moe::reading(case, &config, prescale)?, declared)
+        })
     }
 
     fn with_one_row(&self) -> Option<(CaseConfig, &'static [&'static str])> {

@@ -13,6 +13,7 @@ use crate::ops::axes::{Axes, Space};
 use crate::ops::case::Case;
 use crate::ops::computation::{Defined, ids};
 use crate::ops::draw::{Rng, activations, any_bits, routes, small};
+use crate::ops::layer_rules::wrong_values;
 use crate::ops::quantized_moe::{EXPERT_RANKS, QuantizedLayer, ROWS, expert_axes, with_layer_keys};
 use crate::ops::schema::{CaseError, Demand, Inputs, Reader, TensorRule, positive};
 use crate::ops::tensors::{F32, HALF, I8, input, is, name_of, whole};
@@ -59,6 +60,24 @@ impl Int8LayerConfig {
     }
 }
 
+impl Int8LayerConfig {
+    /// The rules by which rows that a case lacks may be quantized.
+    fn rules(&self) -> Vec<ActivationRule> {
+        let all = QUANTIZERS.iter().map(|(_, rule)| *rule);
+        match self.quantizer {
+            Some(ActivationRule::ProductApproximate) => vec![ActivationRule::Product],
+            Some(rule) => vec![rule],
+            // The layer's own kernel first.
+            None => [ActivationRule::Product]
+                .into_iter()
+                .chain(all.filter(|rule| {
+                    !matches!(rule, ActivationRule::Product | ActivationRule::ProductApproximate)
+                }))
+                .collect(),
+        }
+    }
+}
+
 /// The shared keys are read as if they were the config's own.
 impl Deref for Int8LayerConfig {
     type Target = QuantizedLayer;
@@ -70,7 +89,7 @@ impl Deref for Int8LayerConfig {
 
 impl Operation for Int8LayerConfig {
     fn keys() -> &'static [&'static str] {
-        const KEYS: [&str; 11] = with_layer_keys(["quantizer", "block_size_k"]);
+        const KEYS: [&str; 16] = with_layer_keys(["quantizer", "block_size_k"]);
         &KEYS
     }
 
@@ -99,7 +118,7 @@ impl Operation for Int8LayerConfig {
 
     fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
         let one = is(1);
-        let scales = [vec![is(self.size_m), one], vec![is(self.rows()), one]];
+        let scales = [vec![is(self.rows_of_x()), one], vec![is(self.rows()), one]];
         let mut rules = self.layer.tensors(I8, scales);
         for (name, size_n, _) in self.matrices() {
             let shape = [is(self.num_local_experts), is(size_n), one];
@@ -160,7 +179,23 @@ impl Operation for Int8LayerConfig {
     }
 
     fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
-        walk::judge(case, &Int8Moe::new(case, self)?)
+        self.layer.each_reading(|layer, prescale| {
+            let config = Self { layer, ..self.clone() };
+            let mut layer = Int8Moe::reading(case, &config, prescale)?;
+            let mut best: Option<(usize, Vec<OutputReport>)> = None;
+            for rule in self.rules() {
+                layer.rule = rule;
+                let reports = walk::judge(case, &layer)?;
+                let wrong = wrong_values(&reports);
+                if best.as_ref().is_none_or(|(least, _)| wrong < *least) {
+                    best = Some((wrong, reports));
+                }
+                if wrong == 0 {
+                    break;
+                }
+            }
+            Ok(best.map(|(_, reports)| reports).unwrap_or_default())
+        })
     }
 
     fn fixes_every_bit(&self) -> bool {

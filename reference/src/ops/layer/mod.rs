@@ -2,6 +2,7 @@
 //! stage of the case, or from a recomputed one if the case lacks it.
 
 pub(crate) mod activated;
+pub(crate) mod carried;
 pub(crate) mod summed;
 
 use std::borrow::Cow;
@@ -13,7 +14,7 @@ use crate::judge::pattern::Values;
 use crate::judge::picture::Picture;
 use crate::judge::power::{Accepted, Power};
 use crate::judge::{Diagnosis, OutputReport, Verdict, plain};
-use crate::moe::activation::Activation;
+use crate::moe::activation::{Activation, Definition};
 use crate::moe::router::Router;
 use crate::moe::widen;
 use crate::num::interval::Bound;
@@ -34,6 +35,8 @@ pub(crate) struct Stages {
     pub(crate) intermediate_size: usize,
     /// Activation between the products.
     pub(crate) activation: Activation,
+    /// The activation with the parameters of the case.
+    pub(crate) definition: Definition,
     /// Type of all stages.
     pub(crate) dtype: ScalarType,
     /// Router of the case's logits, and the number of experts.

@@ -8,6 +8,7 @@ use crate::moe::activation::Activation;
 use crate::num::dims::GroupSize;
 use crate::ops::CaseConfig;
 use crate::ops::axes::{Space, named, shown};
+use crate::ops::layer_rules::LayerRules;
 use crate::ops::quant::lattice::{plain_quant, quant_axes, ranks, settle};
 use crate::ops::tensors::FLAGS;
 
@@ -40,6 +41,7 @@ fn base() -> MoeConfig {
         scale_factor_w2: None,
         schedule_w13: None,
         schedule_w2: None,
+        rules: LayerRules::NONE,
     }
 }
 

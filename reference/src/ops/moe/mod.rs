@@ -3,6 +3,7 @@
 mod draw;
 mod lattice;
 mod product;
+mod readings;
 mod routes;
 mod source;
 mod walk;
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 use crate::Result;
 use crate::judge::{Declared, OutputReport};
 use crate::moe::ScoringFunc;
-use crate::moe::activation::Activation;
+use crate::moe::activation::{Activation, Columns, Definition};
 use crate::moe::router::Router;
 use crate::num::dims::Shape;
 use crate::ops::Operation;
@@ -22,6 +23,7 @@ use crate::ops::axes::Axes;
 use crate::ops::case::Case;
 use crate::ops::draw::Rng;
 use crate::ops::layer::Stages;
+use crate::ops::layer_rules::{LayerRules, RULE_KEYS};
 use crate::ops::quant::keys::{
     QUANT_KEYS, at_most, check_matrix, extend, insert_some, quant_json, quant_keys, rank,
     scale_factor, schedule_json, with_quant_keys,
@@ -73,7 +75,12 @@ pub struct MoeConfig {
     pub schedule_w13: Option<ScheduleChoice>,
     /// Schedule of `down`, if its bits are declared.
     pub schedule_w2: Option<ScheduleChoice>,
+    /// Router weights on x, the layout of gate and up, the activation's parameters.
+    pub rules: LayerRules,
 }
+
+/// The layout of `swigluoai` where none is stated.
+pub(super) const DEFAULT_LAYOUT: Columns = Columns::Interleaved;
 
 impl MoeConfig {
     /// N of w13: 2I for gate and up, I for an activation without up.
@@ -89,9 +96,20 @@ impl MoeConfig {
             hidden_size: self.hidden_size,
             intermediate_size: self.intermediate_size,
             activation: self.activation,
+            definition: self.definition(),
             dtype: self.quant.dtype,
             router: Some((self.router(), self.num_experts)),
         }
+    }
+
+    /// The activation; `swigluoai` has gate and up in turn unless the case states otherwise.
+    pub(super) fn definition(&self) -> Definition {
+        self.rules.definition(self.activation, DEFAULT_LAYOUT)
+    }
+
+    /// Whether router weights multiply the product with w13 (`first`) or w2.
+    pub(super) const fn weights_product(&self, first: bool) -> bool {
+        !self.rules.router_weight_on_x && self.apply_router_weight_on_input == first
     }
 
     /// The layer's router.
@@ -102,7 +120,7 @@ impl MoeConfig {
 
 impl Operation for MoeConfig {
     fn keys() -> &'static [&'static str] {
-        const KEYS: [&str; QUANT_KEYS.len() + 16] = with_quant_keys([
+        const KEYS: [&str; QUANT_KEYS.len() + 21] = with_quant_keys([
             "size_m",
             "num_experts",
             "top_k",
@@ -119,6 +137,11 @@ impl Operation for MoeConfig {
             "scale_factor_w2",
             "schedule_w13",
             "schedule_w2",
+            RULE_KEYS[0],
+            RULE_KEYS[1],
+            RULE_KEYS[2],
+            RULE_KEYS[3],
+            RULE_KEYS[4],
         ]);
         &KEYS
     }
@@ -129,17 +152,19 @@ impl Operation for MoeConfig {
             ["scale_factor_w13", "scale_factor_w2"].map(|key| scale_factor(r, key, &quant));
         let [scale_factor_w13, scale_factor_w2] = factors;
         let (ep_size, ep_rank) = rank(r, "ep_size", "ep_rank")?;
+        let activation = r.name("activation", Activation::NAMED)?;
+        let (rules, on_gate_up) = LayerRules::read(r, activation)?;
         let config = MoeConfig {
             quant,
-            size_m: r.size("size_m")?,
+            size_m: r.count("size_m")?,
             num_experts: r.size("num_experts")?,
             top_k: r.size("top_k")?,
             hidden_size: r.size("hidden_size")?,
             intermediate_size: r.size("intermediate_size")?,
-            activation: r.name("activation", Activation::NAMED)?,
+            activation,
             scoring_func: r.name("scoring_func", ScoringFunc::NAMED)?,
             renormalize: r.flag("renormalize", false)?,
-            apply_router_weight_on_input: r.flag("apply_router_weight_on_input", false)?,
+            apply_router_weight_on_input: on_gate_up,
             block_size_m: r.size("block_size_m")?,
             ep_size,
             ep_rank,
@@ -147,6 +172,7 @@ impl Operation for MoeConfig {
             scale_factor_w2: scale_factor_w2?,
             schedule_w13: r.schedule("schedule_w13")?,
             schedule_w2: r.schedule("schedule_w2")?,
+            rules,
         };
         let (h, i) = (config.hidden_size, config.intermediate_size);
         at_most("top_k", config.top_k, "num_experts", config.num_experts)?;
@@ -187,6 +213,9 @@ impl Operation for MoeConfig {
         insert_some(&mut v, "scale_factor_w2", self.scale_factor_w2);
         insert_some(&mut v, "schedule_w13", self.schedule_w13.as_ref().map(schedule_json));
         insert_some(&mut v, "schedule_w2", self.schedule_w2.as_ref().map(schedule_json));
+        if let Some(map) = v.as_object_mut() {
+            self.rules.add_to(map);
+        }
         v
     }
 
@@ -271,8 +300,7 @@ impl Operation for MoeConfig {
         let mut reports = matrices(case, quant, "w13_", w13, self.scale_factor_w13, Some(i))?;
         reports.extend(matrices(case, quant, "w2_", w2, self.scale_factor_w2, None)?);
         reports.extend(routes::judge(case, self)?);
-        reports.extend(product::judge(case, self, declared)?);
-        reports.extend(walk::judge(case, self, declared)?);
+        reports.extend(readings::judge(case, self, declared)?);
         Ok(reports)
     }
 

@@ -139,6 +139,12 @@ impl<'m> Reader<'m> {
         })
     }
 
+    /// A number of rows, which may be 0: 0 to 2^31 − 1.
+    pub(crate) fn rows(&self, key: &str) -> Result<usize, CaseError> {
+        self.get(key).ok_or_else(|| self.missing(key))?;
+        self.index(key)
+    }
+
     /// A list of sizes, one or more.
     pub(crate) fn sizes(&self, key: &str) -> Result<Option<Vec<usize>>, CaseError> {
         self.note(key, || KeyKind::Sizes);
@@ -154,6 +160,17 @@ impl<'m> Reader<'m> {
         self.note(key, || KeyKind::Index);
         let read = |v: &Value| v.as_u64().filter(|&v| v < 1 << 31).map(|v| v as usize);
         Ok(self.optional(key, "an integer from 0 to 2^31 - 1", read)?.unwrap_or(0))
+    }
+
+    /// A number of rows: 0 to 2^31 − 1.
+    pub(crate) fn count(&self, key: &str) -> Result<usize, CaseError> {
+        match self.get(key) {
+            Some(_) => self.index(key),
+            None => {
+                self.note(key, || KeyKind::Index);
+                Err(self.missing(key))
+            }
+        }
     }
 
     pub(crate) fn integer(&self, key: &str) -> Result<i64, CaseError> {
