@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use marlinspike::case::Op;
 use marlinspike::vectors::Generator;
+use marlinspike_proptests::coverage;
 use rayon::prelude::*;
 use serde_json::json;
 
@@ -35,7 +36,9 @@ Examples:
   marlinspike vectors --op linear --seed 1 --count 10 --out cases/ && marlinspike check cases/
       write, then check
   marlinspike vectors --op moe --list
-      the configurations, one JSON object per line";
+      the configurations, one JSON object per line
+  marlinspike vectors --coverage
+      which law is tested with which value of which axis, on the CPU and on CUDA";
 
 /// Arguments of `vectors`.
 #[derive(Debug, clap::Args)]
@@ -43,8 +46,8 @@ Examples:
 pub struct Args {
     /// Operation: linear, moe, dyn_quant_linear, cutlass_scaled_mm, fused_experts_fp8_w8a8, ...; an
     /// unknown name lists all
-    #[arg(long, value_parser = operation)]
-    op: Op,
+    #[arg(long, value_parser = operation, required_unless_present = "coverage")]
+    op: Option<Op>,
 
     /// 64-bit seed, decimal or 0x... [default: a random one, which is printed]
     #[arg(long, value_parser = seed)]
@@ -59,7 +62,7 @@ pub struct Args {
     count: u64,
 
     /// Folder for the cases; created if it does not exist
-    #[arg(long, value_name = "DIR", required_unless_present = "list")]
+    #[arg(long, value_name = "DIR", required_unless_present_any = ["list", "coverage"])]
     out: Option<PathBuf>,
 
     /// Print one JSON object per line for each case, then one with the summary, and nothing else
@@ -69,6 +72,11 @@ pub struct Args {
     /// Write nothing; print the configurations as JSON
     #[arg(long, conflicts_with_all = ["out", "seed", "start", "count"])]
     list: bool,
+
+    /// Write nothing; print which law is tested with which value of which axis on which device, as
+    /// Markdown: of --op, or of every operation with laws
+    #[arg(long, conflicts_with_all = ["out", "seed", "start", "count", "list", "json"])]
+    coverage: bool,
 }
 
 /// The operation of this name.
@@ -99,8 +107,16 @@ pub(crate) fn drawn_seed() -> u64 {
 /// # Errors
 /// Returns an error if the operation's cases cannot be generated or a file cannot be written.
 pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
+    let Some(op) = args.op.filter(|_| !args.coverage) else {
+        let text = match args.op {
+            Some(op) => coverage::table(op).map(|table| table.markdown()),
+            None => coverage::markdown(),
+        };
+        output::print(&text?)?;
+        return Ok(Outcome::Pass);
+    };
     let seed = args.seed.unwrap_or_else(drawn_seed);
-    let generator = Generator::new(args.op, seed)
+    let generator = Generator::new(op, seed)
         .map_err(|e| Explained::new(e, "`marlinspike help vectors` lists the operations"))?;
     let Some(out) = &args.out else {
         let lines: Vec<String> = generator
@@ -122,7 +138,7 @@ pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
         let points = generator.lattice().len();
         output::print(&format!(
             "seed {seed:#018x}: {} cases of `{}` over {points} configurations\n",
-            args.count, args.op
+            args.count, op
         ))?;
     }
     // Batches print lines early and in order while the threads write files.
@@ -141,14 +157,12 @@ pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
         output::print(&lines.concat())?;
         first = batch.end;
     }
-    let replay = format!(
-        "--op {} --seed {seed:#018x} --start {} --count {}",
-        args.op, args.start, args.count
-    );
+    let replay =
+        format!("--op {} --seed {seed:#018x} --start {} --count {}", op, args.start, args.count);
     if args.json {
         let seed = format!("{seed:#018x}");
         let summary = json!({
-            "cases": args.count, "bytes": bytes, "op": args.op.name(), "seed": seed,
+            "cases": args.count, "bytes": bytes, "op": op.name(), "seed": seed,
             "start": args.start, "configurations": generator.lattice().len(),
         });
         output::print(&format!("{}\n", json!({ "summary": summary })))?;

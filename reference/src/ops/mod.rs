@@ -5,6 +5,7 @@
 //! kit iterate over it, so a new operation is one file and one row of the table.
 
 mod align;
+pub(crate) mod axes;
 mod bounded;
 pub(crate) mod case;
 mod causes;
@@ -115,6 +116,8 @@ pub(crate) struct Entry {
     pub(crate) read: fn(&Reader<'_>) -> Result<CaseConfig, CaseError>,
     /// [`Operation::lattice`].
     pub(crate) lattice: fn() -> Result<Vec<CaseConfig>>,
+    /// [`Operation::axes`].
+    pub(crate) axes: fn() -> Result<Option<axes::Axes>>,
     /// [`Operation::mistakes`].
     pub(crate) mistakes: fn() -> Vec<&'static str>,
 }
@@ -132,6 +135,7 @@ impl Entry {
                 let all = C::lattice()?.into_iter().filter(|c| is_read_back(c));
                 Ok(all.map(C::into).collect())
             },
+            axes: C::axes,
             mistakes: C::mistakes,
         }
     }

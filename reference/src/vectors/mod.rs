@@ -5,6 +5,7 @@
 //! points visit each point once, in an order that the seed determines. A failing case can be
 //! regenerated from the seed and the index in its provenance.
 
+pub use crate::ops::axes::{Axes, Axis, Rule};
 pub use crate::ops::draw::Rng;
 pub use crate::ops::quant::weight;
 
@@ -144,6 +145,15 @@ impl Generator {
 /// Currently none.
 pub fn lattice(op: Op) -> Result<Vec<CaseConfig>> {
     (op.entry().lattice)()
+}
+
+/// The axes of the configurations of `op`: the values of each, and every illegal combination with its
+/// reason. `None` for operations whose lattice is a list.
+///
+/// # Errors
+/// Currently none.
+pub fn axes(op: Op) -> Result<Option<Axes>> {
+    (op.entry().axes)()
 }
 
 /// A case of one configuration of a [`lattice`], its inputs drawn by `rng`, with the outputs that

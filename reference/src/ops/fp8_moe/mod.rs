@@ -1,30 +1,29 @@
 //! A layer of FP8 weights and activations.
 
-mod config;
 mod carried;
+mod config;
+mod lattice;
 mod walk;
 
 pub use config::Fp8LayerConfig;
 
 use crate::Result;
 use crate::method::{self, Activations, MethodLayer, Quantizer, Scales};
-use crate::moe::activation::Activation;
 use crate::moe::layer::Routed;
 use crate::moe::{Chain, narrow, widen};
 use crate::num::array::{FloatView2, rows_of};
-use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Mistake, known};
 use crate::ops::layer_rules::Prescale;
-use crate::ops::fp8_blocks::{BlockSize, block_schedules, block_weight, move_scales, scale_values};
+use crate::ops::fp8_blocks::{block_weight, move_scales, scale_values};
 use crate::ops::quantized_moe::{
-    QUANTIZED, QuantizedLayer, codes, halves, ignore_map, scales_of_first_expert, swap_halves,
+    QUANTIZED, codes, halves, ignore_map, scales_of_first_expert, swap_halves,
 };
 use crate::ops::w8a8_fp8::{E4M3_TYPE, fp8_weight, with_promotion, without_promotion};
 use crate::products::schedule::ScheduleChoice;
 use crate::products::schedule::{Fp8BlockKernel, Fp8Kernel, Schedule};
-use crate::quantize::{Fp8GroupRule, per_token_fp8};
+use crate::quantize::per_token_fp8;
 use crate::weight::Weight;
 
 /// `fused_experts_fp8_w8a8`.
@@ -289,39 +288,5 @@ fn scales(rows: &Activations) -> &[f32] {
     match &rows.scales {
         Scales::Row(values) | Scales::Group { values, .. } => values,
         Scales::None => &[],
-    }
-}
-
-impl Fp8LayerConfig {
-    /// Configs with blocks: one group and several, a narrow last block of N.
-    pub(super) fn with_blocks(dtype: ScalarType) -> Result<Vec<Self>> {
-        let small = BlockSize { n: 32, k: 32 };
-        let rules = [Fp8GroupRule::Quotient, Fp8GroupRule::Inverse, Fp8GroupRule::DeepGemm];
-        let sizes = [(256, 128, BlockSize::DEEPSEEK), (96, 64, small)];
-        let mut all = Vec::new();
-        for (schedule, quantizer) in block_schedules(dtype)?.into_iter().take(2).zip(rules) {
-            for (hidden_size, intermediate_size, block) in sizes {
-                for experts in [(4, 4, 2), (6, 3, 1)] {
-                    for use_ue8m0 in [false, true] {
-                        let on_input = use_ue8m0 && experts.2 == 1;
-                        let sizes = [hidden_size, intermediate_size];
-                        let silu = Activation::Silu;
-                        let layer =
-                            QuantizedLayer::generated(dtype, silu, experts, sizes, on_input);
-                        all.push(Self {
-                            layer,
-                            per_act_token_quant: false,
-                            per_out_ch_quant: false,
-                            block: Some(block),
-                            quantizer,
-                            use_ue8m0,
-                            schedule_w13: Some(schedule.clone()),
-                            schedule_w2: Some(schedule.clone()),
-                        });
-                    }
-                }
-            }
-        }
-        Ok(all)
     }
 }
