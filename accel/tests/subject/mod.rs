@@ -196,6 +196,11 @@ fn not_taken<T>(made: &Result<T, AccelError>) -> bool {
 }
 
 impl Subject<laws::DenseProduct> for Cuda {
+    /// The kernels follow the canonical schedule.
+    fn claims_bits(&self) -> bool {
+        true
+    }
+
     fn takes(&self, i: &laws::DenseInput) -> bool {
         !not_taken(&self.dense(i))
     }
@@ -255,6 +260,11 @@ impl Cuda {
 }
 
 impl Subject<laws::ExpertProduct> for Cuda {
+    /// The kernels follow the canonical schedule.
+    fn claims_bits(&self) -> bool {
+        true
+    }
+
     fn takes(&self, i: &laws::ExpertInput) -> bool {
         match MarlinWeight::new(&self.0, &i.weights, i.form.quant.dtype) {
             // Experts have orders of their own, which a gather of x cannot follow.

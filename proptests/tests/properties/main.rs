@@ -5,3 +5,4 @@ mod dyn_quant;
 mod kernel_ops;
 mod kit;
 mod layer_laws;
+mod product_bounds;

@@ -288,6 +288,17 @@ impl CaseConfig {
         }
     }
 
+    /// The config without the schedules that it declares: another kernel's outputs are then judged by
+    /// their class, and not by every bit.
+    ///
+    /// # Errors
+    /// None for a config that was read.
+    pub fn without_schedules(&self) -> Result<Self, CaseError> {
+        let mut map = self.to_json();
+        map.retain(|key, _| !key.starts_with("schedule"));
+        Self::from_json(self.op(), &map)
+    }
+
     /// Every tensor that the operation has under this config.
     ///
     /// `experts` is the leading axis of a MoE case's weights: the experts of this rank.
