@@ -15,7 +15,7 @@ use crate::arrays::{Named, Output, output};
 use crate::error::{Failed, raised};
 
 pub(crate) fn operation(name: &str) -> PyResult<Op> {
-    Op::from_name(name).ok_or_else(|| {
+    Op::from_any_name(name).ok_or_else(|| {
         let known: Vec<_> = Op::NAMED.iter().map(|(name, _)| *name).collect();
         raised(format!("op: found {name}, expected one of {}", known.join(", ")))
     })

@@ -4,6 +4,7 @@
 mod formats;
 mod pages;
 mod readme;
+mod replay;
 mod schema_command;
 
 #[path = "../schema/mod.rs"]

@@ -41,6 +41,7 @@ mod stated_rows;
 mod swizzle_blockscale;
 mod tensors;
 mod trtllm_mxint4;
+mod upstream;
 mod w8a8_fp8;
 
 /// Case files: the case, the config of each operation, and the types in configs.
@@ -80,6 +81,7 @@ use serde_json::{Map, Value};
 pub use computation::{add_outputs, mistaken, mistakes};
 pub use moe::LayerSource;
 pub use quant::MatrixSource;
+pub use upstream::UPSTREAM_NAMES;
 
 use crate::Result;
 use crate::named::named;
