@@ -122,6 +122,11 @@ fn not_taken<T>(made: &Result<T, AccelError>) -> bool {
 }
 
 impl Subject<laws::DenseProduct> for Cuda {
+    /// The kernels follow the canonical schedule.
+    fn claims_bits(&self) -> bool {
+        true
+    }
+
     fn takes(&self, i: &laws::DenseInput) -> bool {
         !not_taken(&self.dense(i))
     }
@@ -181,6 +186,11 @@ impl Cuda {
 }
 
 impl Subject<laws::ExpertProduct> for Cuda {
+    /// The kernels follow the canonical schedule.
+    fn claims_bits(&self) -> bool {
+        true
+    }
+
     fn takes(&self, i: &laws::ExpertInput) -> bool {
         !not_taken(&self.experts(i))
     }

@@ -33,9 +33,10 @@ pub(crate) struct Args {
     /// separate multiply and add. `fp8-any-order`: e4m3 on tensor cores from Ada on, with or
     /// without promotion to f32. `fp8-contiguous`: likewise, in ascending runs of k. `fp8-hopper`:
     /// one of the orders of Hopper's kernels (promotion every 32, 64 or 128 k or none, split-K in
-    /// up to 16 parts); its bound is about one rounding. Without this option the class is
-    /// `f32-any-order`, and products of e4m3 activations are tried with known schedules,
-    /// `fp8-hopper`, `f32-any-order` and `fp8-any-order`, narrowest first. JSON as
+    /// up to 16 parts); its bound is about one rounding. `fp8-block-scaled`: the unit multiplies by
+    /// scales that are powers of two (Blackwell). Without this option the class is `f32-any-order`,
+    /// and products of e4m3 activations are tried with known schedules, `fp8-hopper`, `f32-any-order`
+    /// and `fp8-any-order`, narrowest first. JSON as
     /// `{"name":"mine","adder":{"matrix_unit":{"products":16,"fraction_bits":25,"kept_bits":24}},
     /// "order":{"striped":{"block":16,"stripes":[]}},"reduction":{"f32":{"steps":1}}}`.
     #[arg(long, value_name = "CLASS")]

@@ -5,6 +5,7 @@ mod coverage;
 mod formats;
 mod pages;
 mod readme;
+mod replay;
 mod schema_command;
 
 #[path = "../schema/mod.rs"]

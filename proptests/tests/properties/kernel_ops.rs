@@ -54,6 +54,10 @@ impl<O: Operation, F: Fn(&mut O::Input)> Subject<O> for Changed<F> {
         out.iter_mut().zip(values).for_each(|(slot, &value)| *slot = value);
         Ok(())
     }
+
+    fn claims_bits(&self) -> bool {
+        true
+    }
 }
 
 fn falls<O: Operation>(name: &str, change: impl Fn(&mut O::Input)) {
@@ -163,7 +167,7 @@ fn inputs_that_laws_make_are_left_out_too() {
     }
     let report = run::<Repack, _>(&OneExpert, &Config { cases: 10, ..Config::default() });
     let of = |name: &str| report.laws.iter().find(|law| law.law == name).unwrap();
-    assert!(of("equals the reference bit for bit").failure.is_none(), "{report}");
+    assert!(of("equals the reference").failure.is_none(), "{report}");
     // Each of its inputs is split into single experts.
     let independent = of("experts are independent");
     assert_eq!(independent.passed, 0, "{report}");

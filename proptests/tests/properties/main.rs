@@ -6,3 +6,4 @@ mod dyn_quant;
 mod kernel_ops;
 mod kit;
 mod layer_laws;
+mod product_bounds;

@@ -47,6 +47,7 @@ mod static_fp8_quant;
 mod swizzle_blockscale;
 mod tensors;
 mod trtllm_mxint4;
+mod upstream;
 mod w8a8_fp8;
 
 /// Case files: the case, the config of each operation, and the types in configs.
@@ -91,6 +92,7 @@ use serde_json::{Map, Value};
 pub use computation::{add_outputs, mistaken, mistakes};
 pub use moe::LayerSource;
 pub use quant::MatrixSource;
+pub use upstream::UPSTREAM_NAMES;
 
 use crate::Result;
 use crate::named::named;
@@ -306,6 +308,17 @@ impl CaseConfig {
             Value::Object(map) => map,
             _ => Map::new(),
         }
+    }
+
+    /// The config without the schedules that it declares: another kernel's outputs are then judged by
+    /// their class, and not by every bit.
+    ///
+    /// # Errors
+    /// None for a config that was read.
+    pub fn without_schedules(&self) -> Result<Self, CaseError> {
+        let mut map = self.to_json();
+        map.retain(|key, _| !key.starts_with("schedule"));
+        Self::from_json(self.op(), &map)
     }
 
     /// Every tensor that the operation has under this config.
