@@ -91,18 +91,6 @@ fn follows(schedule: &Schedule, product: &Product<'_>, convention: Convention) -
     recipe.is_ok_and(|r| (r.rule, &r.steps) == (own.rule, &own.steps))
 }
 
-/// A pass if a known schedule that follows the declared `convention` gives every bit of `found`;
-/// its power is that of all known schedules.
-pub(crate) fn by_schedule(
-    name: &str,
-    found: &Tensor<'_>,
-    product: &Product<'_>,
-    convention: Option<Convention>,
-) -> Option<OutputReport> {
-    let bits = elements(found);
-    Known::search(product, &bits, convention).report(name, bits.len())
-}
-
 /// What the known schedules say about an output.
 pub(crate) struct Known<'p> {
     product: &'p Product<'p>,
