@@ -252,4 +252,6 @@ every law with every value and every legal pair of values. A plain `cargo test` 
 `MARLINSPIKE_TESTS_SEED` repeats it.
 
 A cell counts rows on the CPU / on CUDA. An empty cell has a letter, whose reason is below the table.
+A law that does not apply to a row (act-order without groups, two ranks that would cut a group, twice the
+router weights in float16) passes there without a comparison, and the row counts.
 ";

@@ -1,9 +1,104 @@
-//! Activations and row orders of drawn layers.
+//! Drawn layers: their inputs, activations and row orders.
 
 use marlinspike::act_order;
+use marlinspike::case::MoeConfig;
+use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
-use marlinspike::vectors::Rng;
+use marlinspike::products::schedule::ScheduleError;
+use marlinspike::vectors::{self, Rng};
 use marlinspike::weight::{Groups, Weight};
+use marlinspike::{Error, Result};
+
+use super::LayerInput;
+
+/// Largest number of experts of an input; more would add nothing.
+const MOST_EXPERTS: usize = 8;
+
+impl LayerInput {
+    /// Draws `size_m` tokens and a layer of `config`. The sizes of a rank in the lattice are scaled
+    /// to the whole layer, and the input has a single rank with everything.
+    ///
+    /// # Errors
+    /// None for a configuration of the lattice.
+    pub fn draw(config: &MoeConfig, seed: u64, size_m: usize) -> Result<Self> {
+        Self::defined(config, seed, size_m, Self::whole)
+    }
+
+    /// As [`LayerInput::draw`], for the rank of the configuration: its tensor-parallel part, and its
+    /// experts.
+    ///
+    /// # Errors
+    /// None for a configuration of the lattice.
+    pub fn draw_rank(config: &MoeConfig, seed: u64, size_m: usize) -> Result<Self> {
+        Self::defined(config, seed, size_m, |whole| {
+            let tp = config.quant.tensor_parallel;
+            // The ranks of a layer cut w13 by columns and w2 by rows, whatever else a matrix may be.
+            let mut input = tp.map_or_else(|| whole.clone(), |tp| whole.on_rank(tp.size, tp.rank));
+            (input.config.ep_size, input.config.ep_rank) = (config.ep_size, config.ep_rank);
+            input
+        })
+    }
+
+    /// The first drawn input that `part` makes one with a product from.
+    fn defined(
+        config: &MoeConfig,
+        seed: u64,
+        size_m: usize,
+        part: impl Fn(&Self) -> Self,
+    ) -> Result<Self> {
+        // With 8-bit activations and act-order, groups that cut an instruction have no product.
+        let q = &config.quant;
+        if q.input_dtype.is_none() || !q.has_act_order() {
+            return Self::attempt(config, seed, 0, size_m).map(|input| part(&input));
+        }
+        let mut last = None;
+        for attempt in 0..64 {
+            let input = part(&Self::attempt(config, seed, attempt, size_m)?);
+            match input.local()?.stages(&input) {
+                Err(e) if e.downcast_ref::<ScheduleError>().is_some() => last = Some(e),
+                Err(e) => return Err(e),
+                Ok(_) => return Ok(input),
+            }
+        }
+        Err(last.unwrap_or_else(|| Error::size("attempts", 0, "1 or more")))
+    }
+
+    fn attempt(config: &MoeConfig, seed: u64, attempt: u64, size_m: usize) -> Result<Self> {
+        let mut rng = Rng::for_case(seed, attempt);
+        let mut c = config.clone();
+        c.intermediate_size *= c.quant.tensor_parallel.map_or(1, |tp| tp.size);
+        (c.quant.tensor_parallel, c.quant.is_k_full) = (None, true);
+        (c.ep_size, c.ep_rank) = (1, 0);
+        c.num_experts = c.num_experts.min(MOST_EXPERTS);
+        (c.top_k, c.size_m) = (c.top_k.min(c.num_experts), size_m);
+        let (h, i) = (c.hidden_size, c.intermediate_size);
+        let mut stack = |name: &str, shape: Shape| -> Result<Vec<Weight<'static>>> {
+            (0..c.num_experts)
+                .map(|e| {
+                    vectors::weight(
+                        &mut rng,
+                        &format!("{name}[{e}]"),
+                        &c.quant,
+                        shape,
+                        shape.size_k,
+                    )
+                })
+                .collect()
+        };
+        let w13 = stack("w13", Shape::new(h, c.w13_size_n()))?;
+        let w2 = stack("w2", Shape::new(i, h))?;
+        let x = activations(&mut rng, c.quant.dtype, size_m, h);
+        let mut experts: Vec<i32> = (0..c.num_experts as i32).collect();
+        let mut topk_ids = Vec::new();
+        for _ in 0..size_m {
+            rng.shuffle(&mut experts);
+            topk_ids.extend(&experts[..c.top_k]);
+        }
+        let topk_weights = topk_ids.iter().map(|_| rng.between(1, 4096) as f32 / 4096.0).collect();
+        let orders = [stable(&w13), stable(&w2)];
+        Ok(Self { config: c, seed, w13, w2, orders, x, topk_ids, topk_weights })
+    }
+}
 
 /// Activations between 2^-8 and 2 in magnitude; some rows are all zeros or all one value.
 pub(crate) fn activations(rng: &mut Rng, dtype: ScalarType, rows: usize, cols: usize) -> Vec<u16> {
