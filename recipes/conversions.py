@@ -1,6 +1,6 @@
 """Number conversions of ml_dtypes, PyTorch and ggml against marlinspike's, and against numpy code in this file.
 
-    pip install marlinspike ml_dtypes torch llama-cpp-python
+    pip install ./python ml_dtypes torch llama-cpp-python
     python conversions.py                        # every conversion of the installed libraries
     python conversions.py torch --every-float    # every f32 as well: minutes for each type
 

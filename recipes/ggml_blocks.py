@@ -1,6 +1,6 @@
 """Block formats of llama.cpp's ggml and of its Python package gguf against their definitions in numpy.
 
-    pip install marlinspike gguf llama-cpp-python
+    pip install ./python gguf llama-cpp-python
     python ggml_blocks.py                    # gguf, and ggml where llama-cpp-python is installed
     python ggml_blocks.py --ggml FOLDER      # ggml from libggml-base.so and libggml-cpu.so in a folder
 

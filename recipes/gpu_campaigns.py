@@ -1,6 +1,6 @@
 """Campaigns of `marlinspike.run_fuzz` on the GPU operators of other projects, spread over processes.
 
-    pip install marlinspike torch==2.11.0 ml_dtypes
+    pip install ./python torch==2.11.0 ml_dtypes
     python gpu_campaigns.py LIBRARIES --out RESULTS                       # every operator of vLLM 0.21.0
     python gpu_campaigns.py LIBRARIES --out RESULTS marlin_nvfp4 topk --cases 20000 --seconds 60
     python gpu_campaigns.py LIBRARIES --out RESULTS humming_uint4b8:20 triton_mxfp4:45    # seconds of each

@@ -6,8 +6,6 @@
  *     --where checkpoint_format=gptq,input_dtype=null,tensor_parallel.size=null
  */
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "marlinspike_kernel.h"
 
@@ -18,25 +16,17 @@ static long column(long p, int grouped) {
   return p / 32 * 32 + p % 32 / 8 * 2 + single[p % 8];
 }
 
-static long config_number(const char *config, const char *key) {
-  char quoted[64];
-  snprintf(quoted, sizeof quoted, "\"%s\":", key);
-  const char *at = strstr(config, quoted);
-  return at ? strtol(at + strlen(quoted), NULL, 10) : 0;
-}
-
 int marlinspike_kernel_abi(void) { return MARLINSPIKE_KERNEL_ABI; }
 
 int marlinspike_kernel_run(const marlinspike_call *call) {
-  const DLTensor *scales = NULL, *out = &call->outputs[0].tensor;
-  for (size_t i = 0; i < call->num_inputs; i++)
-    if (!strcmp(call->inputs[i].name, "scales")) scales = &call->inputs[i].tensor;
-  if (!scales || call->num_outputs != 1 || strcmp(call->outputs[0].name, "marlin_scales")) {
+  const DLTensor *scales = marlinspike_find(call->inputs, call->num_inputs, "scales");
+  const DLTensor *out = marlinspike_find(call->outputs, call->num_outputs, "marlin_scales");
+  if (!scales || !out || call->num_outputs != 1) {
     snprintf(call->message, call->message_bytes, "only marlin_scales of GPTQ's scales");
     return MARLINSPIKE_UNSUPPORTED;
   }
-  long group_size = config_number(call->config, "group_size");
-  long size_k = config_number(call->config, "size_k");
+  int64_t group_size = marlinspike_integer(call, "group_size", -1);
+  int64_t size_k = marlinspike_integer(call, "size_k", 0);
   int grouped = group_size != -1 && group_size < size_k;
   const unsigned short *from = scales->data;
   unsigned short *to = out->data;

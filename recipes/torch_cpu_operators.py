@@ -1,6 +1,6 @@
 """PyTorch's quantized products on the CPU as kernels of `marlinspike.run_fuzz`.
 
-    pip install marlinspike torch
+    pip install ./python torch
     python torch_cpu_operators.py weight_int4pack_mm --cases 20000
 
 | operator | operation | output |

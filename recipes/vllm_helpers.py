@@ -1,6 +1,6 @@
 """vLLM's helpers in Python and torch, without a GPU, as kernels of `marlinspike.run_fuzz` and against numpy.
 
-    pip install marlinspike torch && pip download --no-deps vllm==0.33.0
+    pip install ./python torch && pip download --no-deps vllm==0.33.0
     python vllm_helpers.py vllm-0.33.0-*.whl                 # every helper
     python vllm_helpers.py vllm-0.33.0-*.whl routers --cases 20000
 

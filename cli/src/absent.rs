@@ -8,7 +8,7 @@ pub(crate) fn feature(what: &str, feature: &str) -> anyhow::Error {
     let message = format!("{what}: this program was built without the feature `{feature}`");
     let help = format!(
         "build it with the feature: `cargo install --locked --path cli --features {feature}` in the \
-         repository, or `cargo install --locked marlinspike-cli --features {feature}`"
+         repository"
     );
     Explained::new(message, help).into()
 }

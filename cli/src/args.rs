@@ -1,9 +1,37 @@
-//! Parsers of numeric arguments, each with its range.
+//! Parsers of arguments: operations by name, numbers with their range.
 
 use std::fmt::Display;
 use std::num::NonZero;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
+
+use marlinspike::case::{Op, UPSTREAM_NAMES};
+
+/// An operation of cases, by its name or upstream's.
+///
+/// # Errors
+/// The name that was probably meant, or all of them.
+pub fn operation(text: &str) -> Result<Op, String> {
+    if let Some(op) = Op::from_any_name(text) {
+        return Ok(op);
+    }
+    let own = Op::NAMED.iter().map(|&(name, _)| name);
+    let all = own.clone().chain(UPSTREAM_NAMES.iter().map(|(name, _)| *name));
+    Err(match nearest(text, all) {
+        Some(name) => {
+            format!("did you mean `{name}`? `marlinspike schema` lists the operations")
+        }
+        None => format!("expected one of {}", own.collect::<Vec<_>>().join(", ")),
+    })
+}
+
+/// The known name that differs from `text` in the fewest letters, at most a third of them.
+pub(crate) fn nearest<'n>(text: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
+    let lower = text.to_lowercase();
+    let distance = |name: &&str| strsim::damerau_levenshtein(&lower, &name.to_lowercase());
+    let name = known.min_by_key(distance)?;
+    (3 * distance(&name) <= text.chars().count()).then_some(name)
+}
 
 /// Worker threads.
 pub const THREADS: RangeInclusive<usize> = 1..=1024;
@@ -96,6 +124,19 @@ pub fn cases(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn operations_have_upstreams_names_and_the_nearest() {
+        assert_eq!(operation("marlin_gemm"), operation("linear"));
+        for (found, meant) in
+            [("linaer", "linear"), ("Moe", "moe"), ("fused_marlin_mo", "fused_marlin_moe")]
+        {
+            let error = operation(found).unwrap_err();
+            assert!(error.starts_with(&format!("did you mean `{meant}`?")), "{error}");
+        }
+        let error = operation("attention").unwrap_err();
+        assert!(error.starts_with("expected one of linear, moe, "), "{error}");
+    }
 
     #[test]
     fn ranges_hold_at_both_ends() {

@@ -25,6 +25,8 @@ pub mod error;
 pub mod fuzz;
 #[cfg(feature = "generate")]
 pub mod generate;
+pub mod help;
+mod hint;
 pub mod inspect;
 pub mod output;
 mod program;
@@ -32,6 +34,7 @@ pub mod run;
 pub mod schema;
 pub mod style;
 pub mod vectors;
+mod version;
 #[cfg(feature = "cuda")]
 pub mod warm;
 
@@ -64,7 +67,8 @@ Exit codes:
 /// Correctness oracle for the Marlin family of quantized linear and MoE kernels: checks packed
 /// weights, products and layers, and converts checkpoints.
 #[derive(Debug, Parser)]
-#[command(name = "marlinspike", version, after_long_help = EXAMPLES)]
+#[command(name = "marlinspike", version = version::short(), long_version = version::long())]
+#[command(after_long_help = EXAMPLES)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -106,6 +110,10 @@ pub enum Command {
     Bench(bench::Args),
     /// Compile the CUDA kernels ahead of use; needs NVRTC but no GPU.
     Warm(warm::Args),
+    /// Print the completions of a shell.
+    Completions(help::CompletionsArgs),
+    /// Write man pages.
+    Man(help::ManArgs),
 }
 
 impl Command {
@@ -164,6 +172,8 @@ pub fn run(cli: &Cli) -> ExitCode {
         Command::Schema(args) => schema::run(args),
         Command::Bench(args) => bench::run(args, cli.color),
         Command::Warm(args) => warm::run(args),
+        Command::Completions(args) => help::completions(args),
+        Command::Man(args) => help::man(args),
     };
     ended(cli, done)
 }

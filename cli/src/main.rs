@@ -2,8 +2,11 @@
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::FromArgMatches as _;
+use marlinspike_cli::{Cli, help};
 
 fn main() -> ExitCode {
-    marlinspike_cli::main(&marlinspike_cli::Cli::parse())
+    let matches = help::command().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    marlinspike_cli::main(&cli)
 }

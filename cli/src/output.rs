@@ -7,7 +7,9 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf, is_separator};
 
-use crate::style::escaped;
+use textwrap::{Options, WordSeparator, WordSplitter};
+
+use crate::style::{escaped, printable};
 
 /// Narrowest and widest text on a terminal; longer lines are hard to read.
 const TEXT_COLUMNS: std::ops::RangeInclusive<usize> = 60..=120;
@@ -18,6 +20,20 @@ pub fn columns() -> usize {
     let terminal = terminal_size::terminal_size_of(io::stdout()).map(|(w, _)| usize::from(w.0));
     let columns = terminal.or_else(|| env::var("COLUMNS").ok()?.parse().ok());
     columns.map_or(usize::MAX, |n| n.clamp(*TEXT_COLUMNS.start(), *TEXT_COLUMNS.end()))
+}
+
+/// Wraps `text` to `width` columns. The first line starts with `first`, the others with `indent`
+/// spaces. Words, and therefore paths, are never broken. `text` may be untrusted.
+pub(crate) fn hanging(first: &str, text: &str, indent: usize, width: usize) -> Vec<String> {
+    let rest = " ".repeat(indent);
+    let options = Options::new(width)
+        .initial_indent(first)
+        .subsequent_indent(&rest)
+        .break_words(false)
+        .word_separator(WordSeparator::AsciiSpace)
+        .word_splitter(WordSplitter::NoHyphenation);
+    let text = printable(text);
+    textwrap::wrap(&text, options).into_iter().map(|l| l.trim_end().to_owned()).collect()
 }
 
 /// A file that could not be written.

@@ -7,7 +7,7 @@ use marlinspike::schema;
 use serde_json::{Map, Value, json};
 
 use crate::error::Explained;
-use crate::{Outcome, output};
+use crate::{Outcome, args, output};
 
 const ABOUT: &str = "\
 Prints what case files of an operation hold: config keys with their values and defaults, tensors \
@@ -30,8 +30,9 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(long_about = ABOUT, after_long_help = EXAMPLES)]
 pub struct Args {
-    /// Operation: linear, moe, router, ...; an unknown name lists them all
-    #[arg(long, value_parser = operation)]
+    /// Operation: linear, moe, router, ...; `marlinspike schema` lists them; vLLM's names
+    /// (`marlin_gemm`) are known
+    #[arg(long, value_parser = args::operation)]
     op: Option<Op>,
 
     /// Print JSON Schema of one operation, or of all; with --config, the tensors as JSON
@@ -49,14 +50,6 @@ pub struct Args {
     /// Print the page of the documentation, with an example of each operation in Python and C++
     #[arg(long, conflicts_with_all = ["op", "json"])]
     markdown: bool,
-}
-
-/// An operation by its name in case files.
-pub(crate) fn operation(text: &str) -> Result<Op, String> {
-    Op::from_name(text).ok_or_else(|| {
-        let known: Vec<_> = Op::NAMED.iter().map(|(name, _)| *name).collect();
-        format!("expected one of {}", known.join(", "))
-    })
 }
 
 /// Prints the schema.

@@ -98,6 +98,12 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// `1 module`, `3 modules`: a number with its noun, which takes an `s`.
+pub fn counted(n: usize, noun: &str) -> String {
+    let plural = if n == 1 { "" } else { "s" };
+    format!("{n} {noun}{plural}")
+}
+
 /// A number of bytes with a binary unit.
 pub fn size(bytes: u64) -> String {
     match bytes {
@@ -134,6 +140,12 @@ mod tests {
         );
         assert_eq!(serde_json::from_str::<serde_json::Value>(&safe).unwrap(), value);
         assert!(matches!(escaped("plain \u{1b}[1mtext\u{1b}[0m\n"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn nouns_agree_with_their_number() {
+        let found = [0, 1, 2].map(|n| counted(n, "file"));
+        assert_eq!(found, ["0 files", "1 file", "2 files"]);
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub enum GenerateError {
         expected: &'static str,
     },
     /// A prompt without tokens.
-    #[error("the prompt: found no tokens, expected 1 or more")]
+    #[error("the prompt has no tokens")]
     EmptyPrompt,
     /// More positions than the model has.
     #[error(

@@ -29,6 +29,10 @@ where
         }
         Ok(())
     }
+
+    fn claims_bits(&self) -> bool {
+        true
+    }
 }
 
 pub(crate) fn mutant<O: Operation>(
@@ -47,6 +51,10 @@ impl<O: Operation> Subject<O> for Constant {
         out.fill(O::Element::of_byte(self.0));
         Ok(())
     }
+
+    fn claims_bits(&self) -> bool {
+        true
+    }
 }
 
 /// Right, except that the last element is not written.
@@ -61,6 +69,10 @@ impl<O: Operation> Subject<O> for Unwritten {
         }
         Ok(())
     }
+
+    fn claims_bits(&self) -> bool {
+        true
+    }
 }
 
 /// Right in the first call, with a flipped bit in each later call, as with a race.
@@ -74,6 +86,10 @@ impl<O: Operation> Subject<O> for Drifting {
         let bits: u32 = out[at].into();
         out[at] = O::Element::of_bits(bits ^ calls & 1);
         Ok(())
+    }
+
+    fn claims_bits(&self) -> bool {
+        true
     }
 }
 

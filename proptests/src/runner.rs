@@ -45,6 +45,10 @@ impl<O: Operation> Subject<O> for Counted<'_, O> {
         self.refused.set(self.refused.get() || called.is_err() && !self.subject.takes(input));
         called
     }
+
+    fn claims_bits(&self) -> bool {
+        self.subject.claims_bits()
+    }
 }
 
 /// Tests every property of `O` on `subject` and reports the results. Each property stops at its

@@ -76,6 +76,15 @@ pub trait Operation: Sized + 'static {
         false
     }
 
+    /// Elements of `found` that no kernel of the operation's arithmetic can have computed; `None` if every
+    /// bit has one right value. Subjects that claim no bits ([`Subject::claims_bits`]) are judged by it.
+    ///
+    /// # Errors
+    /// As [`Self::expected`].
+    fn out_of_bounds(_input: &Self::Input, _found: &[Self::Element]) -> Result<Option<Vec<usize>>> {
+        Ok(None)
+    }
+
     /// Properties of this operation only.
     fn own_laws() -> Vec<Law<Self>> {
         Vec::new()
@@ -90,6 +99,14 @@ pub trait Subject<O: Operation> {
     /// Returns an error if the implementation refuses or fails, which counts as a failure of the
     /// property.
     fn call(&self, input: &O::Input, out: &mut [O::Element]) -> Result<(), SubjectError>;
+
+    /// Whether products must have the reference's bits: those of the canonical schedule, for any number of
+    /// rows and any division of the work. Other implementations may add in any order; their products
+    /// are judged by a derived bound ([`Operation::out_of_bounds`]). Outputs with one right value, such
+    /// as packed weights, are compared bit for bit in any case.
+    fn claims_bits(&self) -> bool {
+        false
+    }
 
     /// Whether the implementation is meant for such an input at all (a weight type that it has no
     /// kernel for). Others are drawn in its place, and the report counts what was left out.
@@ -120,5 +137,9 @@ impl<O: Operation> Subject<O> for Reference {
         let expected = O::expected(input).map_err(|e| SubjectError(e.to_string()))?;
         out.copy_from_slice(&expected);
         Ok(())
+    }
+
+    fn claims_bits(&self) -> bool {
+        true
     }
 }

@@ -15,7 +15,7 @@ use crate::arrays::{Named, Output, output};
 use crate::error::{Failed, raised};
 
 pub(crate) fn operation(name: &str) -> PyResult<Op> {
-    Op::from_name(name).ok_or_else(|| {
+    Op::from_any_name(name).ok_or_else(|| {
         let known: Vec<_> = Op::NAMED.iter().map(|(name, _)| *name).collect();
         raised(format!("op: found {name}, expected one of {}", known.join(", ")))
     })
@@ -158,7 +158,8 @@ pub(crate) fn read_case<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Parts<'p
     Ok(parts(py, case))
 }
 
-/// Case `index` of an operation's generator.
+/// Case `index` of an operation's generator. Its config declares the schedule of its outputs if
+/// `schedule`; a schedule that `config` states is kept.
 #[pyfunction]
 pub(crate) fn draw<'py>(
     py: Python<'py>,
@@ -166,17 +167,32 @@ pub(crate) fn draw<'py>(
     seed: u64,
     index: u64,
     config: Option<&str>,
+    schedule: bool,
 ) -> PyResult<Parts<'py>> {
     let op = operation(op)?;
     let config = config.map(object).transpose()?;
-    let drawn = py.detach(|| match config {
-        None => Generator::new(op, seed)?.case(index),
-        Some(map) => {
-            let config = CaseConfig::from_json(op, &map)?;
-            panics::catch(|| case_of(config, &mut Rng::for_case(seed, index)))
+    let drawn = py.detach(|| -> marlinspike::Result<Case<'static>> {
+        let (mut case, stated) = match config {
+            None => (Generator::new(op, seed)?.case(index)?, Map::new()),
+            Some(map) => {
+                let config = CaseConfig::from_json(op, &map)?;
+                (panics::catch(|| case_of(config, &mut Rng::for_case(seed, index)))?, map)
+            }
+        };
+        if !schedule {
+            let mut map = case.config.without_schedules()?.to_json();
+            map.extend(stated.into_iter().filter(|(key, _)| key.starts_with("schedule")));
+            case.config = CaseConfig::from_json(op, &map)?;
         }
+        Ok(case)
     });
     Ok(parts(py, drawn.failed()?))
+}
+
+/// The version of the package.
+#[pyfunction]
+pub(crate) fn version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
 }
 
 /// The configs that generated cases go through, as JSON.

@@ -20,7 +20,7 @@ mod _core {
     #[pymodule_export]
     use super::cases::{
         check, draw, expect_stated, lattice, operations, read_case, reference, schema, schema_text,
-        tensors, write_case,
+        tensors, version, write_case,
     };
     #[cfg(feature = "cuda")]
     #[pymodule_export]

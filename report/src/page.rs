@@ -56,7 +56,7 @@ impl Group<'_> {
             Severity::Fail => "Failed cases",
             Severity::Error => "Files that could not be read as a case",
             Severity::Unchecked => "Cases with unchecked outputs",
-            Severity::Recorded => "Cases that fail as recorded in golden/manifest.json",
+            Severity::Recorded => "Cases with the fault that golden/manifest.json records",
             Severity::Remark => "Cases that pass with a remark",
             Severity::Pass => "Cases that pass",
         }

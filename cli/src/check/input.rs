@@ -1,18 +1,21 @@
 //! Finds the case files of the command line, reads them and judges them.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::io::{self, IsTerminal as _, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use marlinspike::Error;
-use marlinspike::case::{Case, CaseError, Limits};
+use marlinspike::case::{Case, CaseConfig, CaseError, Limits, Op};
 use marlinspike::check::{CaseReport, Declared, check_case_within};
-use marlinspike::container::ContainerError;
+use marlinspike::container::{Container, ContainerError};
 use marlinspike::panics;
 use marlinspike_golden::{CaseEntry, GoldenError, Manifest};
 use marlinspike_model::map::{MapError, MappedFile};
 use walkdir::WalkDir;
+
+use crate::hint;
 
 use super::device::{self, BackendError, Counts, Device, DeviceError};
 
@@ -53,6 +56,8 @@ pub(super) enum InputError {
         path: PathBuf,
         /// What is wrong.
         source: Error,
+        /// The command that lists the tensors of the case's operation, if the file states one.
+        schema: Option<String>,
     },
     /// The device failed, or a library that it needs is missing.
     #[error("{}: {source}", path.display())]
@@ -72,8 +77,8 @@ impl InputError {
     }
 
     /// The help line of this error.
-    pub(super) fn help(&self) -> &'static str {
-        match self {
+    pub(super) fn help(&self) -> Cow<'static, str> {
+        let help = match self {
             Self::Map(_) => "name a case file that can be read, or a folder of case files",
             Self::List { .. } => "make the folder readable, or name its files one by one",
             Self::EmptyFolder { .. } => {
@@ -81,23 +86,51 @@ impl InputError {
             }
             Self::Stdin { .. } => "pipe one case into `marlinspike check -`, or name its file",
             Self::Golden(_) => "restore the golden data from the repository: `git checkout golden`",
-            Self::Case { source, .. } => help_with_case(source),
+            Self::Case { path, source, schema } => {
+                return help_with_case(path, source, schema.as_deref());
+            }
             Self::Device { .. } => "check the case without --backend, then the device",
-        }
+        };
+        help.into()
     }
 }
 
 /// The help line of a file whose contents are invalid.
-fn help_with_case(error: &Error) -> &'static str {
+fn help_with_case(path: &Path, error: &Error, schema: Option<&str>) -> Cow<'static, str> {
+    let container = error.downcast_ref::<ContainerError>();
     if matches!(error, Error::Internal { .. }) {
-        "report the error together with the case file"
+        "report the error together with the case file".into()
     } else if matches!(error.downcast_ref(), Some(CaseError::TooLarge { .. })) {
-        "check a smaller case; --max-work raises the limit of multiply-adds"
-    } else if error.downcast_ref::<ContainerError>().is_some() {
-        "the file is damaged or not a safetensors file: write it again"
+        "check a smaller case; --max-work raises the limit of multiply-adds".into()
+    } else if let Some(command) = schema {
+        command.to_owned().into()
+    } else if let Some(help) = hint::instead_of_case(path, container) {
+        help.into()
+    } else if container.is_some() {
+        "the file is damaged or not a safetensors file: write it again".into()
     } else {
-        "`marlinspike vectors --op OP` writes valid case files to compare with"
+        "`marlinspike schema` lists the operations; `marlinspike vectors --op OP` writes cases"
+            .into()
     }
+}
+
+/// The command that lists what the operation of a case takes; `None` for a file that names none.
+fn schema_command(bytes: &[u8]) -> Option<String> {
+    /// A longer config is not repeated.
+    const CONFIG: usize = 400;
+    let container = Container::parse(bytes).ok()?;
+    let op = Op::from_any_name(container.metadata().get("op")?)?;
+    let keys = format!("`marlinspike schema --op {op}` lists the keys and tensors");
+    let config = container.metadata().get("config").filter(|text| text.len() <= CONFIG);
+    let Some(config) = config else { return Some(keys) };
+    let map = serde_json::from_str(config).ok()?;
+    Some(match CaseConfig::from_json(op, &map) {
+        Ok(_) => {
+            let config = shlex::try_quote(config).ok()?;
+            format!("`marlinspike schema --op {op} --config {config}` lists the tensors")
+        }
+        Err(_) => keys,
+    })
 }
 
 /// The path that names standard input.
@@ -256,7 +289,9 @@ fn check_bytes(
     let checked = panics::catch(|| judge(&Case::parse(bytes)?));
     checked.map_err(|error| match error {
         BackendError::Accel(source) => InputError::Device { path, source },
-        BackendError::Case(source) => InputError::Case { path, source },
+        BackendError::Case(source) => {
+            InputError::Case { path, source, schema: schema_command(bytes) }
+        }
     })
 }
 

@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 
-use textwrap::{Options, WordSeparator, WordSplitter};
-
-use crate::style::{Paint, printable};
+pub(super) use crate::output::hanging;
+use crate::style::Paint;
 
 /// Columns before a detail's label, and width of the label.
 const INDENT: usize = 4;
@@ -20,20 +19,6 @@ pub(super) struct View {
     pub(super) verbose: bool,
     /// Whether `--report` writes a page.
     pub(super) has_report: bool,
-}
-
-/// Wraps `text` to `width` columns. The first line starts with `first`, the others with `indent`
-/// spaces. Words, and therefore paths, are never broken. `text` may be untrusted.
-pub(super) fn hanging(first: &str, text: &str, indent: usize, width: usize) -> Vec<String> {
-    let rest = " ".repeat(indent);
-    let options = Options::new(width)
-        .initial_indent(first)
-        .subsequent_indent(&rest)
-        .break_words(false)
-        .word_separator(WordSeparator::AsciiSpace)
-        .word_splitter(WordSplitter::NoHyphenation);
-    let text = printable(text);
-    textwrap::wrap(&text, options).into_iter().map(|l| l.trim_end().to_owned()).collect()
 }
 
 /// A label and a text about an output. The text may be untrusted.

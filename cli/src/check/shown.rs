@@ -1,5 +1,7 @@
 //! Selects the cases and outputs to print and their details; `table` lays them out.
 
+use std::borrow::Cow;
+
 use marlinspike::check::{CaseReport, OutputReport, Verdict};
 use marlinspike_report::{Severity, flow, passes_with_remark, text};
 
@@ -10,7 +12,7 @@ use super::{Checked, Run};
 pub(super) enum Block<'r> {
     Error {
         text: String,
-        help: &'static str,
+        help: Cow<'static, str>,
     },
     Case(CaseBlock<'r>),
     /// Golden cases that fail with the same recorded fault.
@@ -143,7 +145,7 @@ fn details(checked: &Checked, report: &CaseReport, o: &OutputReport, verbose: bo
         details.push(Detail::shared("power", power.text()));
     }
     if let Some(fault) = checked.fails_as_recorded().filter(|_| failed) {
-        details.push(Detail::own("recorded", format!("fails as recorded: {fault}")));
+        details.push(Detail::own("expected", format!("a known fault of upstream: {fault}")));
     }
     details
 }

@@ -91,7 +91,7 @@ impl Page {
                 self.lines.extend(hanging(&first, help, "ERROR ".len(), width));
             }
             Block::Recorded(Recorded { fault, labels, cause }) => {
-                let heading = format!("fails as recorded: {fault}");
+                let heading = format!("as expected, a known fault of upstream: {fault}");
                 let heading = hanging("", &heading, INDENT, width);
                 self.lines.extend(heading.iter().map(|line| paint.strong(line)));
                 self.lines.extend(labelled("cases", &labels.join(", "), paint, width));

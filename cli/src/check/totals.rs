@@ -38,7 +38,7 @@ pub(super) fn lines(run: &Run, view: &View) -> Vec<String> {
     lines
 }
 
-/// `143 of 147 cases pass in 1.38 s; every output was judged; 4 fail as recorded ...`.
+/// `143 of 147 cases pass in 1.38 s; every output was judged; 4 with the fault that ...`.
 pub(super) fn cases(s: &Summary, elapsed: Duration) -> String {
     let verb = if s.cases == 1 { "case passes" } else { "cases pass" };
     let time = elapsed.as_secs_f64();
@@ -51,7 +51,7 @@ pub(super) fn cases(s: &Summary, elapsed: Duration) -> String {
     count(s.fail, "failed");
     count(s.unchecked, "with unchecked outputs");
     count(s.error, "could not be read");
-    count(s.fail_as_recorded, "fail as recorded in golden/manifest.json");
+    count(s.fail_as_recorded, "with the fault that golden/manifest.json records");
     count(s.skipped, "skipped (--only selects none of their outputs)");
     if s.error == 0 && s.outputs_unchecked == 0 && s.unchecked == 0 && s.outputs() > 0 {
         parts.push("every output was judged".to_owned());
@@ -77,7 +77,7 @@ pub(super) fn outputs(run: &Run) -> String {
     let counts = [
         (s.outputs_fail, "failed"),
         (s.outputs_unchecked, "not checked, so their cases do not pass"),
-        (s.outputs_fail_as_recorded, "fail as recorded"),
+        (s.outputs_fail_as_recorded, "with a recorded fault"),
     ];
     parts.extend(counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")));
     parts.join("; ")
@@ -102,8 +102,8 @@ mod tests {
             ..Summary::default()
         };
         let time = Duration::from_millis(1380);
-        let sentence = "143 of 147 cases pass in 1.38 s; 4 fail as recorded in \
-            golden/manifest.json; every output was judged";
+        let sentence = "143 of 147 cases pass in 1.38 s; 4 with the fault that \
+            golden/manifest.json records; every output was judged";
         assert_eq!(cases(&golden, time), sentence);
         let one = Summary { cases: 1, pass: 1, outputs_pass: 1, ..Summary::default() };
         assert_eq!(cases(&one, time), "1 of 1 case passes in 1.38 s; every output was judged");

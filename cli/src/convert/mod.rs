@@ -8,6 +8,7 @@ mod progress;
 mod verify;
 
 use std::io::ErrorKind;
+use std::path::Path;
 use std::time::Instant;
 
 use marlinspike_model::convert::error::{ConvertError, Refused};
@@ -16,10 +17,10 @@ use marlinspike_model::convert::side::LeftOut;
 use marlinspike_model::convert::{self, Summary};
 use serde_json::json;
 
-use crate::Outcome;
 use crate::error::Explained;
 use crate::output::print;
-use crate::style::{printable, size};
+use crate::style::{counted, printable, size};
+use crate::{Outcome, hint};
 pub use args::Args;
 use progress::Reporter;
 
@@ -36,12 +37,13 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     else {
         anyhow::bail!("expected MODEL_DIR, OUT_DIR and --to");
     };
+    hint::expect_model(model_dir)?;
     let options = args.options(to)?;
     let done = match args.json {
         true => convert::convert(model_dir, out_dir, &options, &()),
         false => convert::convert(model_dir, out_dir, &options, &Reporter::new()),
     };
-    let summary = done.map_err(explain)?;
+    let summary = done.map_err(|error| explain(error, model_dir))?;
     let seconds = begun.elapsed().as_secs_f64();
     print(&match args.json {
         true => as_json(&summary, seconds),
@@ -78,15 +80,15 @@ fn as_json(summary: &Summary, seconds: f64) -> String {
 /// The summary as text.
 fn as_text(summary: &Summary, format: Format, seconds: f64) -> String {
     let mut text = format!(
-        "converted {} layers to {}, copied {} tensors: {} in {} files, {seconds:.1} s\n",
-        summary.converted,
+        "converted {} to {}, copied {}: {} in {}, {seconds:.1} s\n",
+        counted(summary.converted, "layer"),
         format.name(),
-        summary.copied,
+        counted(summary.copied, "tensor"),
         size(summary.bytes),
-        summary.files,
+        counted(summary.files, "file"),
     );
     if summary.kept > 0 {
-        text.push_str(&format!("{} files were finished by an earlier run\n", summary.kept));
+        text.push_str(&format!("{} finished by an earlier run\n", counted(summary.kept, "file")));
     }
     for name in &summary.rewritten {
         let line = format!("damaged since an earlier run, written again: {name}");
@@ -117,7 +119,7 @@ fn as_text(summary: &Summary, format: Format, seconds: f64) -> String {
 }
 
 /// Adds a help line to an error.
-fn explain(error: ConvertError) -> anyhow::Error {
+fn explain(error: ConvertError, model_dir: &Path) -> anyhow::Error {
     let help = match &error {
         ConvertError::Refused { .. } => {
             "copy these modules unchanged with `--skip-unsupported`; `marlinspike inspect` shows \
@@ -140,6 +142,15 @@ fn explain(error: ConvertError) -> anyhow::Error {
         ConvertError::NoManifest { .. } => "pass the output folder of a conversion",
         ConvertError::Io { source, .. } => io_help(source.kind()),
         ConvertError::Manifest { .. } => "name another folder, or empty this one",
+        ConvertError::NotQuantized { .. }
+            if let Some(layout) = hint::converted_layout(model_dir) =>
+        {
+            let help = format!(
+                "the folder is the output of a conversion to {layout}: convert the original checkpoint, or \
+                 use the folder with `marlinspike run` and `generate`"
+            );
+            return Explained::new(error, help).into();
+        }
         ConvertError::NotQuantized { .. } => {
             "add a quantization_config to config.json, or a quantize_config.json"
         }

@@ -7,14 +7,14 @@ use serde_json::json;
 
 use crate::Outcome;
 use crate::output::print;
-use crate::style::{printable, size};
+use crate::style::{counted, printable, size};
 
 /// Runs `convert --verify`.
 ///
 /// # Errors
 /// See [`marlinspike_model::convert::verify::verify`].
 pub(super) fn run(dir: &Path, against: Option<&Path>, json: bool) -> anyhow::Result<Outcome> {
-    let found = verify(dir, against).map_err(super::explain)?;
+    let found = verify(dir, against).map_err(|error| super::explain(error, dir))?;
     let mut text = String::new();
     if json {
         let damaged = |d: &Damage| json!({"name": d.name, "reason": d.reason});
@@ -32,7 +32,11 @@ pub(super) fn run(dir: &Path, against: Option<&Path>, json: bool) -> anyhow::Res
         }
         if found.damaged.is_empty() {
             let (files, bytes) = (found.files, size(found.bytes));
-            text.push_str(&format!("{}: {files} files verified, {bytes}\n", dir.display()));
+            text.push_str(&format!(
+                "{}: {} verified, {bytes}\n",
+                dir.display(),
+                counted(files, "file")
+            ));
         }
     }
     print(&text)?;

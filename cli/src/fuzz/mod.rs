@@ -74,7 +74,7 @@ pub struct Args {
     command: Option<Command>,
 
     /// Operation, as for `marlinspike vectors`
-    #[arg(long, required = true, value_parser = crate::vectors::operation)]
+    #[arg(long, required = true, value_parser = args::operation)]
     op: Option<Op>,
 
     /// The kernel: a program with its arguments

@@ -30,8 +30,8 @@ once, or a 4-bit checkpoint (compressed-tensors, GPTQ and others), which is pack
 The folder needs a tokenizer.json. These models run: {types}.
 
 The text goes to standard output as it is generated, times to standard error. The same model, prompt
-and options give the same text for any number of threads and on every CPU. Without --temperature the
-most probable token is chosen (greedy).
+and options give the same text for any number of threads and on every CPU. Without --temperature, or
+with 0, the most probable token is chosen (greedy).
 
 A text ends at a token of eos_token_id in generation_config.json (or config.json), or after
 --max-tokens.
@@ -64,7 +64,7 @@ pub struct PromptArgs {
 /// How tokens are chosen.
 #[derive(Debug, Clone, clap::Args)]
 pub struct SamplingArgs {
-    /// Draw tokens from the softmax of logits / T instead of taking the largest logit.
+    /// Draw tokens from the softmax of logits / T instead of taking the largest logit; 0 takes the largest.
     #[arg(long, value_name = "T")]
     pub temperature: Option<f64>,
     /// Draw only from the K largest logits.
@@ -82,7 +82,8 @@ impl SamplingArgs {
     fn sampling(&self) -> Sampling {
         let &Self { temperature, top_k, top_p, seed } = self;
         match temperature {
-            None => Sampling::Greedy,
+            // Engines call greedy decoding a temperature of 0.
+            None | Some(0.0) => Sampling::Greedy,
             Some(temperature) => Sampling::Random { temperature, top_k, top_p, seed },
         }
     }
@@ -212,6 +213,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let pool = args.pool().context("worker threads")?;
     let threads = pool.current_num_threads();
     let begun = Instant::now();
+    crate::hint::expect_model(&args.model)?;
     let files = ModelFiles::open(&args.model)?;
     let helper = Helper::new(program::own().context("this program's path")?, [WORKER]);
     let mut text = Text::open_with(&args.model, &helper).map_err(explain_text)?;

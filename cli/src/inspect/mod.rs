@@ -1,5 +1,6 @@
 //! `marlinspike inspect`: describes a model folder as a table or as JSON.
 
+mod details;
 mod json;
 mod text;
 
@@ -10,17 +11,21 @@ use marlinspike_model::inspect::{self, Options};
 
 use crate::output::print;
 use crate::style::ColorChoice;
-use crate::{Outcome, args};
+use crate::{Outcome, args, hint};
 
 const DETAILS: &str = "\
 Example: marlinspike inspect ./Qwen3-30B-A3B-GPTQ
 
-Prints one line for each quantized layer. The experts of a MoE layer have one line for w13 (gate and
-up) and one for w2, as K x N x experts. Shapes are those of the whole layer; with --tp-size the
-verdicts are for one rank's part. Below the table it prints the MoE kernel that upstream (vLLM 0.21.0)
-selects for experts, on one rank with every package installed. --json prints all refusals. Lines that
-begin with \"in vLLM\" state what the release of --vllm decides differently: act-order, the kernel, and
-sizes that Marlin pads.
+Prints one line for equal layers: `*` stands for the numbers of the layers, and `run --layer` takes the
+name with it. The experts of a MoE layer have one line for w13 (gate and up) and one for w2, as K x N x
+experts. Shapes are those of the whole layer; with --tp-size the verdicts are for one rank's part. -v
+prints every layer.
+
+Below the layers there is a verdict for each kernel format that `convert` writes and for this project's
+CUDA kernels, for a GPU of --capability; no GPU of this machine is looked at. Then follows the MoE kernel
+that vLLM 0.21.0 selects for experts, on one rank with every package installed: the name of its backend
+and its Python class. Lines that begin with \"in vLLM\" state what the release of --vllm decides
+differently: act-order, the kernel, and sizes that Marlin pads. --json prints all refusals.
 
 Examples:
   marlinspike inspect ./Qwen3-30B-A3B-GPTQ
@@ -53,6 +58,9 @@ pub struct Args {
     /// Print JSON instead of a table.
     #[arg(long)]
     pub json: bool,
+    /// Print a line for each layer, and which layers each reason is for.
+    #[arg(short, long)]
+    pub verbose: bool,
 }
 
 /// Parses `major.minor`.
@@ -82,6 +90,7 @@ fn release(text: &str) -> Result<Release, String> {
 /// # Errors
 /// Returns an error for a folder that cannot be read.
 pub fn run(args: &Args, color: ColorChoice) -> anyhow::Result<Outcome> {
+    hint::expect_model(&args.model_dir)?;
     let mut options = Options::default();
     options.device = args.capability;
     options.tp_size = args.tp_size;
@@ -90,7 +99,7 @@ pub fn run(args: &Args, color: ColorChoice) -> anyhow::Result<Outcome> {
     let found = inspect::inspect(&args.model_dir, &options)?;
     print(&match args.json {
         true => json::json(&found, args),
-        false => text::text(&found, &args.capability, color.for_stdout()),
+        false => text::text(&found, &args.capability, args.verbose, color.for_stdout()),
     })?;
     Ok(Outcome::Pass)
 }

@@ -21,13 +21,13 @@ use marlinspike_model::convert::target::int4;
 use marlinspike_model::run::device::Device;
 use marlinspike_model::run::error::RunError;
 use marlinspike_model::run::options::{Options, Source};
-use marlinspike_model::run::output::Output;
+use marlinspike_model::run::output::{Output, Run};
 use marlinspike_model::run::{list, run_on};
 
 use crate::backend::{self, Backend};
 use crate::error::Explained;
 use crate::output::{print, write_whole};
-use crate::{Outcome, args, style::printable};
+use crate::{Outcome, args, hint, style::printable};
 use device::Gpu;
 use method::MethodArgs;
 
@@ -215,6 +215,10 @@ pub struct Args {
 /// # Errors
 /// Names the model, the layer or the activations that cannot be used.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    // A packed file is also accepted.
+    if !args.model.is_file() {
+        hint::expect_model(&args.model)?;
+    }
     if args.list {
         let names = list(&args.model, args.routing.as_deref()).map_err(explain)?;
         let lines = names.into_iter().map(|m| format!("{}\n", printable(&m)));
@@ -224,7 +228,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     // A missing device is reported before any file is read.
     let gpu = args.execution.backend.map(backend::open).transpose()?.map(Gpu);
     let device = gpu.as_ref().map(|gpu| gpu as &dyn Device);
-    let done = run_on(&args.model, &options(args), device).map_err(explain)?;
+    let done = run_layer(args, device)?;
     if let Some(path) = &args.output {
         let kept = |o: &&Output| args.method.stages || matches!(o.name, "y_experts" | "y");
         let outputs: Vec<&Output> = done.outputs.iter().filter(kept).collect();
@@ -232,6 +236,35 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     print(&if args.json { report::json(&done) } else { report::text(&done) })?;
     Ok(if done.is_equal() { Outcome::Pass } else { Outcome::Mismatch })
+}
+
+/// Runs the layer of `--layer`. A name as `inspect` prints it is accepted: with `.w13` or `.w2`, or with `*`
+/// for the numbers of equal layers, of which the first runs.
+fn run_layer(args: &Args, device: Option<&dyn Device>) -> anyhow::Result<Run> {
+    let mut options = options(args);
+    let unknown = match run_on(&args.model, &options, device) {
+        Err(error @ RunError::NoSuchLayer { .. }) => error,
+        done => return done.map_err(explain),
+    };
+    let wanted = options.layer.clone().unwrap_or_default();
+    let names = list(&args.model, args.routing.as_deref()).map_err(explain)?;
+    options.layer = inspected(&wanted, &names);
+    if options.layer.is_some() {
+        return run_on(&args.model, &options, device).map_err(explain);
+    }
+    let Some(name) = args::nearest(&wanted, names.iter().map(String::as_str)) else {
+        return Err(explain(unknown));
+    };
+    let model = args.model.display();
+    let help = format!("did you mean `{name}`? `marlinspike run {model} --list` lists the layers");
+    Err(Explained::new(unknown, help).into())
+}
+
+/// The layer that `inspect` names so.
+fn inspected(wanted: &str, names: &[String]) -> Option<String> {
+    let module = wanted.strip_suffix("w13").or(wanted.strip_suffix("w2")).unwrap_or(wanted);
+    let pattern = glob::Pattern::new(module.trim_end_matches([' ', '.'])).ok()?;
+    names.iter().find(|name| pattern.matches(name)).cloned()
 }
 
 /// The library's options for these arguments.

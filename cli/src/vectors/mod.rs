@@ -7,11 +7,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use marlinspike::case::Op;
 use marlinspike::vectors::Generator;
+use marlinspike_proptests::coverage;
+use marlinspike_proptests::campaign::{CampaignError, Filter};
 use rayon::prelude::*;
 use serde_json::json;
 
 use crate::error::Explained;
-use crate::style::{ColorChoice, printable};
+use crate::style::{ColorChoice, counted, printable};
 use crate::{Outcome, args, output};
 
 const ABOUT: &str = "\
@@ -34,17 +36,30 @@ Examples:
       writes one case again
   marlinspike vectors --op linear --seed 1 --count 10 --out cases/ && marlinspike check cases/
       write, then check
+  marlinspike vectors --op linear --where weight_type=uint4b8,desc_act=true --count 20 --out cases/
+      only configurations with these values
   marlinspike vectors --op moe --list
-      the configurations, one JSON object per line";
+      the configurations, one JSON object per line
+  marlinspike vectors --coverage
+      which law is tested with which value of which axis, on the CPU and on CUDA";
 
 /// Arguments of `vectors`.
 #[derive(Debug, clap::Args)]
 #[command(long_about = ABOUT, after_long_help = EXAMPLES)]
 pub struct Args {
-    /// Operation: linear, moe, dyn_quant_linear, cutlass_scaled_mm, fused_experts_fp8_w8a8, ...; an
-    /// unknown name lists all
-    #[arg(long, value_parser = operation)]
-    op: Op,
+    /// Operation: linear, moe, dyn_quant_linear, cutlass_scaled_mm, fused_experts_fp8_w8a8, ...;
+    /// `marlinspike schema` lists them, and vLLM's names (`marlin_gemm`) are known
+    #[arg(long, value_parser = args::operation, required_unless_present = "coverage")]
+    op: Option<Op>,
+
+    /// Only configurations with these values: KEY=VALUE|VALUE,KEY=VALUE, as for `fuzz`
+    #[arg(long = "where", value_name = "FILTER", default_value = "", hide_default_value = true)]
+    filter: String,
+
+    /// Leave out the schedule of the reference's outputs, so that those of another kernel can take their
+    /// place
+    #[arg(long, conflicts_with = "list")]
+    no_schedule: bool,
 
     /// 64-bit seed, decimal or 0x... [default: a random one, which is printed]
     #[arg(long, value_parser = seed)]
@@ -59,7 +74,7 @@ pub struct Args {
     count: u64,
 
     /// Folder for the cases; created if it does not exist
-    #[arg(long, value_name = "DIR", required_unless_present = "list")]
+    #[arg(long, value_name = "DIR", required_unless_present_any = ["list", "coverage"])]
     out: Option<PathBuf>,
 
     /// Print one JSON object per line for each case, then one with the summary, and nothing else
@@ -69,14 +84,11 @@ pub struct Args {
     /// Write nothing; print the configurations as JSON
     #[arg(long, conflicts_with_all = ["out", "seed", "start", "count"])]
     list: bool,
-}
 
-/// The operation of this name.
-pub(crate) fn operation(text: &str) -> Result<Op, String> {
-    Op::from_name(text).ok_or_else(|| {
-        let known: Vec<_> = Op::NAMED.iter().map(|(name, _)| *name).collect();
-        format!("expected one of {}", known.join(", "))
-    })
+    /// Write nothing; print which law is tested with which value of which axis on which device, as
+    /// Markdown: of --op, or of every operation with laws
+    #[arg(long, conflicts_with_all = ["out", "seed", "start", "count", "list", "json"])]
+    coverage: bool,
 }
 
 /// A seed, decimal or hexadecimal.
@@ -94,14 +106,35 @@ pub(crate) fn drawn_seed() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
 
+/// The error of a filter.
+fn unfit(error: CampaignError) -> Explained {
+    Explained::new(error, "`marlinspike vectors --op OP --list` prints the configurations")
+}
+
 /// Writes the cases, each atomically.
 ///
 /// # Errors
 /// Returns an error if the operation's cases cannot be generated or a file cannot be written.
 pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
+    let Some(op) = args.op.filter(|_| !args.coverage) else {
+        let text = match args.op {
+            Some(op) => coverage::table(op).map(|table| table.markdown()),
+            None => coverage::markdown(),
+        };
+        output::print(&text?)?;
+        return Ok(Outcome::Pass);
+    };
     let seed = args.seed.unwrap_or_else(drawn_seed);
-    let generator = Generator::new(args.op, seed)
+    let generator = Generator::new(op, seed)
         .map_err(|e| Explained::new(e, "`marlinspike help vectors` lists the operations"))?;
+    let filter = Filter::parse(&args.filter).map_err(unfit)?;
+    filter.check(op, generator.lattice()).map_err(unfit)?;
+    let generator = match args.filter.is_empty() {
+        true => generator,
+        false => generator
+            .only(|config| filter.takes(config))
+            .map_err(|e| Explained::new(e, "no configuration has all of these values"))?,
+    };
     let Some(out) = &args.out else {
         let lines: Vec<String> = generator
             .lattice()
@@ -121,8 +154,9 @@ pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
     if !args.json {
         let points = generator.lattice().len();
         output::print(&format!(
-            "seed {seed:#018x}: {} cases of `{}` over {points} configurations\n",
-            args.count, args.op
+            "seed {seed:#018x}: {} of `{op}` over {}\n",
+            counted(args.count as usize, "case"),
+            counted(points, "configuration")
         ))?;
     }
     // Batches print lines early and in order while the threads write files.
@@ -134,29 +168,34 @@ pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
         let written: Vec<Written> = batch
             .clone()
             .into_par_iter()
-            .map(|i| write(&generator, i, out))
+            .map(|i| write(&generator, i, out, args.no_schedule))
             .collect::<Result<_>>()?;
         bytes += written.iter().map(|w| w.bytes).sum::<usize>();
         let lines: Vec<String> = written.iter().map(|w| w.line(args.json)).collect();
         output::print(&lines.concat())?;
         first = batch.end;
     }
-    let replay = format!(
-        "--op {} --seed {seed:#018x} --start {} --count {}",
-        args.op, args.start, args.count
-    );
+    let (start, count) = (args.start, args.count);
+    let mut replay = format!("--op {op} --seed {seed:#018x} --start {start} --count {count}");
+    if let (false, Ok(filter)) = (args.filter.is_empty(), shlex::try_quote(&args.filter)) {
+        // The number of a case depends on the configurations.
+        replay.push_str(&format!(" --where {filter}"));
+    }
+    if args.no_schedule {
+        replay.push_str(" --no-schedule");
+    }
     if args.json {
         let seed = format!("{seed:#018x}");
         let summary = json!({
-            "cases": args.count, "bytes": bytes, "op": args.op.name(), "seed": seed,
+            "cases": args.count, "bytes": bytes, "op": op.name(), "seed": seed,
             "start": args.start, "configurations": generator.lattice().len(),
         });
         output::print(&format!("{}\n", json!({ "summary": summary })))?;
     } else {
         let folder = out.display().to_string();
         output::print(&format!(
-            "{} cases, {bytes} bytes, in {}\nto repeat: marlinspike vectors {replay} --out DIR\n",
-            args.count,
+            "{}, {bytes} bytes, in {}\nto repeat: marlinspike vectors {replay} --out DIR\n",
+            counted(args.count as usize, "case"),
             printable(&folder)
         ))?;
     }
@@ -186,8 +225,11 @@ impl Written {
     }
 }
 
-fn write(generator: &Generator, index: u64, out: &Path) -> Result<Written> {
-    let case = generator.case(index)?;
+fn write(generator: &Generator, index: u64, out: &Path, no_schedule: bool) -> Result<Written> {
+    let mut case = generator.case(index)?;
+    if no_schedule {
+        case.config = case.config.without_schedules()?;
+    }
     let bytes = case.to_bytes()?;
     let path = out.join(generator.file_name(index));
     output::write_whole(&path, &bytes)?;

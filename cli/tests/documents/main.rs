@@ -1,9 +1,11 @@
 //! Texts that users read: the documents, README's table, the page of `schema`, the formats in help texts.
 #![allow(missing_docs)]
 
+mod coverage;
 mod formats;
 mod pages;
 mod readme;
+mod replay;
 mod schema_command;
 
 #[path = "../schema/mod.rs"]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::support;
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
 }
 
@@ -50,7 +50,7 @@ fn links(line: &str) -> Vec<String> {
     targets.filter(|target| !target.contains("://")).map(str::to_owned).collect()
 }
 
-fn documents() -> Vec<PathBuf> {
+pub(crate) fn documents() -> Vec<PathBuf> {
     let mut pages = Vec::new();
     files(&root(), &[".md"], &mut pages);
     assert!(pages.len() > 20, "{pages:?}");

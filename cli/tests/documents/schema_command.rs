@@ -102,7 +102,7 @@ fn one_config_prints_its_tensors() {
 }
 
 /// A Python with numpy: `MARLINSPIKE_PYTHON`, or the environment that `scripts/setup` creates.
-fn python() -> Option<PathBuf> {
+pub(crate) fn python() -> Option<PathBuf> {
     let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../python/bin/python");
     let stated = std::env::var_os("MARLINSPIKE_PYTHON").map(PathBuf::from);
     [stated, Some(made), Some("python3".into())].into_iter().flatten().find(|python| {

@@ -51,7 +51,7 @@ pub(super) fn all(
         .collect();
     let reasons =
         layers.iter().map(|l| cuda(l, options.device).err().into_iter().collect()).collect();
-    all.push(Verdict { target: "cuda", column: "CUDA here", reasons });
+    all.push(Verdict { target: "cuda", column: "CUDA", reasons });
     all
 }
 

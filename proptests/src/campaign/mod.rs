@@ -183,8 +183,8 @@ impl Campaign {
     /// The inputs of a drawn case, without the canonical schedule that generated cases declare and
     /// with the keys of [`Campaign::set`].
     fn trial_of(&self, mut case: Case<'static>) -> Result<Trial, CampaignError> {
-        let mut map = case.config.to_json();
-        map.retain(|key, _| !key.starts_with("schedule"));
+        let undeclared = case.config.without_schedules().map_err(marlinspike::Error::from)?;
+        let mut map = undeclared.to_json();
         map.extend(self.set.clone());
         case.config = CaseConfig::from_json(case.op, &map).map_err(marlinspike::Error::from)?;
         Trial::new(case, &self.outputs)

@@ -50,6 +50,8 @@ from ._fuzz import (
 from ._numbers import decode, encode
 from ._report import OutputReport, Report
 
+__version__ = _core.version()
+
 
 def operations() -> "list[str]":
     """The operations that a case can hold."""
@@ -62,6 +64,7 @@ def schema(op: str) -> _Dict[str, _Any]:
 
 
 __all__ = [
+    "__version__",
     "Case",
     "Error",
     "Finding",

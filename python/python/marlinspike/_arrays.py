@@ -49,6 +49,14 @@ def is_torch(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_dtype(value: Any) -> bool:
+    """Whether a value is an element type of numpy, ml_dtypes or torch."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.dtype):
+        return True
+    return isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic))
+
+
 def _flat_bytes(array: np.ndarray) -> np.ndarray:
     """The bytes of an array; a view where the array is contiguous and aligned."""
     return np.require(array, requirements=["C", "A"]).reshape(-1).view(np.uint8)

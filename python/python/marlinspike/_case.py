@@ -12,6 +12,7 @@ import numpy as np
 
 from . import _core
 from ._arrays import Typed, array, as_one_of, is_torch, like_any, tensor, typed
+from ._config import dumps
 from ._report import Report
 
 Tensors = Mapping[str, Any]
@@ -79,7 +80,14 @@ def _named(op: str, config: str, inputs: Tensors, outputs: Tensors) -> Tuple[lis
     return named("in", inputs), named("out", outputs)
 
 
-@dataclass
+def _described(value: Any) -> str:
+    """The type and shape of a tensor."""
+    kind, bits = value if isinstance(value, tuple) and len(value) == 2 else (None, value)
+    kind = kind or str(getattr(bits, "dtype", type(bits).__name__)).replace("torch.", "")
+    return f"{kind}{list(getattr(bits, 'shape', []))}"
+
+
+@dataclass(repr=False)
 class Case:
     """One operation's inputs, configuration and outputs.
 
@@ -96,6 +104,18 @@ class Case:
     provenance: str = ""
     convention: Optional[str] = None
     class_: Optional[Class] = None
+
+    def __repr__(self) -> str:
+        """The operation and config, and the type and shape of each tensor, without its values."""
+        parts = [repr(self.op)]
+        parts += [f"name={self.name!r}"] if self.name else []
+        parts.append(f"config={self.config!r}")
+        for what, tensors in (("inputs", self.inputs), ("outputs", self.outputs)):
+            shown = (f"{name}: {_described(value)}" for name, value in tensors.items())
+            parts.append(f"{what}={{{', '.join(shown)}}}")
+        for what, value in (("convention", self.convention), ("class_", self.class_)):
+            parts += [] if value is None else [f"{what}={value!r}"]
+        return f"Case({', '.join(parts)})"
 
     @classmethod
     def _of(cls, parts: tuple) -> "Case":
@@ -115,12 +135,23 @@ class Case:
 
     @classmethod
     def draw(
-        cls, op: str, seed: int = 0, index: int = 0, config: Optional[Mapping[str, Any]] = None
+        cls,
+        op: str,
+        seed: int = 0,
+        index: int = 0,
+        config: Optional[Mapping[str, Any]] = None,
+        *,
+        schedule: bool = False,
     ) -> "Case":
         """Case ``index`` of the generator, the same on every machine; with ``config``, a case of that
-        config. Outputs are the reference's."""
-        stated = None if config is None else json.dumps(dict(config))
-        return cls._of(_core.draw(op, seed, index, stated))
+        config. Outputs are the reference's.
+
+        ``schedule=True`` declares the schedule of these outputs in the config, for a kernel that has
+        the same bits. Without it, and unless ``config`` states a schedule, a kernel may sum in any
+        order of its class.
+        """
+        stated = None if config is None else dumps(config)
+        return cls._of(_core.draw(op, seed, index, stated, schedule))
 
     def torch(self, device: Any = "cpu") -> "Case":
         """The case with torch tensors on a device."""
@@ -134,7 +165,7 @@ class Case:
         return replace(self, inputs=moved(self.inputs), outputs=moved(self.outputs))
 
     def _parts(self, outputs: Tensors) -> tuple:
-        config = json.dumps(self.config)
+        config = dumps(self.config)
         return (self.op, config, *_named(self.op, config, self.inputs, outputs))
 
     def write(self, path: Union[str, "os.PathLike[str]"]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from . import _core
 from ._arrays import Typed, array, tensor
+from ._config import dumps
 from ._case import Case, Class, stated, stored, typed_outputs, words
 
 #: Folder of failing cases, below the root of the project.
@@ -279,7 +280,7 @@ def run_fuzz(
     part = shard if isinstance(shard, str) else f"{shard[0]}/{shard[1]}"
     text = _core.fuzz(
         _adapted(kernel, op, device), op, where, seed, cases, seconds, list(outputs),
-        json.dumps(dict(config or {})), folder, part, deterministic, batch_invariant,
+        dumps(config or {}), folder, part, deterministic, batch_invariant,
         findings, stated(convention, class_),
     )  # fmt: skip
     return FuzzSummary._of(text, convention, class_)

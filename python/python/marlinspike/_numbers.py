@@ -15,7 +15,8 @@ _ALIASES = {
 }
 
 
-def _name(dtype: Any) -> str:
+def type_name(dtype: Any) -> str:
+    """The name of an element type or number format."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None)
     if name is None:
         # torch's types, and types as numpy and ml_dtypes export them.
@@ -36,7 +37,7 @@ def encode(
     infinities and values that are too large: ``infinity`` (NaN in types without one), ``saturate``,
     ``nan``. The results equal those of every processor: NaN keeps its sign and loses its payload.
     """
-    made = _core.encode(typed(values, "values"), _name(dtype), rounding, overflow)
+    made = _core.encode(typed(values, "values"), type_name(dtype), rounding, overflow)
     return like(values, made)
 
 
@@ -46,4 +47,4 @@ def decode(codes: Any, dtype: Any) -> Any:
     ``codes`` are elements of any type with the format's width; formats of fewer than 8 bits are read from
     the low bits of a byte.
     """
-    return like(codes, _core.decode(typed(codes, "codes"), _name(dtype)))
+    return like(codes, _core.decode(typed(codes, "codes"), type_name(dtype)))

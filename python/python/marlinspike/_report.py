@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OutputReport:
     """The verdict on one output."""
 
@@ -61,6 +61,8 @@ class OutputReport:
             line += f"\n          power: {_power(self.power)}"
         return line
 
+    __repr__ = __str__
+
 
 def _first(mismatch: Dict[str, Any]) -> str:
     shown = [f"{key} {value}" for key, value in mismatch.items() if value not in (None, [], "")]
@@ -77,7 +79,7 @@ def _power(power: Dict[str, Any]) -> str:
     return "; ".join(words) or "none"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """The verdict on a case."""
 
@@ -113,6 +115,9 @@ class Report:
     def __str__(self) -> str:
         title = f"{self.op} {self.name}".strip()
         return "\n".join([f"{self.verdict}: {title}"] + [str(output) for output in self.outputs])
+
+    # What `assert report.passed, report` prints; pytest without -v shortens it to 240 characters.
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         colors = {"pass": "#1a7f37", "fail": "#cf222e", "unchecked": "#9a6700"}

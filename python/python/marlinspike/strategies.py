@@ -43,16 +43,16 @@ def cases(
 ) -> st.SearchStrategy[Case]:
     """Cases of an operation with the reference's outputs.
 
-    As in ``marlinspike.fuzz``, a config declares no schedule: ``check`` judges a product by its bound
-    and not by every bit. ``convention`` and ``class_`` narrow the bound to what is known about the
+    As in ``marlinspike.fuzz``, a config declares no schedule, even where one of the operation's lattice
+    does: ``check`` judges a product by its bound and not by every bit. ``convention`` and ``class_`` narrow the bound to what is known about the
     kernel; ``case.check()`` uses them.
     """
     # Refuses unknown names here, and not when the first case is judged.
     _core.expect_stated(stated(convention, class_))
 
     def drawn(config: Dict[str, Any], seed: int) -> Case:
-        case = Case.draw(op, seed, config=config)
-        kept = {key: value for key, value in case.config.items() if not key.startswith("schedule")}
-        return replace(case, config=kept, convention=convention, class_=class_)
+        undeclared = {key: value for key, value in config.items() if not key.startswith("schedule")}
+        case = Case.draw(op, seed, config=undeclared)
+        return replace(case, convention=convention, class_=class_)
 
     return st.builds(drawn, configs(op, where), st.integers(0, 2**64 - 1))

@@ -12,6 +12,7 @@ mod router_golden;
 
 use std::collections::BTreeMap;
 
+pub use crate::ops::UPSTREAM_NAMES;
 pub use crate::ops::configs::*;
 pub use crate::ops::schema::{CONFIG_BYTES, CONFIG_MEMORY, CaseError, Dim, TensorRule};
 pub use limits::Limits;
@@ -149,6 +150,14 @@ impl<'a> Case<'a> {
     }
 
     fn unknown(&self, tensor: String, expected: String) -> Error {
-        Error::Unknown { tensor, context: format!("operation `{}`", self.op), expected }
+        let symmetric = self.config.quant().map(|q| q.weight_type).filter(|ty| ty.bias() != 0);
+        let remedy = match symmetric {
+            Some(ty) if tensor.ends_with("qzeros") => format!(
+                " with weight_type {ty}, which has no zero points (leave out the constant zeros of a \
+                 symmetric checkpoint)"
+            ),
+            _ => String::new(),
+        };
+        Error::Unknown { tensor, context: format!("operation `{}`{remedy}", self.op), expected }
     }
 }

@@ -20,6 +20,12 @@ pub enum ContainerError {
         /// Largest size that is read.
         limit: u64,
     },
+    /// The file is of another kind.
+    #[error("found {}, expected a safetensors file", kind.name())]
+    OtherKind {
+        /// The kind, by its first bytes.
+        kind: super::FileKind,
+    },
     /// The declared header does not fit into the file.
     #[error("header of {header} bytes in a file of {file} bytes")]
     HeaderPastEnd {

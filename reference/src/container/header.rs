@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-use super::{ContainerError, json};
+use super::{ContainerError, FileKind, json};
 use crate::num::tensor::DType;
 
 /// Largest header that is read, in bytes: the limit of the `safetensors` crate.
@@ -66,12 +66,19 @@ impl Header {
             return Err(ContainerError::Truncated { found, expected: PREFIX });
         };
         let header = u64::from_le_bytes(*length);
+        let other = |error| match FileKind::of(prefix) {
+            Some(kind) => ContainerError::OtherKind { kind },
+            None => error,
+        };
         // The limit comes first: a length made of random bytes is nearly always enormous.
         if header > HEADER_LIMIT {
-            return Err(ContainerError::HeaderTooLarge { found: header, limit: HEADER_LIMIT });
+            return Err(other(ContainerError::HeaderTooLarge {
+                found: header,
+                limit: HEADER_LIMIT,
+            }));
         }
         if PREFIX + header > file_len {
-            return Err(ContainerError::HeaderPastEnd { header, file: file_len });
+            return Err(other(ContainerError::HeaderPastEnd { header, file: file_len }));
         }
         Ok(PREFIX + header)
     }

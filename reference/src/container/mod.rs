@@ -9,6 +9,7 @@ mod error;
 mod header;
 mod index;
 mod json;
+mod kind;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ pub use error::ContainerError;
 pub use header::{Entry, HEADER_LIMIT, Header};
 pub use index::{IndexError, ShardIndex};
 pub use json::{MAX_METADATA, MAX_RANK, MAX_TENSORS};
+pub use kind::FileKind;
 pub use writer::{ContainerWriter, TensorSpec, WriteError, write_container};
 
 use crate::num::tensor::Tensor;

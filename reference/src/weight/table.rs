@@ -206,6 +206,27 @@ impl Table {
         Self { ty, rows: self.rows, cols: self.cols, data }
     }
 
+    /// The values in another type, each rounded once to the nearest, ties to even.
+    ///
+    /// Kernels state the type of their scales: Arm's int4 kernels take float32 for columns and bfloat16 for
+    /// groups.
+    ///
+    /// ```
+    /// use marlinspike::num::scalar::ScalarType;
+    /// use marlinspike::weight::Table;
+    /// use ndarray::array;
+    ///
+    /// let scales = Table::from_array(array![[1.0f32, 1.003]])?.rounded(ScalarType::BFLOAT16);
+    /// assert_eq!((scales.ty(), scales.value(0, 1)), (ScalarType::BFLOAT16, 1.0));
+    /// # Ok::<(), marlinspike::Error>(())
+    /// ```
+    pub fn rounded(&self, ty: ScalarType) -> Self {
+        match self.ty == ty {
+            true => self.clone(),
+            false => self.map(ty, |bits| ty.encode_rne(self.ty.to_f64(bits))),
+        }
+    }
+
     /// Rows `range` of the table.
     pub fn slice_rows(&self, range: std::ops::Range<usize>) -> Result<Self> {
         if range.start > range.end || range.end > self.rows {

@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 mod memory;
+mod settings;
 
 use std::error::Error as _;
 use std::ffi::{CString, OsStr, OsString, c_char, c_int, c_void};
@@ -22,6 +23,7 @@ use marlinspike::container::{Container, write_container};
 use marlinspike::num::tensor::{DType, Tensor};
 
 use memory::Guarded;
+use settings::settings;
 
 use super::kernel::dtype;
 use super::process::READY;
@@ -100,6 +102,12 @@ struct NamedTensor {
 }
 
 #[repr(C)]
+struct Setting {
+    key: *const c_char,
+    value: *const c_char,
+}
+
+#[repr(C)]
 struct Call {
     size: usize,
     op: *const c_char,
@@ -112,6 +120,8 @@ struct Call {
     num_outputs: usize,
     message: *mut c_char,
     message_bytes: usize,
+    settings: *const Setting,
+    num_settings: usize,
 }
 
 // The sizes of marlinspike_kernel.h on a 64-bit system.
@@ -119,8 +129,14 @@ struct Call {
 const _: () = {
     assert!(size_of::<DlTensor>() == 48);
     assert!(size_of::<NamedTensor>() == 56);
-    assert!(size_of::<Call>() == 88);
+    assert!(size_of::<Call>() == 104);
 };
+
+impl Setting {
+    fn of([key, value]: &[CString; 2]) -> Self {
+        Self { key: key.as_ptr(), value: value.as_ptr() }
+    }
+}
 
 /// A tensor in guarded memory, as C sees it.
 struct GuardedTensor {
@@ -222,6 +238,7 @@ impl Loaded {
         let inputs: Vec<_> = tensors.inputs.iter_mut().map(GuardedTensor::as_c).collect();
         let reference: Vec<_> = tensors.reference.iter_mut().map(GuardedTensor::as_c).collect();
         let outputs: Vec<_> = tensors.outputs.iter_mut().map(GuardedTensor::as_c).collect();
+        let settings: Vec<_> = file.settings.iter().map(Setting::of).collect();
         let mut message = vec![0u8; MESSAGE_BYTES];
         let call = Call {
             size: size_of::<Call>(),
@@ -235,6 +252,8 @@ impl Loaded {
             num_outputs: outputs.len(),
             message: message.as_mut_ptr().cast(),
             message_bytes: MESSAGE_BYTES - 1,
+            settings: settings.as_ptr(),
+            num_settings: settings.len(),
         };
         // SAFETY: every pointer of `call` is valid for the call, and what the kernel does beyond
         // the header's contract ends this process or is found by the checks that follow.
@@ -253,6 +272,8 @@ impl Loaded {
 struct InputFile {
     op: CString,
     config: CString,
+    /// Keys and values of the config ([`settings`]).
+    settings: Vec<[CString; 2]>,
 }
 
 #[derive(Default)]
@@ -381,7 +402,9 @@ fn answer(loaded: &Loaded, input: &Path, output: &Path) -> Result<(), Fault> {
         let text = container.metadata().get(key).cloned().unwrap_or_default();
         CString::new(text).map_err(|e| failed(key, &e))
     };
-    let file = InputFile { op: text("op")?, config: text("config")? };
+    let config = text("config")?;
+    let settings = settings(&config).map_err(|e| failed("the config", &e))?;
+    let file = InputFile { op: text("op")?, config, settings };
     let mut tensors = Tensors::read(&container).map_err(|e| failed("the inputs", &e))?;
     let outputs = outputs(loaded, &file, &mut tensors)?;
     let outputs: Vec<_> = outputs.into_values().collect();

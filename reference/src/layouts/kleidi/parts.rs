@@ -51,7 +51,11 @@ impl<'w> Parts<'w> {
             (is_channel_wise, _) => {
                 let wanted = if is_channel_wise { "float32" } else { "bfloat16" };
                 let what = format!("{name}: {ty} scales with group_size {group}");
-                return refuse(what, &format!("the operator takes {wanted} there"));
+                let reason = format!(
+                    "{wanted}; `weight.scales.rounded(ScalarType::{})` converts them",
+                    wanted.to_uppercase()
+                );
+                return refuse(what, &reason);
             }
         };
         let bias = match &weight.bias {

@@ -48,7 +48,7 @@ impl Settings {
 #[non_exhaustive]
 pub enum Refusal {
     /// Weights that do not have 4 bits.
-    #[error("weights of {found} bits: found {found}, expected 4")]
+    #[error("weights of {found} bits, expected 4")]
     Bits {
         /// Bits found.
         found: u32,

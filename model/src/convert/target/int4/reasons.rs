@@ -25,7 +25,7 @@ pub(super) fn reasons(scheme: &Scheme, role: Role) -> Vec<String> {
     };
     let mut reasons = Vec::new();
     if w.bits() != 4 {
-        reasons.push(format!("weights of {} bits: found {0}, expected 4", w.bits()));
+        reasons.push(format!("weights of {} bits, expected 4", w.bits()));
     }
     reasons
 }
