@@ -1,8 +1,11 @@
 //! This program as a helper of itself, and the files that arguments name.
 
+#[cfg(any(feature = "generate", feature = "bench"))]
 use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+#[cfg(any(feature = "generate", feature = "bench"))]
+use std::path::Path;
+use std::path::PathBuf;
 
 /// The path to start this program with.
 ///
@@ -21,7 +24,7 @@ pub(crate) fn own() -> io::Result<PathBuf> {
 ///
 /// # Errors
 /// The system's; [`io::ErrorKind::InvalidInput`] for anything else.
-#[cfg(feature = "generate")]
+#[cfg(any(feature = "generate", feature = "bench"))]
 pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     let expect = |is_file: bool| match is_file {
         true => Ok(()),

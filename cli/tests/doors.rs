@@ -411,9 +411,9 @@ fn an_expert_with_a_lone_bias_is_named() {
 
 /// A name of any length takes no more of a message than a long line, and what follows it is kept.
 #[test]
-fn a_name_of_20_megabytes_is_cut() {
+fn an_overlong_name_is_cut() {
     let temp = folder();
-    let name = "n".repeat(20_000_000);
+    let name = "n".repeat(2_000_000);
     let entry = json!({"dtype": "U8", "shape": [2], "data_offsets": [0, 1]});
     let bytes = container(&json!({ &name: entry }), &[0]);
     let file = temp.path().join("long.safetensors");

@@ -1,6 +1,5 @@
 //! Times of other kernels, read from a file that scripts/gpu_peers wrote.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
@@ -8,6 +7,7 @@ use marlinspike_bench::Workload;
 use serde::Deserialize;
 
 use crate::error::Explained;
+use crate::program;
 
 /// One time of another kernel.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -37,7 +37,8 @@ struct File {
 pub(super) fn read(path: &Path) -> Result<Vec<Peer>> {
     let help = "write the file with scripts/gpu_peers";
     let fail = |problem: String| Explained::new(format!("{}: {problem}", path.display()), help);
-    let text = fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+    let opened = program::open_regular(path).and_then(std::io::read_to_string);
+    let text = opened.map_err(|e| fail(e.to_string()))?;
     let File { mut results } = serde_json::from_str(&text).map_err(|e| {
         fail(format!(
             "not a file of scripts/gpu_peers: \
@@ -63,7 +64,7 @@ mod tests {
     fn of(text: &str) -> Result<Vec<Peer>> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("peers.json");
-        fs::write(&path, text).unwrap();
+        std::fs::write(&path, text).unwrap();
         read(&path)
     }
 

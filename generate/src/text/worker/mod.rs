@@ -98,6 +98,9 @@ impl Worker {
         let refused = |problem: String| Failure::Helper(program.clone(), problem);
         let mut command = Command::new(program);
         command.args(arguments).env_remove("RUST_BACKTRACE");
+        // On a machine with many cores, threads and their heaps would take the address space.
+        command.env("TOKENIZERS_PARALLELISM", "false").env("RAYON_NUM_THREADS", "1");
+        command.env("MALLOC_ARENA_MAX", "2");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let started = command.spawn();
         let mut child = started.map_err(|e| refused(format!("cannot be started: {e}")))?;
