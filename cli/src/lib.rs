@@ -29,6 +29,7 @@ pub mod help;
 mod hint;
 pub mod inspect;
 pub mod output;
+mod program;
 pub mod run;
 pub mod schema;
 pub mod style;
@@ -92,6 +93,10 @@ pub enum Command {
     Run(run::Args),
     /// Generate text on the CPU.
     Generate(generate::Args),
+    /// Reads tokenizers and chat templates for `generate`.
+    #[cfg(feature = "generate")]
+    #[command(hide = true)]
+    TextWorker,
     /// Write deterministic case files from a seed.
     Vectors(vectors::Args),
     /// Run a kernel on generated cases; shrink and keep each distinct failure.
@@ -139,6 +144,18 @@ pub enum Outcome {
     BadInput = 2,
 }
 
+/// Runs the command as the program itself does: `fuzz` in a child process, which is this program again.
+pub fn main(cli: &Cli) -> ExitCode {
+    if let Command::Fuzz(args) = &cli.command {
+        match fuzz::supervise_run(args) {
+            Ok(Some(code)) => return ExitCode::from(code),
+            Ok(None) => {}
+            Err(error) => return ended(cli, Err(error)),
+        }
+    }
+    run(cli)
+}
+
 /// Runs the command; an error goes to standard error and gives exit code 2.
 pub fn run(cli: &Cli) -> ExitCode {
     let done = match &cli.command {
@@ -147,6 +164,8 @@ pub fn run(cli: &Cli) -> ExitCode {
         Command::Convert(args) => convert::run(args),
         Command::Run(args) => run::run(args),
         Command::Generate(args) => generate::run(args),
+        #[cfg(feature = "generate")]
+        Command::TextWorker => generate::worker(),
         Command::Vectors(args) => vectors::run(args, cli.color),
         Command::Fuzz(args) => fuzz::run(args, cli.color),
         Command::FuzzWorker(args) => fuzz::worker(args),
@@ -156,6 +175,11 @@ pub fn run(cli: &Cli) -> ExitCode {
         Command::Completions(args) => help::completions(args),
         Command::Man(args) => help::man(args),
     };
+    ended(cli, done)
+}
+
+/// The exit code of a command, after its error is printed.
+fn ended(cli: &Cli, done: anyhow::Result<Outcome>) -> ExitCode {
     let outcome = done.unwrap_or_else(|error| {
         if cli.command.is_json() {
             // A reader that closed standard output early does not change the exit code.
@@ -178,6 +202,7 @@ fn describe_error(error: &anyhow::Error) -> (String, &str) {
         }
     }
     let help = error.chain().find_map(|e| e.downcast_ref::<Explained>()).map(Explained::help);
+    let text = style::shortened(&text).into_owned();
     (text, help.unwrap_or("`marlinspike help` lists the commands and their options"))
 }
 

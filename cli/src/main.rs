@@ -8,5 +8,5 @@ use marlinspike_cli::{Cli, help};
 fn main() -> ExitCode {
     let matches = help::command().get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    marlinspike_cli::run(&cli)
+    marlinspike_cli::main(&cli)
 }

@@ -1,5 +1,7 @@
 //! Atomic writing of files, and standard output that tolerates a closed pipe.
 
+mod parts;
+
 use std::env;
 use std::fs;
 use std::io::{self, Write as _};
@@ -124,14 +126,8 @@ fn through(out: &mut impl io::Write, bytes: &[u8]) -> io::Result<()> {
 
 /// Writes a temporary file in `folder` and renames it to `path`, which is in the same folder.
 fn replace(folder: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".marlinspike-").suffix(".part");
-    // Temporary files are private; a report gets the permissions of an ordinary file.
-    #[cfg(unix)]
-    let mode = <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666);
-    #[cfg(unix)]
-    builder.permissions(mode);
-    let mut file = builder.tempfile_in(folder)?;
+    parts::sweep(folder);
+    let mut file = parts::create(folder)?;
     file.write_all(bytes)?;
     file.as_file().sync_all()?;
     file.persist(path).map_err(|e| e.error)?;

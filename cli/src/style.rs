@@ -5,7 +5,7 @@ use std::env;
 use std::io::{self, IsTerminal};
 
 use anstyle::{AnsiColor, Style};
-pub use marlinspike_report::{is_harmful, printable};
+pub use marlinspike_report::{is_harmful, printable, shortened};
 
 /// When to use colours.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]

@@ -369,6 +369,17 @@ fn convert_refuses_a_file_as_its_folder_and_a_model_without_tensors() {
         run(["convert", model.to_str().unwrap(), out.to_str().unwrap(), "--to", "marlin"])
     };
     refused(&convert(&file), &["file: found a file, expected a folder"]);
+    refused(&convert(&file.join("below")), &["below: found a file at", "expected a folder"]);
+    #[cfg(unix)]
+    for (target, found) in [
+        ("absent", "dangling: found a link to `absent`, which does not exist"),
+        ("file", "dangling: found a link to the file `file`"),
+    ] {
+        let link = temp.path().join("dangling");
+        let _ = fs::remove_file(&link);
+        std::os::unix::fs::symlink(target, &link).unwrap();
+        refused(&convert(&link), &[found, "expected a folder or an unused name"]);
+    }
     assert_eq!(fs::read(&file).unwrap(), b"text");
     fs::write(model.join("model.safetensors.index.json"), "{\"weight_map\": {}}").unwrap();
     let out = temp.path().join("out");
@@ -396,4 +407,78 @@ fn an_expert_with_a_lone_bias_is_named() {
     fs::write(model.join("model.safetensors.index.json"), index.to_string()).unwrap();
     let output = run(["inspect", model.to_str().unwrap()]);
     refused(&output, &[&bias, "experts.0.gate_proj", "experts must be alike"]);
+}
+
+/// A name of any length takes no more of a message than a long line, and what follows it is kept.
+#[test]
+fn a_name_of_20_megabytes_is_cut() {
+    let temp = folder();
+    let name = "n".repeat(20_000_000);
+    let entry = json!({"dtype": "U8", "shape": [2], "data_offsets": [0, 1]});
+    let bytes = container(&json!({ &name: entry }), &[0]);
+    let file = temp.path().join("long.safetensors");
+    fs::write(&file, &bytes).unwrap();
+    let file = file.to_str().unwrap();
+    let model = copied("ct-pack-moe", temp.path());
+    fs::remove_file(model.join("model.safetensors.index.json")).ok();
+    fs::write(model.join("model.safetensors"), &bytes).unwrap();
+    let model = model.to_str().unwrap();
+    for arguments in [
+        &["check", file][..],
+        &["check", file, "--json"],
+        &["inspect", model],
+        &["inspect", model, "--json"],
+        &["run", model, "--list"],
+    ] {
+        let output = run(arguments);
+        let text = format!("{}{}", stdout(&output), stderr(&output));
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(text.len() < 10_000, "{arguments:?}: {} bytes", text.len());
+        assert!(text.contains("nnn[") && text.contains(" bytes left out]nnn"), "{text}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn paths_that_are_not_utf_8_are_paths() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+    let temp = folder();
+    let at = |name: &[u8]| temp.path().join(OsStr::from_bytes(name));
+    let model = at(b"model\xff");
+    fs::rename(copied("ct-pack-moe", temp.path()), &model).unwrap();
+    let case = at(b"case\xff.safetensors");
+    fs::copy(golden(support::PASSING), &case).unwrap();
+    let (cases, packed, kept) = (at(b"cases\xff"), at(b"packed\xff"), at(b"kept\xff"));
+    let word = OsStr::new;
+    let vectors = ["vectors", "--op", "linear", "--seed", "1", "--json", "--out"].map(word);
+    let fuzz = ["fuzz", "--op", "int4_fp8_preprocess", "--cases", "1", "--json", "--cmd", "true"];
+    let fuzz = [&fuzz.map(word)[..], &[word("--keep"), kept.as_os_str()]].concat();
+    let json = word("--json");
+    let lines: Vec<(Vec<&OsStr>, i32)> = vec![
+        (vec![word("inspect"), model.as_os_str(), json], 0),
+        (vec![word("run"), model.as_os_str(), word("--list")], 0),
+        (vec![word("check"), case.as_os_str(), json], 0),
+        ([&vectors[..], &[cases.as_os_str()]].concat(), 0),
+        (fuzz, 1),
+        (
+            ["convert", "--json", "--skip-unsupported", "--to", "marlin"]
+                .map(word)
+                .into_iter()
+                .chain([model.as_os_str(), packed.as_os_str()])
+                .collect(),
+            0,
+        ),
+        (vec![word("convert"), word("--verify"), packed.as_os_str(), json], 0),
+        (vec![word("inspect"), packed.as_os_str(), json], 0),
+    ];
+    for (arguments, code) in lines {
+        let output = run(&arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", stderr(&output));
+        if arguments.contains(&json) {
+            for line in stdout(&output).lines() {
+                serde_json::from_str::<Value>(line).unwrap();
+            }
+        }
+    }
 }

@@ -95,4 +95,10 @@ pub enum GoldenError {
     /// The variable that says how much slow tests try holds another text.
     #[error("{}: found `{_0}`, expected `full`, `nightly` or nothing", crate::TIER_VARIABLE)]
     Tier(String),
+    /// The variable that sets the seed of tests holds another text.
+    #[error(
+        "{}: found `{_0}`, expected a number below 2^64, decimal or 0x...",
+        crate::SEED_VARIABLE
+    )]
+    Seed(String),
 }

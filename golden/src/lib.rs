@@ -30,6 +30,10 @@ pub const ROOT_VARIABLE: &str = "MARLINSPIKE_GOLDEN";
 
 /// Environment variable that chooses the [`Tier`] of the slow tests.
 pub const TIER_VARIABLE: &str = "MARLINSPIKE_TESTS";
+
+/// Environment variable that sets the seed of tests whose seed moves with the day in the nightly
+/// [`Tier`].
+pub const SEED_VARIABLE: &str = "MARLINSPIKE_TESTS_SEED";
 pub use verify::Verification;
 
 /// Result of this crate's fallible functions.

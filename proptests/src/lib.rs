@@ -29,6 +29,7 @@ pub mod bank;
 #[cfg(feature = "properties")]
 mod bug;
 pub mod campaign;
+pub mod coverage;
 #[cfg(feature = "properties")]
 pub mod fuzz;
 #[cfg(feature = "properties")]

@@ -14,6 +14,7 @@ use marlinspike::num::scalar::{ScalarType, f32_to_f16_rne};
 use marlinspike::products::{
     Class, Convention, Extras, Judge, Recipe, Request, Rows, WeightColumns,
 };
+use marlinspike::quantize::Int8Rule;
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
@@ -110,7 +111,8 @@ fn exact_and_bound_marlin(bencher: Bencher, threads: usize) {
 fn layer_exact_and_bound(bencher: Bencher, threads: usize) {
     bench_layer(bencher, threads, |layer, x, routed| {
         let class = Class::any_order();
-        let declared = Declared { convention: Convention::Marlin, class: &class };
+        let int8 = Int8Rule::default();
+        let declared = Declared { convention: Convention::Marlin, class: &class, int8 };
         layer.bounds(x, routed, declared).expect("bounds").y.len()
     });
 }

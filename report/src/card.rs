@@ -2,15 +2,11 @@
 
 use std::fmt::{self, Write as _};
 
-use marlinspike::check::{CaseReport, Mismatch, OutputReport, Verdict};
-use marlinspike::layouts::Layout as _;
-use marlinspike::layouts::marlin::{Activations, WeightLayout};
-use marlinspike::layouts::positions::MAX_VALUES;
-use marlinspike::num::dims::Shape;
+use marlinspike::check::{CaseReport, OutputReport, Verdict};
 
 use crate::figures::figures;
 use crate::numbered::{Numbered, badge, output_id};
-use crate::{escape, flow, passes_with_remark, text};
+use crate::{escape, explorer, flow, passes_with_remark, text};
 
 /// The outputs of a case that have a card, causes first, each with its index in the report.
 pub(crate) fn outputs(report: &CaseReport) -> Vec<(usize, &OutputReport)> {
@@ -107,33 +103,7 @@ fn card(
     Ok(())
 }
 
-/// The query that shows a wrong value of a packed Marlin weight in the explorer, for matrices that it
-/// can draw. Rows are those of the packed matrix, which act-order sorts.
-fn explored(o: &OutputReport, m: &Mismatch) -> Option<String> {
-    let picture = o.picture.as_ref()?;
-    let expert = m.expert.unwrap_or(0);
-    let (_, plane) = picture.planes.iter().find(|(e, _)| *e == expert)?;
-    let shape = Shape { size_k: plane.rows, size_n: plane.cols };
-    if plane.rows.checked_mul(plane.cols)? > MAX_VALUES {
-        return None;
-    }
-    let [.., row, col] = m.index[..] else { return None };
-    let element = row * picture.buffer.cols + col;
-    let same = |activations: &Activations| {
-        WeightLayout::new(shape, m.width, *activations).is_ok_and(|layout| {
-            element < layout.packed_len() && layout.locate(element, m.bit).fragment == m.fragment
-        })
-    };
-    let activations = [Activations::Bits16, Activations::Bits8].into_iter().find(same)?;
-    let activation_bits = if activations == Activations::Bits16 { 16 } else { 8 };
-    let (Shape { size_k, size_n }, Mismatch { width, bit, .. }) = (shape, m);
-    Some(format!(
-        "layout=marlin_qweight&amp;size_k={size_k}&amp;size_n={size_n}&amp;bits={width}\
-         &amp;activation_bits={activation_bits}&amp;element={element}&amp;bit={bit}"
-    ))
-}
-
-fn facts(out: &mut String, o: &OutputReport, explorer: Option<&str>) -> fmt::Result {
+fn facts(out: &mut String, o: &OutputReport, address: Option<&str>) -> fmt::Result {
     out.push_str("<dl>");
     let fact = |out: &mut String, term: &str, text: &str| {
         write!(out, "<dt>{term}</dt><dd>{}</dd>", escape(text))
@@ -148,7 +118,7 @@ fn facts(out: &mut String, o: &OutputReport, explorer: Option<&str>) -> fmt::Res
     if let Some(m) = &o.first_mismatch {
         let lines = text::first_wrong(&o.name, m);
         let lines: Vec<_> = lines.iter().map(|l| format!("<code>{}</code>", escape(l))).collect();
-        let link = explorer.and_then(|address| Some((escape(address), explored(o, m)?)));
+        let link = address.and_then(|address| Some((escape(address), explorer::query(o, m)?)));
         let link = link.map_or_else(String::new, |(address, query)| {
             format!("<br><a href=\"{address}#layout?{query}\">show it in the layout</a>")
         });

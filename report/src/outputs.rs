@@ -9,13 +9,13 @@ use crate::{escape, flow, text};
 
 const HEADER: [(&str, &str); 8] = [
     ("output", ""),
+    ("verdict", ""),
     ("values", "num"),
     ("bit-equal", "num"),
     ("wrong", "num"),
     ("max ulp", "num"),
     ("error/bound", "num"),
     ("power", ""),
-    ("verdict", ""),
 ];
 
 /// Writes a row for every output. Outputs of `carded` cases that do not pass link to their cards.
@@ -36,8 +36,8 @@ pub(crate) fn table(out: &mut String, entries: &[Numbered<'_>], carded: &[usize]
         match &entry.entry.result {
             Err(_) => writeln!(
                 out,
-                "<tr><td colspan=\"{}\" class=\"soft\">not read</td>\
-                 <td><span class=\"badge error\">error</span></td></tr>",
+                "<tr><td class=\"soft\">not read</td>\
+                 <td colspan=\"{}\"><span class=\"badge error\">error</span></td></tr>",
                 columns - 1
             )?,
             Ok(report) if report.outputs.is_empty() => {
@@ -66,12 +66,11 @@ fn row(out: &mut String, o: &OutputReport, card: Option<String>) -> fmt::Result 
     };
     let wrong = if o.is_compared() { o.mismatches.to_string() } else { "-".to_owned() };
     let (class, word) = badge(o.verdict);
-    write!(out, "<tr><td>{name}</td>")?;
+    write!(out, "<tr><td>{name}</td><td><span class=\"badge {class}\">{word}</span></td>")?;
     let (ulp, ratio) = (text::error(o.max_ulp), text::error(o.max_error_over_bound));
     for cell in [o.elements.to_string(), text::share(o), wrong, ulp, ratio] {
         write!(out, "<td class=\"num\">{cell}</td>")?;
     }
     let power = o.power.map_or_else(String::new, |power| escape(&power.text()));
-    write!(out, "<td class=\"soft power\">{power}</td>")?;
-    writeln!(out, "<td><span class=\"badge {class}\">{word}</span></td></tr>")
+    writeln!(out, "<td class=\"soft power\">{power}</td></tr>")
 }

@@ -1,12 +1,12 @@
-// Calls into the WebAssembly module: input at input(len), answer at output().
+// Calls into the WebAssembly module: input at input(len), answer at output(). Runs in the worker.
 "use strict";
 
-const marlinspike = (() => {
+const module = (() => {
   let compiled, instance;
 
   async function start() {
-    compiled ??= WebAssembly.compileStreaming(fetch("marlinspike.wasm"));
-    instance = await WebAssembly.instantiate(await compiled, {});
+    compiled ??= await WebAssembly.compileStreaming(fetch("marlinspike.wasm"));
+    instance = await WebAssembly.instantiate(compiled, {});
   }
 
   // A trap leaves the memory in an unknown state: the next call starts anew.

@@ -24,11 +24,19 @@ pub(crate) static ROW: Row = Row {
     law: Law::EqualBits,
     variants: |_| Ok(lattice(&[("IS_BF16", &[0, 1]), ("WIDTH", &[1, 8])])),
     arguments: ActivationArguments::SIZES,
-    mutants: &[Mutant::new(
-        "a limit that swallows a NaN",
-        "return x > limit ? limit : x;",
-        "return fminf(x, limit);",
-    )],
+    mutants: &[
+        Mutant::new(
+            "a limit that swallows a NaN",
+            "return x > limit ? limit : x;",
+            "return fminf(x, limit);",
+        ),
+        Mutant::new("relu2 without its square", "return __fmul_rn(m, m);", "return m;"),
+        Mutant::new(
+            "the first column's gate for all, without up",
+            "activation.function, widen(gate_up[to]))",
+            "activation.function, widen(gate_up[row * columns]))",
+        ),
+    ],
 };
 
 static KERNEL: Kernel<ActivationArguments> = Kernel::early(&ROW);

@@ -41,6 +41,16 @@ pub(crate) static INT8: Row = Row {
             "scale[2 * j + i / 2], chunk[j][m][i]",
             "scale[2 * j], chunk[j][m][i]",
         ),
+        Mutant::new(
+            "router weight of the first row for all, 8-bit activations",
+            "p.topk_weights[entry]",
+            "p.topk_weights[0]",
+        ),
+        Mutant::new(
+            "the scales of the first expert for all, 8-bit activations",
+            "scales += expert * groups * size_n * SCALE_SIZE;",
+            "scales += 0 * expert;",
+        ),
     ],
 };
 
@@ -52,7 +62,11 @@ pub(crate) static FP8: Row = Row {
     law: Law::EqualBits,
     variants: |arch| variants(arch, ScalarType::FLOAT8_E4M3FN),
     arguments: GemmA8Arguments::SIZES,
-    mutants: &[],
+    mutants: &[Mutant::new(
+        "a column's scale without the unit of e4m3 products",
+        "IS_FP8 ? scale * PRODUCT_UNIT : scale",
+        "scale",
+    )],
 };
 
 pub(crate) fn row_of(input: ScalarType) -> &'static Row {

@@ -11,6 +11,7 @@ use std::thread;
 
 use marlinspike::vectors::Rng;
 use marlinspike_accel::{Device, ops::MarlinLayer};
+use marlinspike_golden::Tier;
 use marlinspike_proptests::{
     Config, Operation, Report, Subject,
     ops::{self, Distribution, LayerInput, moe_lattice},
@@ -33,7 +34,7 @@ fn variable(name: &str, usual: u64) -> u64 {
 }
 
 fn seed() -> u64 {
-    variable("MARLINSPIKE_LAWS_SEED", 0x6c61_7773)
+    variable("MARLINSPIKE_LAWS_SEED", Tier::current().seed(0x6c61_7773))
 }
 
 /// Tries every law of `O` on `cases` inputs each. Threads share the inputs, each with its own
@@ -90,19 +91,23 @@ macro_rules! laws {
 laws! {
     repack Repack 640, awq_repack AwqRepack 400, fp4_repack Fp4Repack 160, merge_w13 MergeW13 160,
     permute_scales PermuteScales 400, permute_bias PermuteBias 160, preprocess Preprocess 400,
+    nvfp4_scales E4m3Scales 160, mx_scales MxScales 160, awq_zeros AwqZeroPoints 160,
     quantize_int8 PerTokenInt8 640, quantize_fp8 PerTokenFp8 640, router TopkRouter 480,
     align AlignBlocks 640, activate Activate 640, sum SumSlots 640, dense_product DenseProduct 640,
-    expert_product ExpertProduct 480, layer MoeLayer 48,
+    expert_product ExpertProduct 480, layer MoeLayer 48, w4a8_layer W4a8Experts 48,
+    fp8_layer Fp8Experts 48,
 }
 
-/// Layers of the lattice that the device takes, with every distribution of tokens over experts, and
-/// numbers of tokens around the blocks that they are aligned to.
+/// Each layer of the lattice that the device takes, as a whole and as the rank of its configuration, with
+/// the distributions of tokens over experts in turn, and numbers of tokens around the blocks that they are
+/// aligned to.
 #[test]
 fn layers_with_every_distribution() {
     let test = "layers_with_every_distribution";
     let Some(_gpu) = common::device_or_skip(test) else { return };
     use Distribution as D;
     let lattice = moe_lattice().unwrap();
+    let seed = seed();
     let spreads = [D::One, D::Turns, D::Random, D::Skewed, D::Gaps, D::None];
     let (cases, outputs) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let (next, left_out) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -110,18 +115,16 @@ fn layers_with_every_distribution() {
         let cuda = Cuda(Device::open().unwrap());
         loop {
             let point = next.fetch_add(1, Ordering::Relaxed);
-            if point >= 600 {
-                return;
-            }
-            let mut rng = Rng::for_case(seed(), point as u64);
-            let config = lattice[rng.below(lattice.len())].clone();
+            let Some(config) = lattice.get(point / 2) else { return };
+            let mut rng = Rng::for_case(seed, point as u64);
             let tokens = rng.pick(&[1, 7, 8, 9, 17, 33, 70]);
-            let mut input = LayerInput::draw(&config, rng.next_u64(), tokens).unwrap();
+            let draw = [LayerInput::draw, LayerInput::draw_rank][point % 2];
+            let mut input = draw(config, rng.next_u64(), tokens).unwrap();
             if !Subject::<ops::MoeLayer>::takes(&cuda, &input) {
                 left_out.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
-            let (c, spread) = (input.config.clone(), spreads[point % spreads.len()]);
+            let (c, spread) = (input.config.clone(), spreads[(point + point / 12) % spreads.len()]);
             input.topk_ids = spread.topk_ids(&mut rng, tokens, c.top_k, c.num_experts);
             let mut y = vec![0; input.x.len()];
             Subject::<ops::MoeLayer>::call(&cuda, &input, &mut y)
@@ -141,7 +144,7 @@ fn layers_with_every_distribution() {
         "LAW moe, every distribution of tokens over experts: {cases} cases, {outputs} outputs \
          ({} others have no kernel), seed {:#x}",
         left_out.into_inner(),
-        seed()
+        seed
     ));
 }
 

@@ -3,6 +3,7 @@
 
 mod act_order;
 mod cache;
+mod covering;
 mod device;
 mod expert_ranks;
 mod formats;

@@ -19,6 +19,7 @@ use proptest::{
 };
 use rayon::prelude::*;
 
+use crate::many_rows::hopper_or_skip;
 use crate::subject::Cuda;
 
 /// A mutant that does not compile proves nothing. Needs NVRTC but no GPU. A plain `cargo test` compiles one of each
@@ -70,7 +71,7 @@ fn operations(row: &Row) -> &'static [Rejected] {
         "awq_marlin_repack" => &[rejected::<ops::AwqRepack>],
         "gptq_marlin_repack" => &[rejected::<ops::Repack>],
         "marlin_gemm" => &[rejected::<ops::DenseProduct>, rejected::<ops::ExpertProduct>],
-        "marlin_gemm_a8" => &[rejected::<ops::DenseProduct>],
+        "marlin_gemm_a8" => &[rejected::<ops::DenseProduct>, rejected::<ops::ExpertProduct>],
         // No law of the kit has enough rows: many_rows.rs rejects them.
         "marlin_gemm_wgmma" | "moe_gather" => &[],
         // The kit has no operations of this schedule: w4a8.rs rejects them.
@@ -112,4 +113,25 @@ fn every_mutant_is_rejected() {
         started.into_iter().for_each(|thread| thread.join().unwrap());
     });
     common::say(&format!("LAW wrong kernels rejected: {0} of {0}", tried.len()));
+}
+
+/// The laws of layers whose rows are e4m3fn reject wrong kernels of their products. w4a8.rs and fp8_gemm try
+/// every one, with sizes that these layers do not have.
+#[test]
+fn laws_of_e4m3_rows_reject_wrong_products() {
+    let test = "laws_of_e4m3_rows_reject_wrong_products";
+    let Some(_gpu) = hopper_or_skip(test) else { return };
+    let laws: [(&str, Rejected); 2] = [
+        ("marlin_gemm_a8_wgmma", rejected::<ops::W4a8Experts>),
+        ("fp8_gemm", rejected::<ops::Fp8Experts>),
+    ];
+    for (source, rejected) in laws {
+        let of_source = mutants().filter(|(row, _)| row.source == source);
+        let found = of_source.filter_map(|(row, mutant)| {
+            let (law, after, _) = rejected(row, mutant)?;
+            common::say(&format!("MUTANT {source}, {}: {law}, after {after} inputs", mutant.name));
+            Some(mutant.name)
+        });
+        assert!(found.count() > 0, "{source}: no mutant is rejected");
+    }
 }

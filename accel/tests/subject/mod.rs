@@ -1,18 +1,18 @@
 //! The GPU as a subject of the laws of `marlinspike-proptests`: each operation behind the copies to
 //! and from the device.
 
-use marlinspike::layouts::marlin::{Activations, ScalePermutation};
+mod layouts;
+mod rows;
+
 use marlinspike::moe::align::{Absent, Align};
-use marlinspike::num::array::{into_vec, rows_of};
-use marlinspike::num::dims::{GroupSize, LogicalK};
 use marlinspike::vectors::Rng;
 use marlinspike_accel::{
     AccelError, Buffer, Device,
     ops::{
-        self, MarlinLayer, MarlinWeight, RepackArgs,
-        align::{Runs, align_on_device},
+        self, MarlinLayer, MarlinWeight,
+        align::{DeviceBlocks, Runs, align_on_device},
         gemm::{Routed, Tiling, marlin_gemm, marlin_gemm_tiled, moe_marlin_gemm},
-        gemm_a8::{RowsA8, marlin_gemm_a8},
+        gemm_a8::{RowsA8, marlin_gemm_a8, moe_marlin_gemm_a8},
     },
 };
 use marlinspike_proptests::{Operation, Subject, SubjectError, ops as laws};
@@ -33,80 +33,6 @@ fn fill<T: Copy>(out: &mut [T], made: &[T]) -> Result<(), SubjectError> {
     }
     out.copy_from_slice(made);
     Ok(())
-}
-
-fn repack(
-    device: &Device,
-    qweight: &[u32],
-    (size_k, size_n): (usize, usize),
-    out: &mut [u32],
-) -> Result<(), SubjectError> {
-    let args = RepackArgs::new(qweight, None, size_k, size_n, 4, false).map_err(failed)?;
-    fill(out, &ops::gptq_marlin_repack(device, &args).map_err(failed)?)
-}
-
-impl Subject<laws::Repack> for Cuda {
-    fn call(&self, i: &laws::RepackInput, out: &mut [u32]) -> Result<(), SubjectError> {
-        let (perm, n) = (i.perm.as_deref(), i.size_n);
-        let args =
-            RepackArgs::stack(&i.qweight, perm, i.experts, i.size_k, n, i.num_bits, i.is_a_8bit);
-        fill(out, &ops::gptq_marlin_repack(&self.0, &args.map_err(failed)?).map_err(failed)?)
-    }
-}
-
-impl Subject<laws::AwqRepack> for Cuda {
-    fn call(&self, i: &laws::AwqInput, out: &mut [u32]) -> Result<(), SubjectError> {
-        let (k, n) = (i.size_k, i.size_n);
-        let made = ops::awq_marlin_repack(&self.0, &i.qweight, k, n, i.num_bits, i.is_a_8bit);
-        fill(out, &made.map_err(failed)?)
-    }
-}
-
-impl Subject<laws::Fp4Repack> for Cuda {
-    fn call(&self, i: &laws::Fp4Input, out: &mut [u32]) -> Result<(), SubjectError> {
-        // Bytes of a column follow each other: the words of the packed form, transposed.
-        let words: Vec<u32> =
-            i.weight.as_chunks().0.iter().map(|&b| u32::from_le_bytes(b)).collect();
-        let words = rows_of("weight", &words, i.size_k / 8);
-        let words = words.map_err(|e| SubjectError(e.to_string()))?;
-        let qweight = into_vec(marlinspike::formats::transpose_words(words));
-        repack(&self.0, &qweight, (i.size_k, i.size_n), out)
-    }
-}
-
-impl Subject<laws::MergeW13> for Cuda {
-    fn call(&self, i: &laws::MergeInput, out: &mut [u32]) -> Result<(), SubjectError> {
-        let rows = i.gate.chunks_exact(i.size).zip(i.up.chunks_exact(i.size));
-        let qweight: Vec<u32> = rows.flat_map(|(gate, up)| [gate, up].concat()).collect();
-        repack(&self.0, &qweight, (i.size_k, 2 * i.size), out)
-    }
-}
-
-impl Subject<laws::PermuteScales> for Cuda {
-    fn call(&self, i: &laws::ScalesInput, out: &mut [u16]) -> Result<(), SubjectError> {
-        let activations = if i.is_a_8bit { Activations::Bits8 } else { Activations::Bits16 };
-        let group =
-            GroupSize::from_config(i.group_size).map_err(|e| SubjectError(e.to_string()))?;
-        let order = ScalePermutation::choose(group, LogicalK(i.size_k), activations);
-        let made = ops::marlin_permute_scales(&self.0, &i.scales, i.size_n, order);
-        fill(out, &made.map_err(failed)?)
-    }
-}
-
-impl Subject<laws::PermuteBias> for Cuda {
-    fn call(&self, i: &laws::BiasInput, out: &mut [u16]) -> Result<(), SubjectError> {
-        let (n, order) = (i.bias.len(), ScalePermutation::Single);
-        fill(out, &ops::marlin_permute_scales(&self.0, &i.bias, n, order).map_err(failed)?)
-    }
-}
-
-impl Subject<laws::Preprocess> for Cuda {
-    fn call(&self, i: &laws::PreprocessInput, out: &mut [u32]) -> Result<(), SubjectError> {
-        let zeros = i.qzeros.as_deref();
-        let words = if zeros.is_some() { i.size_n / 8 } else { i.qweight.len() };
-        let made = ops::marlin_int4_fp8_preprocess(&self.0, &i.qweight, zeros, words);
-        fill(out, &made.map_err(failed)?)
-    }
 }
 
 impl Subject<laws::PerTokenInt8> for Cuda {
@@ -266,46 +192,102 @@ impl Subject<laws::ExpertProduct> for Cuda {
     }
 
     fn takes(&self, i: &laws::ExpertInput) -> bool {
-        match MarlinWeight::new(&self.0, &i.weights, i.form.quant.dtype) {
-            // Experts have orders of their own, which a gather of x cannot follow.
-            Ok(weight) => weight.perm(0).is_none(),
-            refused => !not_taken(&refused),
-        }
+        !not_taken(&self.experts(i))
     }
 
     fn call(&self, i: &laws::ExpertInput, out: &mut [u16]) -> Result<(), SubjectError> {
+        let weight = self.experts(i).map_err(failed)?;
+        // Rows without an expert stay as they are: zeros.
+        let mut y = self.0.zeroed(out.len()).map_err(failed)?;
+        let run = match i.form.quant.input_dtype {
+            Some(_) => self.experts_of_8_bits(i, &weight, &mut y),
+            None => self.experts_of_16_bits(i, &weight, &mut y),
+        };
+        run.map_err(failed)?;
+        fill(out, &self.0.download(&y).map_err(failed)?)
+    }
+}
+
+impl Cuda {
+    fn experts(&self, i: &laws::ExpertInput) -> Result<MarlinWeight, AccelError> {
+        let dtype = i.form.quant.dtype;
+        match i.form.quant.input_dtype {
+            Some(input) => MarlinWeight::for_8_bit(&self.0, &i.weights, dtype, input),
+            None => MarlinWeight::new(&self.0, &i.weights, dtype),
+        }
+    }
+
+    /// Blocks of `rows` rows for the experts of an input.
+    fn blocks(&self, i: &laws::ExpertInput, rows: usize) -> Result<DeviceBlocks, AccelError> {
+        let (num_experts, absent) = (i.weights.len(), Absent::Ignore);
+        let align = Align { block_size: 1, num_experts, expert_map: None, absent };
+        let runs = Runs::new(&self.0, &align)?;
+        let mut blocks = runs.room(&self.0, i.topk_ids.len(), rows)?;
+        align_on_device(&self.0, &runs, &self.0.upload(&i.topk_ids)?, &mut blocks)?;
+        Ok(blocks)
+    }
+
+    fn experts_of_8_bits(
+        &self,
+        i: &laws::ExpertInput,
+        weight: &MarlinWeight,
+        y: &mut Buffer<u16>,
+    ) -> Result<(), AccelError> {
         let device = &self.0;
-        let weight = MarlinWeight::new(device, &i.weights, i.form.quant.dtype).map_err(failed)?;
+        // The sizes of blocks differ between few and many rows of an expert.
+        let rows = [1, 64][i.choice as usize % 2].max(i.topk_ids.len() / i.weights.len());
+        let blocks = self.blocks(i, weight.block_size(device, rows)?)?;
+        let codes: Vec<u8> = i.x.iter().map(|&code| code as u8).collect();
+        let scales = i.x_scales.as_deref().unwrap_or_default();
+        let (codes, scales) = (device.upload(&codes)?, device.upload(scales)?);
+        let router = i.topk_weights.as_ref().map(|w| device.upload(w)).transpose()?;
+        let routed = Routed { blocks: &blocks, top_k: i.top_k, topk_weights: router.as_ref() };
+        let x = RowsA8 { codes: &codes, scales: &scales };
+        moe_marlin_gemm_a8(device, x, weight, y, routed)
+    }
+
+    fn experts_of_16_bits(
+        &self,
+        i: &laws::ExpertInput,
+        weight: &MarlinWeight,
+        y: &mut Buffer<u16>,
+    ) -> Result<(), AccelError> {
+        let device = &self.0;
+        // Each expert has an order of its own, in which the operator takes the columns of its rows.
+        let (x, top_k) = match weight.perm(0) {
+            Some(_) => (ordered_slots(i, weight), 1),
+            None => (i.x.clone(), i.top_k),
+        };
+        let x = device.upload(&x)?;
+        let router = i.topk_weights.as_ref().map(|w| device.upload(w)).transpose()?;
+        let usual = weight.tiling_of_experts(device, i.topk_ids.len(), i.weights.len(), false)?;
         let shape = weight.shape();
-        let usual = weight
-            .tiling_of_experts(device, i.topk_ids.len(), i.weights.len(), false)
-            .map_err(failed)?;
         let tiling = tiling(i.choice, shape.size_k)
             .filter(|tiling| shape.size_n.is_multiple_of(tiling.n_tile as usize))
             .unwrap_or(usual);
-        // Rows without an expert stay as they are: zeros.
-        let mut y = device.zeroed(out.len()).map_err(failed)?;
         let mut run = |tiling: Tiling| {
-            let align = Align {
-                block_size: 1,
-                num_experts: i.weights.len(),
-                expert_map: None,
-                absent: Absent::Ignore,
-            };
-            let runs = Runs::new(device, &align)?;
-            let mut blocks = runs.room(device, i.topk_ids.len(), tiling.rows())?;
-            align_on_device(device, &runs, &device.upload(&i.topk_ids)?, &mut blocks)?;
-            let router = i.topk_weights.as_ref().map(|w| device.upload(w)).transpose()?;
-            let (blocks, topk_weights) = (&blocks, router.as_ref());
-            let routed = Routed { blocks, top_k: i.top_k, topk_weights };
-            moe_marlin_gemm(device, &device.upload(&i.x)?, &weight, &mut y, tiling, routed)
+            let blocks = self.blocks(i, tiling.rows())?;
+            let routed = Routed { blocks: &blocks, top_k, topk_weights: router.as_ref() };
+            moe_marlin_gemm(device, &x, weight, y, tiling, routed)
         };
         match run(tiling) {
-            Err(AccelError::Argument { what: "tiling", .. }) => run(usual).map_err(failed)?,
-            other => other.map_err(failed)?,
+            Err(AccelError::Argument { what: "tiling", .. }) => run(usual),
+            other => other,
         }
-        fill(out, &device.download(&y).map_err(failed)?)
     }
+}
+
+/// The row of each slot, its columns in the order of its expert.
+fn ordered_slots(i: &laws::ExpertInput, weight: &MarlinWeight) -> Vec<u16> {
+    let size_k = weight.shape().size_k;
+    let row = |(slot, &id): (usize, &i32)| {
+        let row = &i.x[slot / i.top_k * size_k..][..size_k];
+        match usize::try_from(id).ok().and_then(|expert| weight.perm(expert)) {
+            Some(perm) => perm.iter().map(|&k| row[k as usize]).collect::<Vec<_>>(),
+            None => row.to_vec(),
+        }
+    };
+    i.topk_ids.iter().enumerate().flat_map(row).collect()
 }
 
 impl Cuda {

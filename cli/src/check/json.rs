@@ -90,7 +90,7 @@ fn case_line(checked: &Checked) -> CaseLine<'_> {
             verdict: "error",
             outputs: Vec::new(),
             known_fault: None,
-            error: Some(error.to_string()),
+            error: Some(crate::style::shortened(&error.to_string()).into_owned()),
         },
     }
 }

@@ -7,6 +7,7 @@ pub mod preparation;
 mod progress;
 mod verify;
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Instant;
 
@@ -139,7 +140,7 @@ fn explain(error: ConvertError, model_dir: &Path) -> anyhow::Error {
         }
         ConvertError::ReadBack { .. } => "another program or the disk changed the file; run again",
         ConvertError::NoManifest { .. } => "pass the output folder of a conversion",
-        ConvertError::Io { .. } => "repeat the command to continue; finished files are kept",
+        ConvertError::Io { source, .. } => io_help(source.kind()),
         ConvertError::Manifest { .. } => "name another folder, or empty this one",
         ConvertError::NotQuantized { .. }
             if let Some(layout) = hint::converted_layout(model_dir) =>
@@ -156,4 +157,41 @@ fn explain(error: ConvertError, model_dir: &Path) -> anyhow::Error {
         _ => return error.into(),
     };
     Explained::new(error, help).into()
+}
+
+/// What to do after an error of the file system.
+fn io_help(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            "make the folder writable, or name another one"
+        }
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            "free space, then repeat the command to continue; finished files are kept"
+        }
+        ErrorKind::FileTooLarge => {
+            "state a smaller --max-shard-size; finished files are kept where shards stay the same"
+        }
+        ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory => {
+            "see that no other program changes the folder, then repeat the command to continue"
+        }
+        ErrorKind::InvalidFilename | ErrorKind::InvalidInput | ErrorKind::Unsupported => {
+            "name another folder"
+        }
+        _ => "repeat the command to continue; finished files are kept",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_errors_that_may_pass_are_to_be_tried_again() {
+        for kind in [ErrorKind::PermissionDenied, ErrorKind::ReadOnlyFilesystem] {
+            assert_eq!(io_help(kind), "make the folder writable, or name another one");
+        }
+        assert!(io_help(ErrorKind::StorageFull).starts_with("free space, then repeat"));
+        assert!(!io_help(ErrorKind::InvalidFilename).contains("repeat"));
+        assert!(io_help(ErrorKind::Interrupted).starts_with("repeat the command to continue"));
+    }
 }

@@ -1,6 +1,7 @@
 //! `marlinspike fuzz`: a kernel of any language on generated cases.
 
 mod junit;
+mod kernel;
 mod merge;
 mod text;
 
@@ -12,15 +13,15 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use marlinspike::case::Op;
 use marlinspike_proptests::campaign::{
-    Campaign, CampaignError, Event, Fault, Filter, HEADER, Judgement, Kernel, Laws, LibraryKernel,
-    Limit, Outputs, ProcessKernel, Protocol, Shard, Trial, serve,
+    Campaign, CampaignError, Event, Filter, HEADER, Judgement, Laws, Limit, Shard, serve,
+    supervise, supervised,
 };
 use serde_json::{Map, Value};
 
 use crate::check::declared;
 use crate::error::Explained;
 use crate::style::ColorChoice;
-use crate::{Outcome, args, output};
+use crate::{Outcome, args, output, program};
 
 const ABOUT: &str = "\
 Runs a kernel on generated cases, checks its outputs, and shrinks each distinct failure to a small \
@@ -216,9 +217,25 @@ fn explained(error: CampaignError) -> Explained {
         CampaignError::Kernel { .. } => {
             "`marlinspike help fuzz` describes the kernel's inputs and outputs"
         }
+        CampaignError::Exchange { .. } => {
+            "nothing was said about the kernel; see that the folder stays and has free space"
+        }
         _ => "`marlinspike help fuzz` has examples",
     };
     Explained::new(error, help)
+}
+
+/// Runs [`run`] in a child process, so that a signal leaves neither kernels nor files behind. Returns `None`
+/// in that child, and for what starts no kernel.
+///
+/// # Errors
+/// For a child that cannot be started.
+pub fn supervise_run(args: &Args) -> Result<Option<u8>> {
+    if args.command.is_some() || supervised() {
+        return Ok(None);
+    }
+    let code = supervise(&program::own()?, std::env::args_os().skip(1))?;
+    Ok(Some(u8::try_from(code).unwrap_or(Outcome::BadInput as u8)))
 }
 
 /// Fuzzes the kernel, or merges summaries.
@@ -240,8 +257,9 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
 fn fuzz(args: &Args, op: Op, color: ColorChoice) -> Result<Outcome> {
     let seed = args.seed.unwrap_or_else(crate::vectors::drawn_seed);
     let campaign = campaign(args, op, seed)?;
-    let mut kernel = kernel(args)?;
-    let mut kernel = ReferenceFilter { kernel: kernel.as_mut(), reference: !args.no_reference };
+    let mut kernel = kernel::of(args)?;
+    let mut kernel =
+        kernel::ReferenceFilter { kernel: kernel.as_mut(), reference: !args.no_reference };
     let paint = color.for_stdout();
     let print = |text: String| if args.json { Ok(()) } else { output::print(&text) };
     print(text::head(&campaign, seed))?;
@@ -331,44 +349,6 @@ fn set(pairs: &[String]) -> Result<Map<String, Value>> {
         map.insert(key.to_owned(), value);
     }
     Ok(map)
-}
-
-fn kernel(args: &Args) -> Result<Box<dyn Kernel>> {
-    if let Some(library) = &args.lib {
-        let program = std::env::current_exe()?.display().to_string();
-        let library = library.display().to_string();
-        // A bare name would be searched for in the system's folders.
-        let library = if library.contains('/') { library } else { format!("./{library}") };
-        std::fs::metadata(&library).map_err(|e| {
-            Explained::new(
-                format!("--lib: {library}: {e}"),
-                "name the shared library of the kernel",
-            )
-        })?;
-        let worker = [program, "fuzz-worker".to_owned(), library];
-        return Ok(Box::new(LibraryKernel::new(&worker, args.timeout).map_err(explained)?));
-    }
-    let command = args.cmd.as_deref().unwrap_or_default();
-    let words = shlex::split(command).ok_or_else(|| {
-        Explained::new(format!("--cmd: found `{command}`, a quote is open"), "close the quote")
-    })?;
-    let protocol = if args.persistent { Protocol::Persistent } else { Protocol::PerCase };
-    Ok(Box::new(ProcessKernel::new(&words, protocol, args.timeout).map_err(explained)?))
-}
-
-/// A kernel that receives the reference's packed weights only if `reference` is set.
-struct ReferenceFilter<'k> {
-    kernel: &'k mut dyn Kernel,
-    reference: bool,
-}
-
-impl Kernel for ReferenceFilter<'_> {
-    fn run(&mut self, trial: &Trial) -> Result<Outputs, Fault> {
-        if self.reference {
-            return self.kernel.run(trial);
-        }
-        self.kernel.run(&Trial { reference: Default::default(), ..trial.clone() })
-    }
 }
 
 fn bar(args: &Args) -> ProgressBar {

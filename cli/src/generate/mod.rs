@@ -12,14 +12,14 @@ use anyhow::Context as _;
 use marlinspike_generate::config::ARCHITECTURES;
 use marlinspike_generate::run::{Ended, Generated, Options};
 use marlinspike_generate::sample::Sampling;
-use marlinspike_generate::text::{Date, Message, Text, TextError};
+use marlinspike_generate::text::{Date, Helper, Message, Text, TextError, serve};
 use marlinspike_generate::{Decoder, GenerateError};
 use marlinspike_model::convert::target::int4;
 use marlinspike_model::model::{Model, ModelFiles};
 use serde_json::json;
 
 use crate::error::Explained;
-use crate::{Outcome, args, output};
+use crate::{Outcome, args, output, program};
 use text::{prompt, show};
 
 const DETAILS: &str = "\
@@ -145,7 +145,7 @@ impl Args {
                 prompt(io::stdin().lock()).context("standard input")
             }
             (None, Some(path)) => {
-                let read = std::fs::File::open(path).map_err(Into::into).and_then(prompt);
+                let read = program::open_regular(path).map_err(Into::into).and_then(prompt);
                 read.with_context(|| path.display().to_string())
             }
             (None, None) => Ok(String::new()),
@@ -193,6 +193,18 @@ fn available_memory() -> Option<u64> {
     kib.checked_mul(1024)
 }
 
+/// The hidden command whose process reads tokenizer and template.
+const WORKER: &str = "text-worker";
+
+/// Reads tokenizer and template for [`run`], in a process with limits of the operating system.
+///
+/// # Errors
+/// The system's.
+pub fn worker() -> anyhow::Result<Outcome> {
+    serve()?;
+    Ok(Outcome::Pass)
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -203,7 +215,8 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let begun = Instant::now();
     crate::hint::expect_model(&args.model)?;
     let files = ModelFiles::open(&args.model)?;
-    let mut text = Text::open(&args.model).map_err(explain_text)?;
+    let helper = Helper::new(program::own().context("this program's path")?, [WORKER]);
+    let mut text = Text::open_with(&args.model, &helper).map_err(explain_text)?;
     if let Some(date) = args.date {
         text = text.with_date(date);
     }
@@ -335,6 +348,9 @@ fn explain_text(error: TextError) -> anyhow::Error {
         TextError::NoTokenizer { .. } => "copy the model's tokenizer.json into the folder",
         TextError::NoTemplate { .. } | TextError::Template { .. } => {
             "without --chat the prompt is continued as it is"
+        }
+        TextError::Limit { .. } => {
+            "no published tokenizer or template needs as much; the limits are in SECURITY.md"
         }
         _ => return error.into(),
     };

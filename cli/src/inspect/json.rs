@@ -13,7 +13,7 @@ use super::Args;
 /// One JSON object on one line.
 pub(super) fn json(found: &Inspection, args: &Args) -> String {
     let value = json!({
-        "model": args.model_dir,
+        "model": args.model_dir.display().to_string(),
         "quant_method": found.quant_method,
         "capability": args.capability.to_string(),
         "tp_size": args.tp_size,

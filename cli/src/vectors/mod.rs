@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use marlinspike::case::Op;
 use marlinspike::vectors::Generator;
+use marlinspike_proptests::coverage;
 use marlinspike_proptests::campaign::{CampaignError, Filter};
 use rayon::prelude::*;
 use serde_json::json;
@@ -38,16 +39,18 @@ Examples:
   marlinspike vectors --op linear --where weight_type=uint4b8,desc_act=true --count 20 --out cases/
       only configurations with these values
   marlinspike vectors --op moe --list
-      the configurations, one JSON object per line";
+      the configurations, one JSON object per line
+  marlinspike vectors --coverage
+      which law is tested with which value of which axis, on the CPU and on CUDA";
 
 /// Arguments of `vectors`.
 #[derive(Debug, clap::Args)]
 #[command(long_about = ABOUT, after_long_help = EXAMPLES)]
 pub struct Args {
-    /// Operation: linear, moe, dyn_quant_linear, cutlass_scaled_mm, fused_experts_fp8_w8a8, ...; ...;
+    /// Operation: linear, moe, dyn_quant_linear, cutlass_scaled_mm, fused_experts_fp8_w8a8, ...;
     /// `marlinspike schema` lists them, and vLLM's names (`marlin_gemm`) are known
-    #[arg(long, value_parser = args::operation)]
-    op: Op,
+    #[arg(long, value_parser = args::operation, required_unless_present = "coverage")]
+    op: Option<Op>,
 
     /// Only configurations with these values: KEY=VALUE|VALUE,KEY=VALUE, as for `fuzz`
     #[arg(long = "where", value_name = "FILTER", default_value = "", hide_default_value = true)]
@@ -71,7 +74,7 @@ pub struct Args {
     count: u64,
 
     /// Folder for the cases; created if it does not exist
-    #[arg(long, value_name = "DIR", required_unless_present = "list")]
+    #[arg(long, value_name = "DIR", required_unless_present_any = ["list", "coverage"])]
     out: Option<PathBuf>,
 
     /// Print one JSON object per line for each case, then one with the summary, and nothing else
@@ -81,6 +84,11 @@ pub struct Args {
     /// Write nothing; print the configurations as JSON
     #[arg(long, conflicts_with_all = ["out", "seed", "start", "count"])]
     list: bool,
+
+    /// Write nothing; print which law is tested with which value of which axis on which device, as
+    /// Markdown: of --op, or of every operation with laws
+    #[arg(long, conflicts_with_all = ["out", "seed", "start", "count", "list", "json"])]
+    coverage: bool,
 }
 
 /// A seed, decimal or hexadecimal.
@@ -108,11 +116,19 @@ fn unfit(error: CampaignError) -> Explained {
 /// # Errors
 /// Returns an error if the operation's cases cannot be generated or a file cannot be written.
 pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
+    let Some(op) = args.op.filter(|_| !args.coverage) else {
+        let text = match args.op {
+            Some(op) => coverage::table(op).map(|table| table.markdown()),
+            None => coverage::markdown(),
+        };
+        output::print(&text?)?;
+        return Ok(Outcome::Pass);
+    };
     let seed = args.seed.unwrap_or_else(drawn_seed);
-    let generator = Generator::new(args.op, seed)
+    let generator = Generator::new(op, seed)
         .map_err(|e| Explained::new(e, "`marlinspike help vectors` lists the operations"))?;
     let filter = Filter::parse(&args.filter).map_err(unfit)?;
-    filter.check(args.op, generator.lattice()).map_err(unfit)?;
+    filter.check(op, generator.lattice()).map_err(unfit)?;
     let generator = match args.filter.is_empty() {
         true => generator,
         false => generator
@@ -138,9 +154,8 @@ pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
     if !args.json {
         let points = generator.lattice().len();
         output::print(&format!(
-            "seed {seed:#018x}: {} of `{}` over {}\n",
+            "seed {seed:#018x}: {} of `{op}` over {}\n",
             counted(args.count as usize, "case"),
-            args.op,
             counted(points, "configuration")
         ))?;
     }
@@ -160,10 +175,8 @@ pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
         output::print(&lines.concat())?;
         first = batch.end;
     }
-    let mut replay = format!(
-        "--op {} --seed {seed:#018x} --start {} --count {}",
-        args.op, args.start, args.count
-    );
+    let (start, count) = (args.start, args.count);
+    let mut replay = format!("--op {op} --seed {seed:#018x} --start {start} --count {count}");
     if let (false, Ok(filter)) = (args.filter.is_empty(), shlex::try_quote(&args.filter)) {
         // The number of a case depends on the configurations.
         replay.push_str(&format!(" --where {filter}"));
@@ -174,7 +187,7 @@ pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
     if args.json {
         let seed = format!("{seed:#018x}");
         let summary = json!({
-            "cases": args.count, "bytes": bytes, "op": args.op.name(), "seed": seed,
+            "cases": args.count, "bytes": bytes, "op": op.name(), "seed": seed,
             "start": args.start, "configurations": generator.lattice().len(),
         });
         output::print(&format!("{}\n", json!({ "summary": summary })))?;

@@ -9,19 +9,25 @@ use marlinspike::vectors::Generator;
 
 /// Writes a case whose packed weight has one wrong bit, in word `word`.
 fn damaged(folder: &Path, word: usize) {
+    damaged_output(folder, "marlin_qweight", "uint4b8", word);
+}
+
+/// Writes a case of `weight_type` whose `output` has one wrong bit, in element `at`.
+fn damaged_output(folder: &Path, output: &str, weight_type: &str, at: usize) {
     let generator = Generator::new(Op::Linear, 3).unwrap();
     let mut case = (0..50)
         .map(|index| generator.case(index).unwrap())
         .find(|case| {
-            case.config.to_json()["weight_type"] == "uint4b8"
-                && case.outputs.contains_key("marlin_qweight")
+            case.config.to_json()["weight_type"] == weight_type
+                && case.outputs.contains_key(output)
         })
         .unwrap();
-    let right = &case.outputs["marlin_qweight"];
-    let mut words = right.elements::<u32>().into_owned();
-    words[word] ^= 1 << 9;
-    let wrong = Tensor::from_vec("x", right.dtype(), right.shape().to_vec(), words).unwrap();
-    case.add_output("marlin_qweight", wrong);
+    let right = &case.outputs[output];
+    let mut bytes = right.bytes().to_vec();
+    // Little endian: bit 9 of a word.
+    bytes[at * right.dtype().bytes() + usize::from(right.dtype().bytes() > 1)] ^= 2;
+    let wrong = Tensor::new("x", right.dtype(), right.shape().to_vec(), bytes).unwrap();
+    case.add_output(output, wrong);
     std::fs::write(folder.join("case.safetensors"), case.to_bytes().unwrap()).unwrap();
 }
 
@@ -52,6 +58,27 @@ fn the_report_links_to_the_explorer_that_is_named() {
     }
     // Quotes cannot leave the attribute.
     assert!(page(&["--explorer", "a\"b<c"]).contains("href=\"a&quot;b&lt;c#layout?"));
+}
+
+#[test]
+fn scales_zero_points_and_biases_are_linked_too() {
+    for (output, weight_type) in [
+        ("marlin_scales", "uint4b8"),
+        ("marlin_scales", "uint8b128"),
+        ("marlin_scales", "float4_e2m1f"),
+        ("marlin_zeros", "uint4"),
+        ("marlin_bias", "uint4b8"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        damaged_output(folder.path(), output, weight_type, 3);
+        let (code, error) = check(folder.path(), &["--report", "r.html", "--explorer", "x"]);
+        assert_eq!(code, Some(1), "{error}");
+        let page = std::fs::read_to_string(folder.path().join("r.html")).unwrap();
+        let link = page.split_once("href=\"x#layout?").unwrap_or_else(|| panic!("{output}, {weight_type}"));
+        let link = link.1.split('"').next().unwrap().replace("&amp;", "&");
+        assert!(link.starts_with(&format!("layout={output}")), "{link}");
+        assert!(link.contains("&element=3&"), "{link}");
+    }
 }
 
 #[test]

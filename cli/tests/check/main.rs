@@ -6,6 +6,8 @@ mod backend;
 mod explorer;
 #[cfg(unix)]
 mod fuzz;
+#[cfg(target_os = "linux")]
+mod fuzz_ends;
 #[cfg(unix)]
 mod fuzz_laws;
 mod json;

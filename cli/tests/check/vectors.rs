@@ -129,3 +129,36 @@ fn wrong_usage_is_bad_input() {
     }
     assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 1, "only the file made here");
 }
+
+/// A killed process leaves its temporary file, which the next one removes.
+#[test]
+fn temporary_files_of_killed_processes_are_removed() {
+    let folder = folder();
+    let out = folder.path().join("cases");
+    let parts = || {
+        let names = std::fs::read_dir(&out).into_iter().flatten().flatten().map(|e| e.file_name());
+        names.filter(|name| name.to_string_lossy().ends_with(".part")).count()
+    };
+    // Killed again and again until a file is caught in the making.
+    for _ in 0..200 {
+        let mut command = crate::support::command();
+        command.args(["vectors", "--op", "int4_fp8_preprocess", "--count", "100000", "--out"]);
+        command.arg(&out).stdout(std::process::Stdio::null());
+        let mut child = command.spawn().unwrap();
+        for _ in 0..1000 {
+            if parts() > 0 {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        if parts() > 0 {
+            break;
+        }
+    }
+    assert!(parts() > 0, "no process was killed while it wrote");
+    let out = out.to_str().unwrap();
+    let done = run(["vectors", "--op", "int4_fp8_preprocess", "--count", "1", "--out", out]);
+    assert_eq!((done.status.code(), parts()), (Some(0), 0));
+}

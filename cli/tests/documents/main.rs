@@ -1,6 +1,7 @@
 //! Texts that users read: the documents, README's table, the page of `schema`, the formats in help texts.
 #![allow(missing_docs)]
 
+mod coverage;
 mod formats;
 mod pages;
 mod readme;

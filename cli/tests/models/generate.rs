@@ -186,8 +186,15 @@ fn keys_of_the_wrong_form_and_missing_biases_are_refused() {
 #[test]
 fn a_prompt_without_end_is_refused_and_a_date_is_checked() {
     let model = golden("qwen3-moe-tiny");
-    let text = refused(&model, &["--prompt-file", "/dev/zero"]);
-    assert!(text.contains("/dev/zero: found more than 67108864 bytes"), "{text}");
+    // A FIFO without a writer would be waited for.
+    let temp = tempfile::tempdir().unwrap();
+    let fifo = temp.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    for path in ["/dev/zero", "/", fifo.to_str().unwrap()] {
+        let text = refused(&model, &["--prompt-file", path]);
+        assert!(text.contains(&format!("{path}: found a folder, FIFO")), "{text}");
+        assert!(text.contains("expected a regular file"), "{text}");
+    }
     let text = refused(&model, &["--prompt", PROMPT, "--chat", "--date", "2026-02-30"]);
     assert!(text.contains("expected a date such as 2026-03-05"), "{text}");
     let folder = changed("qwen3-moe-tiny", "tokenizer_config.json", |config| {

@@ -9,6 +9,8 @@ mod families;
 mod fp8_blocks;
 #[cfg(feature = "generate")]
 mod generate;
+#[cfg(all(feature = "generate", target_os = "linux"))]
+mod generate_limits;
 mod inspect;
 mod int8;
 mod methods;

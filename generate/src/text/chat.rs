@@ -4,9 +4,11 @@ use std::{panic, thread};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, context};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Date;
+use super::date::Date;
+use super::library::library;
 
 /// Largest chat template, in bytes; those of published models have less than 40,000.
 pub(super) const TEMPLATE_LIMIT: usize = 128 << 10;
@@ -24,7 +26,7 @@ const BASE_STACK: usize = 16 << 20;
 const STACK_PER_BYTE: usize = 3 << 10;
 
 /// A message of a conversation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Message<'m> {
     /// `system`, `user` or `assistant`.
     pub role: &'m str,
@@ -46,26 +48,51 @@ pub(super) fn of_config(config: &Value) -> Result<Option<String>, &Value> {
     own.map(|own| Some(own.to_owned())).ok_or(found)
 }
 
-/// A special token's text, from `"</s>"` or `{"content": "</s>"}`.
-fn special<'c>(config: &'c Value, key: &str) -> Option<&'c str> {
-    let found = config.get(key)?;
-    found.as_str().or_else(|| found.get("content")?.as_str())
+/// The special tokens that a template may print.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Specials {
+    bos_token: Option<String>,
+    eos_token: Option<String>,
+    pad_token: Option<String>,
+    unk_token: Option<String>,
+}
+
+impl Specials {
+    /// Those of a `tokenizer_config.json`: `"</s>"` or `{"content": "</s>"}`.
+    pub(super) fn of_config(config: &Value) -> Self {
+        let special = |key: &str| {
+            let found = config.get(key)?;
+            let text = found.as_str().or_else(|| found.get("content")?.as_str());
+            text.map(str::to_owned)
+        };
+        Self {
+            bos_token: special("bos_token"),
+            eos_token: special("eos_token"),
+            pad_token: special("pad_token"),
+            unk_token: special("unk_token"),
+        }
+    }
+}
+
+/// Bytes of stack of the thread that renders a template of `bytes`.
+pub(super) fn stack(bytes: usize) -> usize {
+    BASE_STACK + STACK_PER_BYTE * bytes
 }
 
 /// The text of a conversation. `date` is asked only by a template that prints the date.
 pub(super) fn render(
     template: &str,
-    config: &Value,
+    specials: &Specials,
     messages: &[Message<'_>],
     date: impl Fn() -> Date + Send + Sync + 'static,
 ) -> Result<String, String> {
     if template.len() > TEMPLATE_LIMIT {
         return Err(format!("found {} bytes, expected at most {TEMPLATE_LIMIT}", template.len()));
     }
-    let stack = BASE_STACK + STACK_PER_BYTE * template.len();
-    let thread = thread::Builder::new().name("chat template".to_owned()).stack_size(stack);
+    let thread = thread::Builder::new().name("chat template".to_owned());
+    let thread = thread.stack_size(stack(template.len()));
     thread::scope(|scope| {
-        let work = || rendered(template, config, messages, date);
+        let work = || library("minijinja", || rendered(template, specials, messages, date));
         let thread = thread.spawn_scoped(scope, work).map_err(|e| format!("its thread: {e}"))?;
         thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
     })
@@ -74,7 +101,7 @@ pub(super) fn render(
 /// [`render`], on a thread with enough stack.
 fn rendered(
     template: &str,
-    config: &Value,
+    specials: &Specials,
     messages: &[Message<'_>],
     date: impl Fn() -> Date + Send + Sync + 'static,
 ) -> Result<String, String> {
@@ -92,13 +119,14 @@ fn rendered(
     environment.add_function("strftime_now", now);
     let messages: Vec<_> =
         messages.iter().map(|m| context! { role => m.role, content => m.content }).collect();
+    let Specials { bos_token, eos_token, pad_token, unk_token } = specials;
     let context = context! {
         messages,
         add_generation_prompt => true,
-        bos_token => special(config, "bos_token"),
-        eos_token => special(config, "eos_token"),
-        pad_token => special(config, "pad_token"),
-        unk_token => special(config, "unk_token"),
+        bos_token,
+        eos_token,
+        pad_token,
+        unk_token,
     };
     environment.render_named_str("the template", template, context).map_err(|e| match e.kind() {
         ErrorKind::OutOfFuel => {
@@ -121,7 +149,8 @@ mod tests {
             [INST] {{ m['content'].strip() }} [/INST]\n  {% endif %}\n{% endfor %}\
             {% if add_generation_prompt %}>{% endif %}";
         let config = json!({"bos_token": {"content": "<s>"}});
-        let text = render(template, &config, &[USER], Date::today).unwrap();
+        let specials = Specials::of_config(&config);
+        let text = render(template, &specials, &[USER], Date::today).unwrap();
         assert_eq!(text, "<s>[INST] Hi there [/INST]\n>");
     }
 
@@ -133,7 +162,7 @@ mod tests {
     }
 
     fn failure(template: &str) -> String {
-        render(template, &Value::Null, &[USER], Date::today).unwrap_err()
+        render(template, &Specials::default(), &[USER], Date::today).unwrap_err()
     }
 
     #[test]
@@ -149,7 +178,7 @@ mod tests {
         let content = "word ".repeat(400_000);
         let message = Message { role: "user", content: &content };
         let template = "{% for m in messages %}{{ '[' ~ m.content.strip() ~ ']' }}{% endfor %}";
-        let text = render(template, &Value::Null, &[message], Date::today).unwrap();
+        let text = render(template, &Specials::default(), &[message], Date::today).unwrap();
         assert_eq!(text.len(), content.len() + 1);
     }
 
@@ -167,7 +196,7 @@ mod tests {
             ("{{ ", "(", " }}"),
         ] {
             // Text or an error, but no overflow, which would end the process.
-            let _ = render(&whole(begin, part, end), &Value::Null, &[USER], Date::today);
+            let _ = render(&whole(begin, part, end), &Specials::default(), &[USER], Date::today);
         }
         let long = "x".repeat(TEMPLATE_LIMIT + 1);
         let error = failure(&long);
@@ -179,7 +208,10 @@ mod tests {
         let date = || "2026-02-07".parse().unwrap();
         let template = "{{ strftime_now('%d %B %Y') }}{% for i in range(9) %}{{ i }}\
             {% if i == 2 %}{% break %}{% endif %}{% endfor %}";
-        assert_eq!(render(template, &Value::Null, &[USER], date).unwrap(), "07 February 2026012");
+        assert_eq!(
+            render(template, &Specials::default(), &[USER], date).unwrap(),
+            "07 February 2026012"
+        );
         let error = failure("{{ strftime_now('%Q') }}");
         assert!(error.contains("strftime_now") && error.contains("%Q"), "{error}");
     }

@@ -1,5 +1,6 @@
 //! The date that a chat template prints.
 
+use std::fmt;
 use std::str::FromStr;
 
 use jiff::fmt::strtime;
@@ -22,6 +23,12 @@ impl Date {
     /// Names a conversion that is not supported.
     pub(super) fn strftime(self, format: &str) -> Result<String, String> {
         strtime::format(format, self.0.at(0, 0, 0, 0)).map_err(|e| format!("strftime_now: {e}"))
+    }
+}
+
+impl fmt::Display for Date {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

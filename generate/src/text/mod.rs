@@ -1,22 +1,36 @@
 //! Text to tokens and back: `tokenizer.json`, the chat template, and the tokens that end a text.
+//!
+//! Both files can make the libraries that read them use any amount of memory, time and stack.
+//! [`Text::open_with`] therefore leaves them to a process with limits of the operating system, a
+//! [`Helper`]; [`Text::open`] reads them in this process, for folders that are trusted.
 
 mod chat;
 mod date;
 mod growth;
+mod library;
+mod local;
+mod stage;
 mod stream;
+mod tokens;
+mod worker;
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-use marlinspike::{bounded_json, panics};
+use marlinspike::bounded_json;
 use marlinspike_model::model::{CONFIG_LIMIT, CONFIG_MEMORY, ModelError, files};
 use serde_json::Value;
-use tokenizers::Tokenizer;
-use tokenizers::models::ModelWrapper;
+
+use chat::Specials;
+use local::{Local, Template};
+use stage::{Marks, Stage};
+use worker::{Failure, Worker};
 
 pub use chat::Message;
 pub use date::Date;
 pub use stream::TextStream;
+pub use worker::{Helper, serve};
 
 /// Largest tokenizer read, in bytes; the largest real ones have about 40 MB.
 const TOKENIZER_LIMIT: u64 = 256 << 20;
@@ -59,6 +73,28 @@ pub enum TextError {
         /// Why.
         reason: String,
     },
+    /// A limit of the process that reads tokenizer and template.
+    #[error("{}: {key}: {limit}: found {found}, expected {expected}", path.display())]
+    Limit {
+        /// The file.
+        path: PathBuf,
+        /// The key, or `the file`.
+        key: &'static str,
+        /// Memory, CPU time or stack.
+        limit: &'static str,
+        /// What was needed.
+        found: String,
+        /// The limit.
+        expected: String,
+    },
+    /// A program that cannot read tokenizers and templates for this one.
+    #[error("{}: {problem}", program.display())]
+    Helper {
+        /// The program.
+        program: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A key with another value.
     #[error("{}: {key}: found {found}, expected {expected}", path.display())]
     Key {
@@ -76,13 +112,25 @@ pub enum TextError {
 /// The text side of a model.
 #[derive(Debug)]
 pub struct Text {
-    dir: PathBuf,
-    tokenizer: Tokenizer,
-    /// `tokenizer_config.json`, or null.
-    config: Value,
-    template: Option<String>,
-    stop: Vec<u32>,
+    files: Files,
+    engine: Mutex<Engine>,
     date: Option<Date>,
+}
+
+/// Where tokenizer and template are read.
+#[derive(Debug)]
+enum Engine {
+    Local(Box<Local>),
+    Worker(Box<Worker>),
+}
+
+/// The files of a folder, without the tokenizer.
+#[derive(Debug)]
+struct Files {
+    dir: PathBuf,
+    /// The file with the template, if there is one.
+    template: Option<&'static str>,
+    stop: Vec<u32>,
 }
 
 /// A text file of at most `limit` bytes; `None` if there is none.
@@ -120,63 +168,6 @@ fn key_error(path: &Path, key: &'static str, found: &Value, expected: &'static s
     TextError::Key { path: path.to_owned(), key, found, expected }
 }
 
-/// Reads a tokenizer. What would make it cut, fill up or vary a prompt is switched off.
-fn tokenizer(path: &Path, text: &str) -> Result<Tokenizer, TextError> {
-    let wrong = |reason| TextError::Tokenizer { path: path.to_owned(), reason };
-    let load = || {
-        let mut tokenizer = Tokenizer::from_bytes(text)?;
-        tokenizer.with_truncation(None)?.with_padding(None);
-        // Dropout splits the same text into other tokens each time.
-        if let ModelWrapper::BPE(model) = tokenizer.get_model()
-            && model.dropout.is_some()
-        {
-            let mut model = model.clone();
-            model.dropout = None;
-            tokenizer.with_model(model);
-        }
-        let sections = [
-            ("normalizer", serde_json::to_value(tokenizer.get_normalizer())?),
-            ("pre_tokenizer", serde_json::to_value(tokenizer.get_pre_tokenizer())?),
-            ("decoder", serde_json::to_value(tokenizer.get_decoder())?),
-        ];
-        Ok((tokenizer, sections))
-    };
-    let (tokenizer, sections) =
-        load().map_err(|e: tokenizers::Error| wrong(format!("not a tokenizer: {e}")))?;
-    for (name, section) in sections {
-        let found = growth::factor(&section);
-        if found > growth::LIMIT {
-            let limit = growth::LIMIT;
-            let reason = format!(
-                "{name}: found components that make a text {found} times as long, expected at most {limit} \
-                 times"
-            );
-            return Err(wrong(reason));
-        }
-    }
-    Ok(tokenizer)
-}
-
-/// A panic of the tokenizer, or its error.
-struct Failed(Result<TextError, marlinspike::Error>);
-
-impl From<marlinspike::Error> for Failed {
-    fn from(error: marlinspike::Error) -> Self {
-        Self(Err(error))
-    }
-}
-
-/// Runs `call`. The tokenizers crate panics for some files that it has read; such a panic is an error
-/// that names the file.
-fn guarded<T>(path: &Path, call: impl FnOnce() -> Result<T, TextError>) -> Result<T, TextError> {
-    panics::catch(|| call().map_err(|e| Failed(Ok(e)))).map_err(|Failed(failed)| {
-        failed.unwrap_or_else(|panic| {
-            let reason = format!("the tokenizer failed: {panic}");
-            TextError::Tokenizer { path: path.to_owned(), reason }
-        })
-    })
-}
-
 /// `eos_token_id` of a config: one id or a list.
 fn stop_tokens(path: &Path, config: &Value) -> Result<Option<Vec<u32>>, TextError> {
     let found = config.get("eos_token_id").filter(|v| !v.is_null());
@@ -190,26 +181,27 @@ fn stop_tokens(path: &Path, config: &Value) -> Result<Option<Vec<u32>>, TextErro
     ids.map(Some).ok_or_else(|| key_error(path, "eos_token_id", found, expected))
 }
 
-impl Text {
-    /// Reads the text files of a model folder.
-    ///
-    /// # Errors
-    /// [`TextError`] naming the file that is missing or cannot be read.
-    pub fn open(dir: &Path) -> Result<Self, TextError> {
+impl Files {
+    /// The files of a folder, the bytes of its tokenizer and its template.
+    fn read(dir: &Path) -> Result<(Self, String, Option<Template>), TextError> {
         let path = dir.join("tokenizer.json");
-        let Some(text) = read(&path, TOKENIZER_LIMIT)? else {
+        let Some(tokenizer) = read(&path, TOKENIZER_LIMIT)? else {
             return Err(TextError::NoTokenizer { dir: dir.to_owned() });
         };
-        let tokenizer = guarded(&path, || tokenizer(&path, &text))?;
         let path = dir.join("tokenizer_config.json");
         let config = json(&path)?;
-        let template = match read(&dir.join("chat_template.jinja"), chat::TEMPLATE_LIMIT as u64)? {
-            Some(own) => Some(own),
-            None => chat::of_config(&config).map_err(|found| {
-                let expected = "a text, or a list with a template named default";
-                key_error(&path, "chat_template", found, expected)
-            })?,
+        const OWN: &str = "chat_template.jinja";
+        let (template, text) = match read(&dir.join(OWN), chat::TEMPLATE_LIMIT as u64)? {
+            Some(own) => (OWN, Some(own)),
+            None => {
+                let found = chat::of_config(&config).map_err(|found| {
+                    let expected = "a text, or a list with a template named default";
+                    key_error(&path, "chat_template", found, expected)
+                })?;
+                ("tokenizer_config.json", found)
+            }
         };
+        let specials = Specials::of_config(&config);
         let mut stop = None;
         for name in ["generation_config.json", "config.json"] {
             let path = dir.join(name);
@@ -217,8 +209,70 @@ impl Text {
                 stop = stop_tokens(&path, &json(&path)?)?;
             }
         }
-        let stop = stop.unwrap_or_default();
-        Ok(Self { dir: dir.to_owned(), tokenizer, config, template, stop, date: None })
+        let (dir, stop) = (dir.to_owned(), stop.unwrap_or_default());
+        let template = text.is_some().then_some(template);
+        let text = text.map(|text| Template { text, specials });
+        Ok((Self { dir, template, stop }, tokenizer, text))
+    }
+
+    /// The file and the key of a stage.
+    fn place(&self, stage: Stage) -> (PathBuf, &'static str) {
+        let own_file = self.template == Some("chat_template.jinja");
+        match stage {
+            Stage::Template if own_file => (self.dir.join("chat_template.jinja"), "the file"),
+            Stage::Template => (self.dir.join("tokenizer_config.json"), "chat_template"),
+            stage => (self.dir.join("tokenizer.json"), stage.key().unwrap_or("the file")),
+        }
+    }
+
+    /// The error of a stage.
+    fn wrong(&self, stage: Stage, reason: String) -> TextError {
+        match (stage, stage.key()) {
+            (Stage::Template, _) => TextError::Template { dir: self.dir.clone(), reason },
+            (_, key) => {
+                let (path, _) = self.place(stage);
+                let key = key.map(|key| format!("{key}: ")).unwrap_or_default();
+                TextError::Tokenizer { path, reason: format!("{key}{reason}") }
+            }
+        }
+    }
+
+    fn failed(&self, failure: Failure) -> TextError {
+        match failure {
+            Failure::Reason(stage, reason) => self.wrong(stage, reason),
+            Failure::Limit(stage, limit, found, expected) => {
+                let (path, key) = self.place(stage);
+                TextError::Limit { path, key, limit, found, expected }
+            }
+            Failure::Helper(program, problem) => TextError::Helper { program, problem },
+        }
+    }
+}
+
+impl Text {
+    /// Reads the text files of a trusted model folder in this process. A hostile tokenizer or template
+    /// can use up its memory and stack, which ends it; [`Text::open_with`] does not trust the folder.
+    ///
+    /// # Errors
+    /// [`TextError`] naming the file that is missing or cannot be read.
+    pub fn open(dir: &Path) -> Result<Self, TextError> {
+        let (files, tokenizer, template) = Files::read(dir)?;
+        let marks = Marks::new(|_| ());
+        let local = Local::new(tokenizer.as_bytes(), template, marks.clone());
+        let local = local.map_err(|reason| files.wrong(marks.current(), reason))?;
+        Ok(Self { files, engine: Mutex::new(Engine::Local(Box::new(local))), date: None })
+    }
+
+    /// Reads the text files of a model folder: tokenizer and template in a process of `helper`, which
+    /// the operating system limits.
+    ///
+    /// # Errors
+    /// As [`Text::open`]; [`TextError::Limit`]; [`TextError::Helper`] for a program that is no helper.
+    pub fn open_with(dir: &Path, helper: &Helper) -> Result<Self, TextError> {
+        let (files, tokenizer, template) = Files::read(dir)?;
+        let worker = Worker::start(helper, tokenizer.as_bytes(), template.as_ref());
+        let worker = worker.map_err(|failure| files.failed(failure))?;
+        Ok(Self { files, engine: Mutex::new(Engine::Worker(Box::new(worker))), date: None })
     }
 
     /// The date that chat templates print, instead of the current one of UTC.
@@ -230,37 +284,30 @@ impl Text {
     /// The tokens that end a text: `eos_token_id` of `generation_config.json`, or else of
     /// `config.json`.
     pub fn stop(&self) -> &[u32] {
-        &self.stop
+        &self.files.stop
     }
 
     /// The tokens of a plain prompt, with those that the tokenizer adds to every text.
     ///
     /// # Errors
-    /// [`TextError::Tokenizer`].
+    /// [`TextError::Tokenizer`], [`TextError::Limit`].
     pub fn encode(&self, prompt: &str) -> Result<Vec<u32>, TextError> {
-        self.tokens(prompt, true)
+        self.call(|local| local.encode(prompt, true), |worker| worker.encode(prompt))
     }
 
     /// The tokens of a conversation by the model's chat template, up to where the assistant answers.
     ///
     /// # Errors
-    /// [`TextError::NoTemplate`], [`TextError::Template`], [`TextError::Tokenizer`].
+    /// [`TextError::NoTemplate`], [`TextError::Template`], [`TextError::Tokenizer`],
+    /// [`TextError::Limit`].
     pub fn encode_chat(&self, messages: &[Message<'_>]) -> Result<Vec<u32>, TextError> {
-        let Some(template) = &self.template else {
-            return Err(TextError::NoTemplate { dir: self.dir.clone() });
-        };
-        let own = self.date;
-        let date = move || own.unwrap_or_else(Date::today);
-        let text = chat::render(template, &self.config, messages, date)
-            .map_err(|reason| TextError::Template { dir: self.dir.clone(), reason })?;
-        self.tokens(&text, false)
-    }
-
-    fn tokens(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
-        self.guarded(|tokenizer| {
-            let encoded = tokenizer.encode_fast(text, special)?;
-            Ok(encoded.get_ids().to_vec())
-        })
+        if self.files.template.is_none() {
+            return Err(TextError::NoTemplate { dir: self.files.dir.clone() });
+        }
+        self.call(
+            |local| local.encode_chat(messages, self.date),
+            |worker| worker.encode_chat(messages, self.date),
+        )
     }
 
     /// Turns new tokens into text, piece by piece.
@@ -268,22 +315,22 @@ impl Text {
         TextStream::new(self)
     }
 
-    fn decode(&self, tokens: &[u32]) -> Result<String, TextError> {
-        self.guarded(|tokenizer| tokenizer.decode(tokens, true))
+    /// The text of the first `known` tokens, and of all.
+    fn decode(&self, tokens: &[u32], known: usize) -> Result<[String; 2], TextError> {
+        self.call(|local| local.decode(tokens, known), |worker| worker.decode(tokens, known))
     }
 
-    /// Calls the tokenizer; its errors and panics name the file.
-    fn guarded<T>(
+    /// Asks the engine; an error names file and key.
+    fn call<T>(
         &self,
-        call: impl FnOnce(&Tokenizer) -> tokenizers::Result<T>,
+        local: impl FnOnce(&Local) -> Result<T, String>,
+        worker: impl FnOnce(&mut Worker) -> Result<T, Failure>,
     ) -> Result<T, TextError> {
-        let path = self.dir.join("tokenizer.json");
-        guarded(&path, || {
-            let wrong = |e: tokenizers::Error| {
-                let (path, reason) = (path.clone(), e.to_string());
-                TextError::Tokenizer { path, reason }
-            };
-            call(&self.tokenizer).map_err(wrong)
-        })
+        match &mut *self.engine.lock().unwrap_or_else(PoisonError::into_inner) {
+            Engine::Local(engine) => {
+                local(engine).map_err(|reason| self.files.wrong(engine.marks.current(), reason))
+            }
+            Engine::Worker(engine) => worker(engine).map_err(|failure| self.files.failed(failure)),
+        }
     }
 }

@@ -29,7 +29,7 @@ impl<'t> TextStream<'t> {
     /// [`TextError::Tokenizer`].
     pub fn push(&mut self, token: u32) -> Result<String, TextError> {
         self.tokens.push(token);
-        let (before, all) = self.decoded()?;
+        let [before, all] = self.decoded()?;
         if all.ends_with(REPLACEMENT) {
             return Ok(String::new());
         }
@@ -46,13 +46,12 @@ impl<'t> TextStream<'t> {
     /// # Errors
     /// [`TextError::Tokenizer`].
     pub fn finish(self) -> Result<String, TextError> {
-        let (before, all) = self.decoded()?;
+        let [before, all] = self.decoded()?;
         Ok(all.get(before.len()..).unwrap_or_default().to_owned())
     }
 
     /// The text of the last piece, and with the tokens after it.
-    fn decoded(&self) -> Result<(String, String), TextError> {
-        let before = self.text.decode(&self.tokens[..self.known])?;
-        Ok((before, self.text.decode(&self.tokens)?))
+    fn decoded(&self) -> Result<[String; 2], TextError> {
+        self.text.decode(&self.tokens, self.known)
     }
 }

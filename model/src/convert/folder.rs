@@ -82,7 +82,7 @@ impl<'s> Folder<'s> {
         let occupied = |reason: String| ConvertError::Occupied { dir: dir.to_owned(), reason };
         storage.create_dir_all(dir).map_err(|e| match e.kind() {
             ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
-                occupied("found a file, expected a folder or an unused name".to_owned())
+                occupied(format!("found {}, expected a folder or an unused name", in_the_way(dir)))
             }
             _ => ConvertError::io(dir)(e),
         })?;
@@ -309,4 +309,23 @@ pub struct Place<'s> {
     pub storage: &'s dyn Storage,
     /// The output folder.
     pub dir: PathBuf,
+}
+
+/// What is in the place of the folder `dir` or of one that leads to it.
+fn in_the_way(dir: &Path) -> String {
+    let ancestors: Vec<_> = dir.ancestors().filter(|a| !a.as_os_str().is_empty()).collect();
+    let is_in_the_way = |path: &&&Path| path.symlink_metadata().is_ok() && !path.is_dir();
+    let Some(path) = ancestors.iter().rev().find(is_in_the_way) else {
+        return "no folder".to_owned();
+    };
+    let what = match (path.read_link(), path.metadata()) {
+        (Ok(target), Err(_)) => format!("a link to `{}`, which does not exist", target.display()),
+        (Ok(target), Ok(_)) => format!("a link to the file `{}`", target.display()),
+        (Err(_), Ok(found)) if found.is_file() => "a file".to_owned(),
+        (Err(_), _) => "a FIFO, socket or device".to_owned(),
+    };
+    match *path == dir {
+        true => what,
+        false => format!("{what} at `{}`", path.display()),
+    }
 }

@@ -1,7 +1,7 @@
 //! The findings of a campaign.
 
 use marlinspike::case::Case;
-use marlinspike::check::{CaseReport, Diagnosis, OutputReport, Verdict};
+use marlinspike::check::{CaseReport, Diagnosis, OutputReport, Strength, Verdict, mistaken};
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
@@ -52,16 +52,34 @@ impl Failure {
         }
     }
 
+    /// Whether a smaller case's cause explains this case: a wrong output's diagnosis names it too, or
+    /// the operation with this known mistake gives every bit of the outputs.
+    fn is_explained_by(&self, cause: &Diagnosis) -> bool {
+        let mut own = self.failed().filter_map(|output| output.diagnosis.as_ref());
+        if own.any(|d| d.id == cause.id && d.strength != Strength::Place) {
+            return true;
+        }
+        let bytes = |case: &Case<'_>, name: &str| case.output(name).map(|t| t.bytes().to_vec());
+        match mistaken(&self.case, &cause.id) {
+            Ok(Some(wrong)) => {
+                self.failed().all(|o| bytes(&wrong, &o.name) == bytes(&self.case, &o.name))
+            }
+            _ => false,
+        }
+    }
+
     /// Whether this may be the same bug as `first`: the same kind of fault; or an output that failed in
-    /// `first` too, with the cause that `first` names, if it names one.
+    /// `first` too, with a cause that explains `first`, or none where `first` has none.
     pub(super) fn is_like(&self, first: &Self) -> bool {
         match (&self.fault, &first.fault) {
             (Some(a), Some(b)) => a.kind() == b.kind(),
             (None, None) => {
-                let id = |failure: &Self| failure.cause().map(|cause| cause.id.clone());
-                let named = id(first);
-                (named.is_none() || id(self) == named)
-                    && self.failed().any(|output| first.failed().any(|o| o.name == output.name))
+                let is_same = match (first.cause(), self.cause()) {
+                    (Some(first), own) => own.is_some_and(|own| own.id == first.id),
+                    (None, Some(own)) => first.is_explained_by(own),
+                    (None, None) => true,
+                };
+                is_same && self.failed().any(|output| first.failed().any(|o| o.name == output.name))
             }
             _ => false,
         }
@@ -71,14 +89,15 @@ impl Failure {
 /// A distinct failure, shrunk.
 #[derive(Debug, Serialize)]
 pub struct Finding {
-    /// [`Failure::signature`] of the first failing case, or of the minimal one if only that has a
-    /// cause.
+    /// [`Failure::signature`] of the first failing case, or of the minimal one if its cause explains
+    /// the first one too.
     pub signature: String,
     /// Number of the first failing case.
     pub index: u64,
     /// Short description of the first failing case.
     pub first: String,
-    /// The cause, as the diagnosis of the minimal or of the first case names it.
+    /// The cause of the first case, as its diagnosis names it; or that of the minimal case, if it
+    /// explains the first one too.
     pub cause: Option<Diagnosis>,
     /// The config of the minimal case, one `key=value` per key.
     pub minimal: Vec<String>,
@@ -104,10 +123,14 @@ impl Finding {
         mut minimal: Failure,
         runs: u32,
     ) -> Self {
-        // A minimal case often has too few values for a diagnosis, unlike the first one.
-        let (cause, signature) = match (first.cause(), minimal.cause()) {
-            (None, Some(cause)) => (Some(cause.clone()), minimal.signature()),
-            (cause, _) => (cause.cloned(), first.signature()),
+        // A minimal case has few values, so what fits them may not fit the first case.
+        let confirmed = || minimal.cause().filter(|cause| first.is_explained_by(cause));
+        let (cause, signature) = match first.cause() {
+            Some(cause) => (Some(cause.clone()), first.signature()),
+            None => match confirmed() {
+                Some(cause) => (Some(cause.clone()), minimal.signature()),
+                None => (None, first.signature()),
+            },
         };
         let name = format!("{signature}, shrunk from case {index}");
         minimal.case.name = name;

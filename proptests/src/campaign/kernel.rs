@@ -19,7 +19,8 @@ pub trait Kernel {
     ///
     /// # Errors
     /// [`Fault`] if there are no outputs. [`Fault::Unsupported`] skips the case,
-    /// [`Fault::NotStarted`] ends the campaign with an error; every other fault is a finding.
+    /// [`Fault::NotStarted`] and [`Fault::Exchange`] end the campaign with an error; every other fault is
+    /// a finding.
     fn run(&mut self, trial: &Trial) -> Result<Outputs, Fault>;
 }
 
@@ -69,6 +70,15 @@ pub enum Fault {
         /// The program.
         program: String,
         /// The system's reason.
+        problem: String,
+    },
+    /// Inputs or outputs could not be exchanged with the kernel, through no fault of its own. This ends
+    /// the campaign and is no finding.
+    #[error("{folder}: {problem}")]
+    Exchange {
+        /// The folder of the exchanged files.
+        folder: String,
+        /// What was found and what was expected.
         problem: String,
     },
     /// The kernel reported an error or its process ended.
@@ -142,6 +152,7 @@ impl Fault {
         match self {
             Self::Unsupported { .. } => "unsupported",
             Self::NotStarted { .. } => "not started",
+            Self::Exchange { .. } => "exchange",
             Self::Crashed { .. } => "crash",
             Self::TimedOut { .. } => "timeout",
             Self::Unreadable { .. } => "unreadable outputs",
@@ -236,4 +247,11 @@ pub(super) fn size(dim: &Dim) -> Option<usize> {
 /// The element type of a [`OutputSpec`].
 pub(super) fn dtype(wanted: &OutputSpec) -> DType {
     DType::from_name(&wanted.dtype).unwrap_or(DType::U8)
+}
+
+/// The bytes of a wanted output, as far as they are known.
+#[cfg(unix)]
+pub(super) fn bytes_of(wanted: &OutputSpec) -> u64 {
+    let elements = wanted.shape.iter().flatten().fold(1u64, |all, &n| all.saturating_mul(n as u64));
+    elements.saturating_mul(dtype(wanted).bytes() as u64)
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::regressions::{case_files, content, io, read_case};
+use super::regressions::{case_files, content, io, read_case, write};
 use super::{CampaignError, Coverage, KeptResult, RecordedCause, RecordedFinding, Run, Shard};
 
 /// Several runs as one campaign for each operation.
@@ -236,9 +236,7 @@ fn copy(files: &[PathBuf], folder: &Path) -> Result<(Vec<String>, usize), Campai
             true => folder.join(format!("{stem}-{}.safetensors", &content[..16])),
             false => plain,
         };
-        let part = path.with_extension("part");
-        fs::write(&part, bytes).map_err(io(&part))?;
-        fs::rename(&part, &path).map_err(io(&path))?;
+        write(&path, &bytes)?;
         copied.push(path.display().to_string());
     }
     Ok((copied, duplicates))

@@ -25,6 +25,9 @@
 
 mod configurations;
 mod coverage;
+mod error;
+#[cfg(unix)]
+mod exchange;
 mod filter;
 mod finding;
 mod kernel;
@@ -38,9 +41,13 @@ mod regressions;
 mod shard;
 mod shrink;
 mod summary;
+#[cfg(unix)]
+mod supervisor;
+#[cfg(unix)]
+mod tree;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use marlinspike::case::{Case, CaseConfig, Op};
@@ -49,6 +56,7 @@ use marlinspike::vectors::Generator;
 use serde_json::{Map, Value};
 
 pub use coverage::Coverage;
+pub use error::CampaignError;
 pub use filter::{Filter, axes};
 pub use finding::{Failure, Finding};
 pub use kernel::{Fault, Kernel, OutputSpec, Outputs, Trial};
@@ -61,69 +69,10 @@ pub use process::{ProcessKernel, Protocol};
 pub use regressions::{keep, kept};
 pub use shard::Shard;
 pub use summary::{KeptCase, KeptResult, RecordedCause, RecordedFinding, Run, Summary};
+#[cfg(unix)]
+pub use supervisor::{supervise, supervised};
 
 use shrink::Shrinker;
-
-/// An error of a campaign.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CampaignError {
-    /// The filter names unknown keys or values.
-    #[error("filter: {problem}")]
-    Filter {
-        /// What was found and what was expected.
-        problem: String,
-    },
-    /// An output that the operation does not have.
-    #[error("output `{found}` is unknown, expected one of {expected}")]
-    Output {
-        /// The name.
-        found: String,
-        /// The operation's outputs.
-        expected: String,
-    },
-    /// A kernel that cannot be started.
-    #[error("{kernel}: {problem}")]
-    Kernel {
-        /// The command or the library.
-        kernel: String,
-        /// Description of the violation.
-        problem: String,
-    },
-    /// A file or a pipe.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// A case that cannot be written.
-    #[error("a case cannot be written: {problem}")]
-    Write {
-        /// The writer's reason.
-        problem: String,
-    },
-    /// A kept file that is not a case.
-    #[error("{}: {source}", path.display())]
-    Case {
-        /// The file.
-        path: PathBuf,
-        /// The reader's reason.
-        source: marlinspike::Error,
-    },
-    /// A summary file that cannot be merged.
-    #[error("{}: {problem}", path.display())]
-    Summary {
-        /// The file.
-        path: PathBuf,
-        /// What was found and what was expected.
-        problem: String,
-    },
-    /// The reference's error.
-    #[error(transparent)]
-    Reference(#[from] marlinspike::Error),
-}
 
 /// The configuration of a campaign.
 #[derive(Debug, Clone)]
@@ -327,7 +276,8 @@ impl Campaign {
     /// valid, so outputs that `check` refuses, such as `topk_ids` out of range, are the kernel's fault.
     ///
     /// # Errors
-    /// [`CampaignError::Kernel`] for a kernel that cannot be started.
+    /// [`CampaignError::Kernel`] for a kernel that cannot be started, [`CampaignError::Exchange`] if its
+    /// inputs or outputs cannot be exchanged.
     pub fn judge(
         &self,
         kernel: &mut dyn Kernel,
@@ -337,6 +287,7 @@ impl Campaign {
             Fault::NotStarted { program, problem } => {
                 Err(CampaignError::Kernel { kernel: program, problem })
             }
+            Fault::Exchange { folder, problem } => Err(CampaignError::Exchange { folder, problem }),
             fault => Ok(Judgement::Wrong(Box::new(Failure::fault(trial, fault)))),
         };
         let unreadable = |detail| wrong(Fault::Unreadable { detail });

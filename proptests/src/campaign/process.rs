@@ -1,19 +1,23 @@
 //! A kernel in another process. A crash, a hang or a malformed answer is a finding, after which the
 //! next case gets a new process.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Duration;
 
 use marlinspike::container::Container;
-use tempfile::TempDir;
 
+use super::exchange::Exchange;
+use super::kernel::bytes_of;
 use super::regressions::read_file;
-use super::{CampaignError, Fault, Kernel, Outputs, Trial};
+use super::{CampaignError, Fault, Kernel, Outputs, Trial, tree};
 
 /// Exit code, and first word of an answer, of a kernel that does not support a configuration.
 const SKIP_CODE: i32 = 77;
@@ -21,6 +25,10 @@ const SKIP_CODE: i32 = 77;
 const QUOTED: u64 = 2000;
 /// Largest file of outputs: this plus 16 times the expected bytes.
 const SPARE_BYTES: u64 = 1 << 20;
+/// Least time limit of a process that loads a library before its first case.
+const LOADING: Duration = Duration::from_secs(30);
+/// What a process that answers line by line prints when it has loaded a library.
+pub(super) const READY: &str = "ready";
 
 /// How a process receives its cases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,11 +45,13 @@ pub enum Protocol {
 /// A program that reads a case file with inputs and writes a safetensors file with outputs.
 #[derive(Debug)]
 pub struct ProcessKernel {
-    program: String,
-    arguments: Vec<String>,
+    program: OsString,
+    arguments: Vec<OsString>,
     protocol: Protocol,
     timeout: Duration,
-    folder: TempDir,
+    exchange: Exchange,
+    /// The library that the process loads, for which it first prints [`READY`].
+    library: Option<OsString>,
     running: Option<Running>,
 }
 
@@ -51,23 +61,24 @@ struct Running {
     child: Child,
     stdin: ChildStdin,
     lines: Receiver<String>,
+    folder: PathBuf,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        end(&mut self.child);
+        tree::end(&mut self.child, &self.folder);
     }
 }
 
 impl ProcessKernel {
     /// A kernel that `command` runs; its first word is the program. Files are exchanged in memory
-    /// (`/dev/shm`) if the system has it.
+    /// (`/dev/shm`) if the system has it. Folders and processes of campaigns that were killed are removed.
     ///
     /// # Errors
     /// [`CampaignError::Kernel`] for an empty command; [`CampaignError::Io`] if no temporary folder can
     /// be created. A program that cannot be started is [`Fault::NotStarted`] of its first case.
-    pub fn new(
-        command: &[String],
+    pub fn new<A: AsRef<OsStr>>(
+        command: &[A],
         protocol: Protocol,
         timeout: Duration,
     ) -> Result<Self, CampaignError> {
@@ -75,47 +86,61 @@ impl ProcessKernel {
             let problem = "found an empty command, expected a program".to_owned();
             return Err(CampaignError::Kernel { kernel: String::new(), problem });
         };
-        let shared = Path::new("/dev/shm");
-        let at = if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() };
-        let folder = tempfile::Builder::new().prefix("marlinspike-fuzz-").tempdir_in(&at);
-        let folder = folder.map_err(|source| CampaignError::Io { path: at, source })?;
-        let (program, arguments) = (program.clone(), arguments.to_vec());
-        Ok(Self { program, arguments, protocol, timeout, folder, running: None })
+        let exchange = Exchange::new()?;
+        let program = program.as_ref().to_owned();
+        let arguments = arguments.iter().map(|a| a.as_ref().to_owned()).collect();
+        let (library, running) = (None, None);
+        Ok(Self { program, arguments, protocol, timeout, exchange, library, running })
+    }
+
+    /// The kernel of a library, which `command` loads before it prints [`READY`].
+    pub(super) fn of_library(
+        command: &[OsString],
+        library: &OsStr,
+        timeout: Duration,
+    ) -> Result<Self, CampaignError> {
+        let kernel = Self::new(command, Protocol::Persistent, timeout)?;
+        Ok(Self { library: Some(library.to_owned()), ..kernel })
+    }
+
+    fn log(&self) -> PathBuf {
+        self.exchange.path().join("log")
+    }
+
+    /// An empty log.
+    fn new_log(&self) -> Result<File, Fault> {
+        File::create(self.log()).map_err(|e| self.exchange.failed(format!("the log: {e}")))
     }
 
     fn per_case(&mut self, input: &Path, output: &Path) -> Result<(), Fault> {
-        let log = self.folder.path().join("log");
         let crashed = |detail: String| Fault::Crashed { detail };
-        let file = File::create(&log).map_err(|e| crashed(format!("its log: {e}")))?;
-        let errors = file.try_clone().map_err(|e| crashed(format!("its log: {e}")))?;
+        let file = self.new_log()?;
+        let errors = file.try_clone();
+        let errors = errors.map_err(|e| self.exchange.failed(format!("the log: {e}")))?;
         let mut command = Command::new(&self.program);
         command.args(placed(&self.arguments, input, output));
-        command.stdin(Stdio::null()).stdout(file).stderr(errors).process_group(0);
-        let mut child = command.spawn().map_err(|e| self.not_started(&e))?;
-        let status = match wait(&mut child, self.timeout) {
-            Some(status) => status,
-            None => {
-                end(&mut child);
-                return Err(Fault::TimedOut { limit: self.timeout });
-            }
+        command.stdin(Stdio::null()).stdout(file).stderr(errors);
+        let folder = self.exchange.path();
+        let mut child = tree::spawn(&mut command, folder).map_err(|e| self.not_started(&e))?;
+        let Some(status) = tree::wait(&mut child, self.timeout, folder) else {
+            tree::end(&mut child, folder);
+            return Err(Fault::TimedOut { limit: self.timeout });
         };
-        // Processes that a kernel leaves running must not write into the next case.
-        end(&mut child);
         match status.code() {
             Some(0) => Ok(()),
-            Some(SKIP_CODE) => Err(Fault::Unsupported { reason: tail(&log) }),
-            _ => Err(crashed(format!("{}; {}", ending(status), tail(&log)))),
+            Some(SKIP_CODE) => Err(Fault::Unsupported { reason: tail(&self.log()) }),
+            _ => Err(crashed(format!("{}; {}", self.ending(status), tail(&self.log())))),
         }
     }
 
     fn persistent(&mut self, input: &Path, output: &Path) -> Result<(), Fault> {
-        let line = format!("{}\t{}\n", input.display(), output.display());
-        let running = match self.running.take() {
+        let (input, output) = (input.as_os_str().as_bytes(), output.as_os_str().as_bytes());
+        let line = [input, b"\t", output, b"\n"].concat();
+        let mut running = match self.running.take() {
             Some(running) => running,
             None => self.start()?,
         };
-        let mut running = running;
-        let sent = running.stdin.write_all(line.as_bytes()).and_then(|()| running.stdin.flush());
+        let sent = running.stdin.write_all(&line).and_then(|()| running.stdin.flush());
         let answer = match sent {
             Ok(()) => running.lines.recv_timeout(self.timeout),
             Err(_) => Err(RecvTimeoutError::Disconnected),
@@ -123,26 +148,24 @@ impl ProcessKernel {
         match answer {
             Ok(answer) => {
                 self.running = Some(running);
-                let (word, reason) = answer.split_once(' ').unwrap_or((answer.as_str(), ""));
-                match word {
-                    "ok" => Ok(()),
-                    "skip" => Err(Fault::Unsupported { reason: reason.to_owned() }),
-                    "error" => Err(Fault::Crashed { detail: reason.to_owned() }),
-                    "fault" => Err(Fault::from_json(reason)),
-                    _ => {
-                        let detail = format!("found answer `{answer}`, expected ok, skip or error");
-                        Err(Fault::Unreadable { detail })
-                    }
-                }
+                answered(&answer)
             }
             Err(RecvTimeoutError::Timeout) => Err(Fault::TimedOut { limit: self.timeout }),
             Err(RecvTimeoutError::Disconnected) => {
-                let status = wait(&mut running.child, Duration::from_secs(1));
-                let how = status.map_or("it closed its standard output".to_owned(), ending);
-                let log = self.folder.path().join("log");
-                Err(Fault::Crashed { detail: format!("{how}; {}", tail(&log)) })
+                Err(Fault::Crashed { detail: self.end_of(&mut running) })
             }
         }
+    }
+
+    /// How a process ended that no longer answers.
+    fn end_of(&self, running: &mut Running) -> String {
+        let folder = self.exchange.path();
+        let status = tree::wait(&mut running.child, Duration::from_secs(1), folder);
+        let how = match status {
+            Some(status) => self.ending(status),
+            None => "it closed its standard output".to_owned(),
+        };
+        format!("{how}; {}", tail(&self.log()))
     }
 
     /// The fault of a program that the system did not start.
@@ -154,22 +177,21 @@ impl ProcessKernel {
                 .to_owned(),
             _ => format!("the program cannot be started: {error}"),
         };
-        Fault::NotStarted { program: self.program.clone(), problem }
+        Fault::NotStarted { program: self.program.to_string_lossy().into_owned(), problem }
     }
 
     fn start(&self) -> Result<Running, Fault> {
-        let crashed = |e: io::Error| Fault::Crashed { detail: format!("its log: {e}") };
-        let log = File::create(self.folder.path().join("log")).map_err(crashed)?;
         let mut command = Command::new(&self.program);
-        command.args(&self.arguments).process_group(0);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
-        let mut child = command.spawn().map_err(|e| self.not_started(&e))?;
+        command.args(&self.arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(self.new_log()?);
+        let folder = self.exchange.path();
+        let mut child = tree::spawn(&mut command, folder).map_err(|e| self.not_started(&e))?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
-            end(&mut child);
-            return Err(Fault::Crashed { detail: "no pipes".to_owned() });
+            tree::end(&mut child, folder);
+            return Err(self.exchange.failed("a process without pipes".to_owned()));
         };
         let (send, lines) = mpsc::channel();
-        std::thread::spawn(move || {
+        thread::spawn(move || {
             let mut reader = BufReader::new(stdout);
             loop {
                 let mut line = Vec::new();
@@ -181,33 +203,104 @@ impl ProcessKernel {
                 }
             }
         });
-        Ok(Running { child, stdin, lines })
+        let mut running = Running { child, stdin, lines, folder: folder.to_owned() };
+        if let Some(library) = &self.library {
+            self.expect_ready(&mut running, library)?;
+        }
+        Ok(running)
+    }
+
+    /// Waits until a process has loaded its library. A library that cannot be loaded is no finding.
+    fn expect_ready(&self, running: &mut Running, library: &OsStr) -> Result<(), Fault> {
+        let limit = self.timeout.max(LOADING);
+        let problem = match running.lines.recv_timeout(limit) {
+            Ok(line) if line == READY => return Ok(()),
+            Ok(line) => match line.split_once(' ') {
+                Some(("fault", reason)) => return Err(Fault::from_json(reason)),
+                _ => format!("found `{line}`, expected `{READY}` from the process that loads it"),
+            },
+            Err(RecvTimeoutError::Timeout) => format!("it was not loaded within {limit:?}"),
+            Err(RecvTimeoutError::Disconnected) => {
+                format!("the process that loads it ended: {}", self.end_of(running))
+            }
+        };
+        Err(Fault::NotStarted { program: library.to_string_lossy().into_owned(), problem })
+    }
+
+    /// Describes how a process ended.
+    fn ending(&self, status: ExitStatus) -> String {
+        let at = rustix::process::Signal::SEGV.as_raw();
+        match (status.code(), status.signal()) {
+            (Some(code), _) => format!("exit code {code}"),
+            // Only a library's tensors lie between inaccessible pages.
+            (None, Some(signal)) if signal == at && self.library.is_some() => format!(
+                "ended by signal {at} (SIGSEGV); among its causes are an access past the end of a tensor, \
+                 which is the end of its pages, a wrong pointer, and `raise`"
+            ),
+            (None, Some(signal)) if signal == at => format!("ended by signal {at} (SIGSEGV)"),
+            (None, Some(signal)) => format!("ended by signal {signal}"),
+            (None, None) => "ended".to_owned(),
+        }
+    }
+
+    /// Runs the kernel on the files of the exchange.
+    fn exchanged(&mut self, input: &Path, output: &Path, inputs: u64) -> Result<Outputs, Fault> {
+        match self.protocol {
+            Protocol::PerCase => self.per_case(input, output)?,
+            Protocol::Persistent => self.persistent(input, output)?,
+        }
+        outputs(output, inputs)
     }
 }
 
 impl Kernel for ProcessKernel {
     fn run(&mut self, trial: &Trial) -> Result<Outputs, Fault> {
-        let unreadable = |detail: String| Fault::Unreadable { detail };
-        let input = self.folder.path().join("inputs.safetensors");
-        let output = self.folder.path().join("outputs.safetensors");
-        let bytes = trial.to_bytes().map_err(|e| unreadable(e.to_string()))?;
+        let input = self.exchange.path().join("inputs.safetensors");
+        let output = self.exchange.path().join("outputs.safetensors");
+        let bytes = trial.to_bytes().map_err(|e| self.exchange.failed(e.to_string()))?;
         let written = fs::write(&input, &bytes);
-        written.map_err(|e| unreadable(format!("the inputs were not written: {e}")))?;
+        written.map_err(|e| self.exchange.failed(format!("the inputs were not written: {e}")))?;
         // An old file of outputs must not be read as a new one.
         let _ = fs::remove_file(&output);
-        match self.protocol {
-            Protocol::PerCase => self.per_case(&input, &output)?,
-            Protocol::Persistent => self.persistent(&input, &output)?,
+        let inputs = bytes.len() as u64;
+        let found = self.exchanged(&input, &output, inputs);
+        let is_own = matches!(found, Err(Fault::Crashed { .. } | Fault::Unreadable { .. }));
+        // A kernel that fills the disk itself is at fault.
+        let written = [&output, &self.log()].map(|path| fs::metadata(path).map_or(0, |m| m.len()));
+        if is_own
+            && written.into_iter().max() <= Some(limit(inputs))
+            && let Some(obstacle) = self.exchange.obstacle(trial.wanted.iter().map(bytes_of).sum())
+        {
+            return Err(obstacle);
         }
-        outputs(&output, bytes.len() as u64)
+        found
+    }
+}
+
+/// The largest file of outputs that is read for a file of inputs.
+fn limit(inputs: u64) -> u64 {
+    inputs.saturating_mul(16) + SPARE_BYTES
+}
+
+/// The meaning of a line of [`Protocol::Persistent`].
+fn answered(answer: &str) -> Result<(), Fault> {
+    let (word, reason) = answer.split_once(' ').unwrap_or((answer, ""));
+    match word {
+        "ok" => Ok(()),
+        "skip" => Err(Fault::Unsupported { reason: reason.to_owned() }),
+        "error" => Err(Fault::Crashed { detail: reason.to_owned() }),
+        "fault" => Err(Fault::from_json(reason)),
+        _ => {
+            let detail = format!("found answer `{answer}`, expected ok, skip or error");
+            Err(Fault::Unreadable { detail })
+        }
     }
 }
 
 /// Reads the outputs, named `y` or `out.y`.
 fn outputs(path: &Path, inputs: u64) -> Result<Outputs, Fault> {
     let unreadable = |detail: String| Fault::Unreadable { detail };
-    let limit = inputs.saturating_mul(16) + SPARE_BYTES;
-    let read = read_file(path, limit);
+    let read = read_file(path, limit(inputs));
     let bytes = read.map_err(|e| unreadable(format!("the file of outputs: {e}")))?;
     let container = Container::parse(&bytes).map_err(|e| unreadable(e.to_string()))?;
     let mut outputs = Outputs::new();
@@ -220,55 +313,35 @@ fn outputs(path: &Path, inputs: u64) -> Result<Outputs, Fault> {
 }
 
 /// The arguments with both paths substituted, or appended.
-fn placed(arguments: &[String], input: &Path, output: &Path) -> Vec<String> {
-    let (input, output) = (input.display().to_string(), output.display().to_string());
-    let has_place = arguments.iter().any(|a| a.contains("{input}") || a.contains("{output}"));
-    let replace = |a: &String| a.replace("{input}", &input).replace("{output}", &output);
-    let mut placed: Vec<String> = arguments.iter().map(replace).collect();
+fn placed(arguments: &[OsString], input: &Path, output: &Path) -> Vec<OsString> {
+    let places = [(&b"{input}"[..], input), (b"{output}", output)];
+    let mut has_place = false;
+    let mut replace = |argument: &OsString| {
+        let (mut rest, mut made) = (argument.as_bytes(), Vec::new());
+        while let Some(&byte) = rest.first() {
+            match places.iter().find(|(name, _)| rest.starts_with(name)) {
+                Some((name, path)) => {
+                    has_place = true;
+                    made.extend(path.as_os_str().as_bytes());
+                    rest = &rest[name.len()..];
+                }
+                None => {
+                    made.push(byte);
+                    rest = &rest[1..];
+                }
+            }
+        }
+        OsString::from_vec(made)
+    };
+    let mut placed: Vec<OsString> = arguments.iter().map(&mut replace).collect();
     if !has_place {
-        placed.extend([input, output]);
+        placed.extend([input.into(), output.into()]);
     }
     placed
 }
 
-/// The exit status, if the process ends in time.
-fn wait(child: &mut Child, timeout: Duration) -> Option<ExitStatus> {
-    let start = Instant::now();
-    let mut pause = Duration::from_micros(200);
-    loop {
-        if let Ok(Some(status)) = child.try_wait() {
-            return Some(status);
-        }
-        if start.elapsed() >= timeout {
-            return None;
-        }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(20));
-    }
-}
-
-/// Ends the process and those that it started.
-fn end(child: &mut Child) {
-    if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
-        // The process may already be gone or may never have led a group; both are fine.
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-    }
-    let _ = child.wait();
-}
-
-/// Describes how a process ended.
-fn ending(status: ExitStatus) -> String {
-    let past_end = "; every tensor ends where its pages end, so that an access past it does this";
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("exit code {code}"),
-        (None, Some(11)) => format!("ended by signal 11 (SIGSEGV){past_end}"),
-        (None, Some(signal)) => format!("ended by signal {signal}"),
-        (None, None) => "ended".to_owned(),
-    }
-}
-
 /// The end of a process's output.
-fn tail(log: &PathBuf) -> String {
+fn tail(log: &Path) -> String {
     let read = || -> io::Result<String> {
         let mut file = File::open(log)?;
         let length = file.metadata()?.len();

@@ -1,7 +1,7 @@
 //! Files with failing cases, which run first in the next campaign.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use marlinspike::case::{Case, Op};
@@ -9,6 +9,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Campaign, CampaignError, Finding, Trial};
 
+/// Extension of cases that are being written.
+const PART: &str = "safetensors-part";
 /// Largest file that is read back.
 const LIMIT: u64 = 1 << 30;
 
@@ -25,6 +27,7 @@ pub(super) fn io(path: &Path) -> impl FnOnce(io::Error) -> CampaignError {
 /// [`CampaignError::Io`]; [`CampaignError::Reference`] for a case that cannot be written.
 pub fn keep(folder: &Path, finding: &Finding) -> Result<PathBuf, CampaignError> {
     fs::create_dir_all(folder).map_err(io(folder))?;
+    sweep(folder);
     let case = &finding.failure.case;
     let words: String = finding
         .signature
@@ -36,10 +39,34 @@ pub fn keep(folder: &Path, finding: &Finding) -> Result<PathBuf, CampaignError> 
     let name = format!("{}-{words}-{}.safetensors", case.op, &digest[..8]);
     let path = folder.join(name.replace("--", "-"));
     let bytes = case.to_bytes()?;
-    let part = path.with_extension("part");
-    fs::write(&part, bytes).map_err(io(&part))?;
-    fs::rename(&part, &path).map_err(io(&path))?;
+    write(&path, &bytes)?;
     Ok(path)
+}
+
+/// Writes a whole case: under a temporary name, which is locked until the file has its own.
+pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), CampaignError> {
+    let part = path.with_extension(PART);
+    let mut file = File::create(&part).map_err(io(&part))?;
+    // Where files cannot be locked, none is removed as a leftover.
+    let _ = file.lock();
+    file.write_all(bytes).map_err(io(&part))?;
+    fs::rename(&part, path).map_err(io(path))
+}
+
+/// Removes the temporary files of killed processes. Those of living ones are locked.
+fn sweep(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_part = path.extension().is_some_and(|e| e == PART);
+        let file = || File::options().read(true).write(true).open(&path);
+        if is_part
+            && entry.file_type().is_ok_and(|t| t.is_file())
+            && file().is_ok_and(|file| file.try_lock().is_ok())
+        {
+            // Another process may have removed it first.
+            let _ = fs::remove_file(&path);
+        }
+    }
 }
 
 fn hex(digest: &[u8]) -> String {
@@ -72,6 +99,7 @@ pub(super) fn content(case: &Case<'_>) -> String {
 /// [`CampaignError::Io`], and [`CampaignError::Case`] for a file that is not a case.
 pub fn kept(campaign: &Campaign, folder: &Path) -> Result<Vec<(PathBuf, Trial)>, CampaignError> {
     let mut trials = Vec::new();
+    sweep(folder);
     for path in case_files(folder)? {
         let (_, case) = read_case(&path)?;
         if case.op == campaign.op() && campaign.filter.may_have_shrunk_to(&case.config) {

@@ -28,7 +28,7 @@ const ROWS: [usize; 5] = [1, 2, 4, 8, 16];
 pub(super) struct Shrinker<'c, 'k> {
     campaign: &'c Campaign,
     kernel: &'k mut dyn Kernel,
-    /// The failure that smaller cases are compared with: the first that names a cause.
+    /// The failure that smaller cases are compared with.
     like: Failure,
     runs: u32,
     start: Instant,
@@ -72,9 +72,6 @@ impl<'c, 'k> Shrinker<'c, 'k> {
         self.runs += 1;
         match self.campaign.judge(self.kernel, &trial) {
             Ok(Judgement::Wrong(failure)) if failure.is_like(&self.like) => {
-                if self.like.cause().is_none() && failure.cause().is_some() {
-                    self.like = (*failure).clone();
-                }
                 Some(Failing { trial, failure: *failure })
             }
             _ => None,

@@ -3,7 +3,7 @@
 //! a bit-exact computation.
 
 use marlinspike::Result;
-use marlinspike::case::{Case, Op};
+use marlinspike::case::{Case, CaseConfig, Op};
 use marlinspike::check::{Verdict, add_outputs, check_case};
 use marlinspike::num::tensor::Tensor;
 use marlinspike::vectors::{Rng, case_of, lattice};
@@ -21,6 +21,14 @@ pub struct CaseInput {
 }
 
 impl CaseInput {
+    /// The inputs that `seed` draws for a configuration, with the outputs of the reference.
+    ///
+    /// # Errors
+    /// Returns no error for a configuration of a lattice.
+    pub fn draw(config: CaseConfig, seed: u64) -> Result<Self> {
+        Ok(Self { case: case_of(config, &mut Rng::new(seed))? })
+    }
+
     /// The bytes of the outputs.
     pub(crate) fn bytes(case: &Case<'_>) -> Vec<u8> {
         case.outputs.values().flat_map(|t| t.bytes().iter().copied()).collect()

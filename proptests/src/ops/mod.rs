@@ -25,7 +25,9 @@ pub use dyn_quant::{
 };
 pub use elementwise::{Activate, ActivateInput, SumInput, SumSlots};
 pub use global_scale::{E4m3Input, E4m3Scales, GlobalInput, GlobalScale};
-pub use layer::{LayerInput, Local, MoeLayer, moe_lattice};
+pub use layer::{
+    Fp8Experts, LayerInput, Local, MoeLayer, W4a8Experts, layer_of_rows, local_of_rows, moe_lattice,
+};
 pub use product::{DenseInput, DenseProduct, ExpertInput, ExpertProduct, ProductWeight};
 pub use quantize::{PerTokenFp8, PerTokenInput, PerTokenInt8, QuantizeRule};
 pub use repack::{Fp4Input, Fp4Repack, MergeInput, MergeW13, Repack, RepackInput};

@@ -8,7 +8,9 @@ use std::fmt;
 
 use marlinspike::Result;
 use marlinspike::act_order;
-use marlinspike::case::{CheckpointFormat, QuantConfig};
+use marlinspike::case::{
+    CheckpointFormat, LinearConfig, ParallelStyle, QuantConfig, TensorParallel,
+};
 use marlinspike::formats;
 use marlinspike::moe::layer::input_global_scale;
 use marlinspike::num::array::rows_of;
@@ -55,12 +57,12 @@ impl ProductWeight {
             GroupSize::Of(128),
         ];
         let inputs = &[None, None, None, Some(ScalarType::INT8), Some(ScalarType::FLOAT8_E4M3FN)];
-        let flags = (any::<bool>(), any::<bool>(), one_of(inputs));
+        let flags = (any::<bool>(), any::<bool>(), one_of(inputs), any::<bool>());
         let kinds = (proptest::sample::select(forms()), dtype(), one_of(groups), flags);
         let sizes = (one_of(SIZES_K), one_of(&[64usize, 128, 192, 320]));
         (kinds, sizes).prop_map(|(kinds, (size_k, size_n))| {
             let ((checkpoint_format, weight_type), dtype, group_size, flags) = kinds;
-            let (desc_act, has_bias, input_dtype) = flags;
+            let (desc_act, has_bias, input_dtype, is_cut) = flags;
             let shape = Shape::new(size_k, size_n);
             let group_size = checkpoint_format.fixed_group().unwrap_or(group_size);
             // Codes whose values the 8-bit type can represent.
@@ -72,17 +74,21 @@ impl ProductWeight {
                 _ => false,
             };
             let input_dtype = input_dtype.filter(fits);
+            // Groups of 8-bit products are separate sums, which sorted rows would cut.
+            let desc_act = desc_act && input_dtype.is_none() && checkpoint_format.has_act_order();
+            // A slice of K whose rows belong to groups of the whole matrix.
+            let is_cut = is_cut && desc_act && group_size != GroupSize::Channel;
+            let style = ParallelStyle::Row;
             let quant = QuantConfig {
                 checkpoint_format,
                 weight_type,
                 dtype,
                 input_dtype,
                 group_size,
-                // Groups of 8-bit products are separate sums, which sorted rows would cut.
-                desc_act: desc_act && input_dtype.is_none() && checkpoint_format.has_act_order(),
-                is_k_full: true,
+                desc_act,
+                is_k_full: !is_cut,
                 has_bias,
-                tensor_parallel: None,
+                tensor_parallel: is_cut.then_some(TensorParallel { size: 2, rank: 1, style }),
                 convention: None,
             };
             Self { quant, shape }
@@ -92,8 +98,10 @@ impl ProductWeight {
     /// Draws `count` matrices, if the reference has a canonical product with them.
     fn draw(&self, rng: &mut Rng, count: usize) -> Option<Vec<Weight<'static>>> {
         let Self { quant, shape } = self;
+        let is_row = |tp: &TensorParallel| tp.style == ParallelStyle::Row;
+        let whole_k = shape.size_k * quant.tensor_parallel.filter(is_row).map_or(1, |tp| tp.size);
         let weights: Option<Vec<_>> = (0..count)
-            .map(|e| vectors::weight(rng, &format!("w[{e}]"), quant, *shape, shape.size_k).ok())
+            .map(|e| vectors::weight(rng, &format!("w[{e}]"), quant, *shape, whole_k).ok())
             .collect();
         let first = weights.as_ref()?.first()?;
         Schedule::canonical(first, quant.dtype, self.input()).ok()?;
@@ -103,6 +111,22 @@ impl ProductWeight {
     /// The type that enters the unit.
     fn input(&self) -> ScalarType {
         self.quant.input_dtype.unwrap_or(self.quant.dtype)
+    }
+
+    /// For 8-bit activations, a scale for each row.
+    fn row_scales(&self, rng: &mut Rng, size_m: usize) -> Option<Vec<f32>> {
+        let scale = |rng: &mut Rng| rng.between(1, 1 << 20) as f32 / (1 << 27) as f32;
+        self.quant.input_dtype.map(|_| (0..size_m).map(|_| scale(rng)).collect())
+    }
+
+    /// The scales of rows as a schedule takes them. With int8 activations, group scales are integers,
+    /// and their unit multiplies the activation scales.
+    fn scales_of_rows(&self, weights: &[Weight<'static>], scales: &[f32]) -> Vec<f32> {
+        let factor = match self.input() {
+            ScalarType::INT8 => input_global_scale(weights),
+            _ => 1.0,
+        };
+        scales.iter().map(|scale| scale * factor).collect()
     }
 
     fn rows(&self, rng: &mut Rng, size_m: usize) -> Vec<u16> {
@@ -131,13 +155,14 @@ impl fmt::Display for ProductWeight {
         let Self { quant: q, shape } = self;
         write!(
             f,
-            "{} {} {} input {} {shape} group_size {} desc_act {} bias {}",
+            "{} {} {} input {} {shape} group_size {} desc_act {} is_k_full {} bias {}",
             q.checkpoint_format,
             q.weight_type,
             q.dtype,
             self.input(),
             q.group_size,
             q.has_act_order(),
+            q.is_k_full,
             q.has_bias
         )
     }
@@ -169,6 +194,21 @@ pub struct DenseInput {
 }
 
 impl DenseInput {
+    /// Draws `size_m` rows and a weight of `config`; `None` if its groups leave no canonical product.
+    pub fn draw(config: &LinearConfig, seed: u64, size_m: usize) -> Option<Self> {
+        let shape = Shape::new(config.size_k, config.size_n);
+        let form = ProductWeight { quant: config.quant.clone(), shape };
+        // With 8-bit activations and act-order, groups that cut an instruction have no product.
+        (0..64).find_map(|attempt| {
+            let mut rng = Rng::for_case(seed, attempt);
+            let weight = form.draw(&mut rng, 1)?.pop()?;
+            let x = form.rows(&mut rng, size_m);
+            let x_scales = form.row_scales(&mut rng, size_m);
+            let input = Self { form: form.clone(), weight, x, x_scales, choice: rng.next_u64() };
+            DenseProduct::expected(&input).is_ok().then_some(input)
+        })
+    }
+
     /// Rows of x.
     pub fn size_m(&self) -> usize {
         self.x.len() / self.form.shape.size_k
@@ -215,9 +255,7 @@ impl Operation for DenseProduct {
                 let mut rng = Rng::new(seed);
                 let weight = form.draw(&mut rng, 1)?.pop()?;
                 let x = form.rows(&mut rng, size_m);
-                let x_scales = form.quant.input_dtype.map(|_| {
-                    (0..size_m).map(|_| rng.between(1, 1 << 20) as f32 / (1 << 27) as f32).collect()
-                });
+                let x_scales = form.row_scales(&mut rng, size_m);
                 Some(DenseInput { form, weight, x, x_scales, choice })
             })
             .boxed()
@@ -227,14 +265,9 @@ impl Operation for DenseProduct {
         let (dtype, input) = (i.form.quant.dtype, i.form.input());
         let x: Vec<u32> = i.x.iter().map(|&bits| bits.into()).collect();
         let order = i.order();
-        // With int8 activations, group scales are integers, and their unit multiplies the
-        // activation scales.
-        let factor = match input {
-            ScalarType::INT8 => input_global_scale(std::slice::from_ref(&i.weight)),
-            _ => 1.0,
-        };
+        let weights = std::slice::from_ref(&i.weight);
         let scales: Option<Vec<f32>> =
-            i.x_scales.as_ref().map(|scales| scales.iter().map(|s| s * factor).collect());
+            i.x_scales.as_ref().map(|scales| i.form.scales_of_rows(weights, scales));
         let extras = Extras {
             order: order.as_deref(),
             activation_scales: scales.as_deref(),

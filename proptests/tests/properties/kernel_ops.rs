@@ -33,6 +33,14 @@ fn products() {
     reference::<ExpertProduct>(6);
 }
 
+/// Layers whose rows are e4m3fn, on random configurations.
+#[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "minutes under emulation; --include-ignored runs it")]
+fn layers_of_e4m3_rows() {
+    reference::<W4a8Experts>(2);
+    reference::<Fp8Experts>(2);
+}
+
 /// The reference on changed arguments.
 struct Changed<F>(F);
 
@@ -108,6 +116,13 @@ fn wrong_products_fall() {
         i.topk_ids.iter_mut().filter(|id| **id > 0).for_each(|id| *id = 0);
     });
     falls_at_once::<ExpertProduct>("router weights ignored", |i| i.topk_weights = None);
+    falls_at_once::<ExpertProduct>("the first row's scale for all", |i| {
+        let scales = i.x_scales.iter_mut().flatten();
+        scales.for_each(|scale| *scale = 1.0);
+    });
+    let neighbours = |i: &mut LayerInput| i.topk_ids.iter_mut().for_each(|id| *id = 0.max(*id - 1));
+    falls_at_once::<W4a8Experts>("the expert before", neighbours);
+    falls_at_once::<Fp8Experts>("the expert before", neighbours);
 }
 
 /// Inputs that a subject does not support are drawn again and counted, not counted as passed.

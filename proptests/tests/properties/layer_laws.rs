@@ -6,42 +6,34 @@ use marlinspike_golden::Tier;
 use marlinspike_proptests::bank::on_all_cores;
 use marlinspike_proptests::ops::layer::laws::LAWS;
 use marlinspike_proptests::ops::{LayerInput, MoeLayer, moe_lattice};
-use marlinspike_proptests::{Config, Reference, SubjectError, mutants, run};
+use marlinspike_proptests::{Config, Reference, laws, mutants, run};
 
 /// Inputs per mistake.
 const INPUTS: usize = 24;
 
-fn reference(input: &LayerInput) -> Result<Vec<u16>, SubjectError> {
-    let stages = input.local().and_then(|local| local.stages(input));
-    stages.map(|s| s.y.into_bits()).map_err(|e| SubjectError(e.to_string()))
-}
-
-/// Each configuration once, with the laws in turn: over the lattice, each law covers every format
-/// and every axis many times.
+/// Each configuration of the lattice once, which has every legal combination of three values, with the
+/// laws in turn; `covering` has every law with every value.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "minutes under emulation; --include-ignored runs it")]
 fn laws_hold_over_the_whole_lattice() {
     let lattice = moe_lattice().unwrap();
     assert!(lattice.len() > 300, "{}", lattice.len());
-    // One configuration in this many.
-    let step = Tier::current().pick(12, 3, 1);
+    // Without the tiers, `covering` alone tries the pairs.
+    let step = Tier::current().pick(12, 1, 1);
+    let start = Tier::current().seed(0x1a77_1ce0);
     let points: Vec<_> = lattice.iter().enumerate().step_by(step).enumerate().collect();
-    let laws = on_all_cores(&points, |&(nth, (point, config))| {
-        let seed = 0x1a77_1ce0 + point as u64;
-        let input = LayerInput::draw(config, seed, 1 + point % 3)
+    let tried = on_all_cores(&points, |&(nth, (point, config))| {
+        let seed = start.wrapping_add(point as u64);
+        let input = LayerInput::draw_rank(config, seed, 1 + point % 3)
             .unwrap_or_else(|e| panic!("point {point} seed {seed:#x}: {e}"));
-        let at = (nth + nth / LAWS.len()) % LAWS.len();
-        let law = &LAWS[at];
-        if let Err(failure) = (law.check)(&reference, &input) {
-            panic!("point {point} seed {seed:#x}: {}\n{failure:#?}", law.name);
+        let all = laws::<MoeLayer>();
+        let at = (nth + nth / all.len()) % all.len();
+        if let Err(failure) = (all[at].check)(&Reference, &input) {
+            panic!("point {point} seed {seed:#x}: {}\n{failure:#?}", all[at].name);
         }
         at
     });
-    let mut tried = vec![0; LAWS.len()];
-    laws.into_iter().for_each(|at| tried[at] += 1);
-    let configurations = lattice.len().div_ceil(step);
-    println!("{configurations} configurations, {tried:?} tries");
-    assert!(tried.iter().all(|&n| n + 1 >= configurations / LAWS.len()), "{tried:?}");
+    println!("{} configurations", tried.len());
 }
 
 /// Random choices, with a seed that reproduces a failure.

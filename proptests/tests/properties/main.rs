@@ -1,6 +1,7 @@
 //! Properties of operations: the reference passes, mutants are rejected.
 #![allow(missing_docs)]
 
+mod covering;
 mod dyn_quant;
 mod kernel_ops;
 mod kit;

@@ -6,6 +6,8 @@
 
 mod guard;
 
+use std::borrow::Cow;
+
 use serde::Serialize;
 
 pub use crate::judge::{
@@ -16,7 +18,8 @@ pub use crate::ops::{LayerSource, MatrixSource, add_outputs, mistaken, mistakes}
 pub use guard::{beside_misfits, check_case_within, without_misfits};
 
 use crate::Result;
-use crate::case::{Case, Limits};
+use crate::case::{Case, Dim, Limits};
+use crate::num::tensor::Tensor;
 
 /// The verdict on a case.
 #[derive(Debug, Clone, Serialize)]
@@ -67,13 +70,48 @@ pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport>
     check_case_within(case, declared, &Limits::default())
 }
 
+/// The verdicts on outputs without elements, and the case without them. Only outputs of which the config
+/// demands no elements: `size_m` is 0. Their shapes were checked, and nothing else could be wrong.
+fn without_empty<'a, 'c>(case: &'a Case<'c>) -> Result<(Vec<OutputReport>, Cow<'a, Case<'c>>)> {
+    if !case.outputs.values().any(Tensor::is_empty) {
+        return Ok((Vec::new(), Cow::Borrowed(case)));
+    }
+    let rules = case.config.rules(case.local_experts())?;
+    let empty = |name: &String, tensor: &Tensor<'_>| {
+        let rule = rules.iter().find(|rule| rule.name.strip_prefix("out.") == Some(name));
+        tensor.is_empty() && rule.is_some_and(|rule| rule.shape.contains(&Dim::Is(0)))
+    };
+    let mut rest = case.clone();
+    rest.outputs.retain(|name, tensor| !empty(name, tensor));
+    let note = "no elements: the shape is right, and there is nothing else to compare";
+    let passing = |(name, _): (&String, &Tensor<'_>)| OutputReport {
+        verdict: Verdict::Pass,
+        ..OutputReport::unchecked(name, 0, note)
+    };
+    let all = case.outputs.iter().filter(|(name, tensor)| empty(name, tensor));
+    Ok((all.map(passing).collect(), Cow::Owned(rest)))
+}
+
+/// The note on an output that only has to be as infinite as its inputs.
+const NO_FINITE_VALUE: &str =
+    "no value is finite, so that nothing was compared: check a case with smaller inputs";
+
 /// Judges the outputs of a case that is within the limits and has no misfits.
 fn recompute(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
     // A declared convention takes precedence over that of the case's config.
     let stated = case.config.quant().and_then(|quant| quant.convention);
     let convention = declared.convention.or(stated);
-    let declared = &Declared { convention, ..declared.clone() };
-    let mut outputs = case.config.operation().judge(case, declared)?;
+    let min_power = match declared.min_power {
+        Some(limit) => Some(limit),
+        None => case.min_power()?,
+    };
+    let declared = &Declared { convention, min_power, ..declared.clone() };
+    let (empty, judged) = without_empty(case)?;
+    let mut outputs = match judged.outputs.is_empty() {
+        true => Vec::new(),
+        false => judged.config.operation().judge(&judged, declared)?,
+    };
+    outputs.extend(empty);
     for (name, tensor) in &case.outputs {
         if !outputs.iter().any(|o| o.name == *name) {
             let note = format!("{} of `{}` is not computed here yet", name, case.op);
@@ -86,6 +124,11 @@ fn recompute(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
         if output.verdict == Verdict::Pass && output.power.is_none() && every_bit {
             output.power = Some(Power::every_bit());
         }
+        if output.verdict == Verdict::Pass && case.finite_share(&output.name) == Some(0.0) {
+            output.verdict = Verdict::Unchecked;
+            output.add_note(NO_FINITE_VALUE);
+        }
+        output.require_power(declared.power_limit());
     }
     Ok(CaseReport::new(case, outputs))
 }

@@ -58,19 +58,25 @@ impl Subject<'_> {
 
     /// Compares every value of a predicted output with the found one.
     fn compared(&self, made: &[u32], found: &[u32]) -> Comparison {
-        let (width, bits) = (self.width, self.element_bits());
-        let mask = u32::MAX >> (32 - width);
-        let total = found.len() * (bits / width) as usize;
-        let mut all = Comparison { total, ..Comparison::default() };
-        for ((&e, &m), &f) in self.expected.iter().zip(made).zip(found) {
-            if e == m && e == f {
-                continue;
-            }
-            for bit in (0..bits).step_by(width as usize) {
-                let of = |x: u32| x >> bit & mask;
-                all.exact(of(e), of(m), of(f), width);
-            }
-        }
-        all
+        compared([self.width, self.element_bits()], [&self.expected, made, found])
     }
+}
+
+/// Compares values of `width` bits, of which an element has `bits`: the expected ones, the predicted ones,
+/// and the found ones.
+pub(crate) fn compared([width, bits]: [u32; 2], values: [&[u32]; 3]) -> Comparison {
+    let [expected, made, found] = values;
+    let mask = u32::MAX >> (32 - width);
+    let total = found.len() * (bits / width) as usize;
+    let mut all = Comparison { total, ..Comparison::default() };
+    for ((&e, &m), &f) in expected.iter().zip(made).zip(found) {
+        if e == m && e == f {
+            continue;
+        }
+        for bit in (0..bits).step_by(width as usize) {
+            let of = |x: u32| x >> bit & mask;
+            all.exact(of(e), of(m), of(f), width);
+        }
+    }
+    all
 }

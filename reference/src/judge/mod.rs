@@ -8,6 +8,7 @@ pub(crate) mod mistake;
 mod numbers;
 pub(crate) mod pattern;
 pub(crate) mod picture;
+pub(crate) mod place;
 pub(crate) mod plain;
 pub(crate) mod power;
 pub(crate) mod product;
@@ -104,6 +105,9 @@ pub struct OutputReport {
     pub conventions: Vec<String>,
     /// Number of elements without a bound because partial sums may overflow.
     pub unbounded: usize,
+    /// What to declare if the bound is too weak.
+    #[serde(skip)]
+    pub(crate) remedy: &'static str,
     /// The positions of the mismatches.
     #[serde(skip)]
     pub picture: Option<Picture>,
@@ -126,6 +130,7 @@ impl OutputReport {
             power: None,
             conventions: Vec::new(),
             unbounded: 0,
+            remedy: "",
             picture: None,
         }
     }
@@ -145,7 +150,7 @@ impl OutputReport {
 
     /// Sets the power of a comparison with bounds. A pass becomes unchecked if a trivial wrong
     /// answer would also pass or an element has no bound; `remedy` states what to declare.
-    pub(crate) fn settle(&mut self, power: Power, remedy: &str) {
+    pub(crate) fn settle(&mut self, power: Power, remedy: &'static str) {
         if self.unbounded > 0 {
             let count = self.unbounded;
             self.add_note(&format!(
@@ -165,5 +170,25 @@ impl OutputReport {
             self.add_note(remedy);
         }
         self.power = Some(power);
+        self.remedy = remedy;
+    }
+
+    /// A pass that would leave a uniform error of more than `limit` unnoticed becomes unchecked.
+    pub(crate) fn require_power(&mut self, limit: f64) {
+        let error = self.power.filter(|power| power.is_below(limit));
+        let Some(error) = error.and_then(|power| power.uniform_error) else { return };
+        if self.verdict != Verdict::Pass {
+            return;
+        }
+        self.verdict = Verdict::Unchecked;
+        self.add_note(&format!(
+            "the bound would accept a uniform error of {}, and a pass excludes any above {} \
+             (--min-power)",
+            power::percent(error),
+            power::percent(limit)
+        ));
+        if !self.remedy.is_empty() {
+            self.add_note(self.remedy);
+        }
     }
 }

@@ -1,11 +1,14 @@
 //! Patterns in the wrong values themselves, independent of the computation: values that were moved,
 //! not written, or multiplied by a factor.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use super::{Diagnosis, OutputReport, Strength, Verdict, numbers, plain};
 use crate::moe::narrow;
 use crate::num::scalar::ScalarType;
+
+/// Fewest values with the bits of another line, among right numbers, that were moved.
+const MOVED: usize = 8;
 
 /// A matrix of 16-bit floats with its wrong values.
 pub(crate) struct Values<'v> {
@@ -19,6 +22,17 @@ pub(crate) struct Values<'v> {
 }
 
 impl Values<'_> {
+    /// Lines of wrong values that hold the bits of others, for values that are right numbers: zeros and
+    /// factors are no evidence there, since small numbers may be lost in another order.
+    fn explain_bits(&self) -> Option<Diagnosis> {
+        let moved = || self.halves().or_else(|| self.moved(true)).or_else(|| self.moved(false));
+        let (id, text) = match self.not_numbers() {
+            Some(found) => found,
+            None => moved().filter(|_| self.wrong.len() >= MOVED)?,
+        };
+        Some(Diagnosis::explains(id, text))
+    }
+
     /// The pattern that all wrong values follow.
     pub(crate) fn explain(&self) -> Option<Diagnosis> {
         if let Some((id, text)) = self.not_numbers() {
@@ -39,21 +53,29 @@ impl Values<'_> {
         Some(Diagnosis::explains(id, text))
     }
 
-    /// The rows and columns that all wrong values lie in, from first to last.
+    /// The rows and columns that all wrong values lie in.
     pub(crate) fn extent(&self) -> String {
         let span = |of: &dyn Fn(usize) -> usize, one: &str| {
-            let (mut lo, mut hi) = (usize::MAX, 0);
-            for &i in self.wrong {
-                (lo, hi) = (lo.min(of(i)), hi.max(of(i)));
+            let all: BTreeSet<usize> = self.wrong.iter().map(|&i| of(i)).collect();
+            let (lo, hi) = (all.first().copied().unwrap_or(0), all.last().copied().unwrap_or(0));
+            let named = || all.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+            match all.len() {
+                0 | 1 => format!("{one} {hi}"),
+                n if n == hi - lo + 1 => format!("{one}s {lo} to {hi}"),
+                n if n <= 4 => format!("{one}s {}", named()),
+                n if all.iter().all(|at| at % 2 == lo % 2) => {
+                    let parity = if lo % 2 == 0 { "even" } else { "odd" };
+                    format!("{n} {parity} {one}s from {lo} to {hi}")
+                }
+                n => format!("{n} {one}s from {lo} to {hi}"),
             }
-            if lo >= hi { format!("{one} {hi}") } else { format!("{one}s {lo} to {hi}") }
         };
         let (rows, cols) = (span(&|i| i / self.cols, "row"), span(&|i| i % self.cols, "column"));
         format!("all in {rows}, {cols}")
     }
 
     /// The number of wrong values and their location.
-    fn place(&self) -> Option<Diagnosis> {
+    pub(crate) fn place(&self) -> Option<Diagnosis> {
         let &first = self.wrong.first()?;
         let (count, total) = (self.wrong.len(), self.found.len());
         let text = match count {
@@ -136,6 +158,19 @@ impl Values<'_> {
         Some((id, text))
     }
 
+    /// Whether the wrong values fill the rectangle of their rows and columns, except for zeros.
+    fn is_rectangle(&self) -> bool {
+        let mut rows: Vec<usize> = self.wrong.iter().map(|i| i / self.cols).collect();
+        let mut cols: Vec<usize> = self.wrong.iter().map(|i| i % self.cols).collect();
+        for lines in [&mut rows, &mut cols] {
+            lines.sort_unstable();
+            lines.dedup();
+        }
+        let mut all = rows.iter().flat_map(|row| cols.iter().map(move |n| row * self.cols + n));
+        let changes = |i: usize| self.ty.to_f64(self.expected[i]).abs() > 0.0;
+        all.all(|i| self.wrong.binary_search(&i).is_ok() || !changes(i))
+    }
+
     /// A factor common to all wrong values, up to rounding.
     fn multiplied(&self) -> Option<(&'static str, String)> {
         let ratio = |i: usize| self.ty.to_f64(self.found[i]) / self.ty.to_f64(self.expected[i]);
@@ -147,7 +182,10 @@ impl Values<'_> {
         // Reject a factor that rounds to 1, which is only rounding, and one that turns values into
         // zeros.
         let unit = if self.ty == ScalarType::FLOAT16 { 2f64.powi(-10) } else { 2f64.powi(-7) };
-        if self.wrong.len() < 4 || (factor.abs() - 1.0).abs() < 4.0 * unit && factor > 0.0 {
+        if self.wrong.len() < 4
+            || !self.is_rectangle()
+            || (factor.abs() - 1.0).abs() < 4.0 * unit && factor > 0.0
+        {
             return None;
         }
         let fits = |i: usize| {
@@ -197,7 +235,9 @@ pub(crate) fn explain(
     }
     if report.diagnosis.as_ref().is_none_or(|known| known.unexplained > 0) {
         let known = report.diagnosis.take();
-        report.diagnosis = values.explain().or(known).or(place).or_else(|| values.place());
+        let within = place.as_ref().is_some_and(|d| d.id == "within-bound");
+        let pattern = if within { values.explain_bits() } else { values.explain() };
+        report.diagnosis = pattern.or(known).or(place).or_else(|| values.place());
     }
 }
 
@@ -252,9 +292,9 @@ mod tests {
 
     #[test]
     fn values_that_changed() {
-        let (id_of, text) = explained(|v| v[10..13].fill(0)).expect("a pattern");
+        let (id_of, text) = explained(|v| v[10..14].fill(0)).expect("a pattern");
         let wanted = "all wrong elements are zero: not written, or multiplied by zero: all in row 1, \
-                      columns 2 to 4";
+                      columns 2 to 5";
         assert_eq!((&*id_of, &*text), ("zeros", wanted));
         // A power of two, exactly; and 1.5 times, rounded.
         let twice = |v: &mut [u32]| v[..6].iter_mut().for_each(|b| *b += 0x80);

@@ -3,9 +3,13 @@
 
 use super::Diagnosis;
 use super::subject::{Rows, Subject};
+use crate::formats::float_type;
 
 /// The ids of this module.
-pub(crate) const NAMES: [&str; 4] = ["not-finite", "all-zeros", "zeros", "constant"];
+pub(crate) const NAMES: [&str; 5] = ["not-finite", "all-zeros", "zeros", "zero-sign", "constant"];
+
+/// The fewest wrong zeros that were not written.
+const FEW: usize = 4;
 
 /// What all wrong floats have in common. `wrong` holds pairs (found, right); `is_zero` states
 /// whether the whole output is zero.
@@ -27,13 +31,15 @@ pub(crate) fn floats(wrong: &[(f64, f64)], is_zero: bool) -> Option<(&'static st
         };
         return Some(("not-finite", text));
     }
-    if all(&|f, _| f == 0.0) {
+    if all(&|f, r| f == 0.0 && r == 0.0) {
+        return Some(("zero-sign", "the wrong elements are zeros of the other sign".to_owned()));
+    }
+    // A few zeros may be small numbers that were lost.
+    if all(&|f, _| f == 0.0) && (is_zero || count >= FEW) {
         let text = if is_zero {
             "every element of the output is zero".to_owned()
         } else {
-            let all =
-                if count == 1 { "the only wrong element is" } else { "all wrong elements are" };
-            format!("{all} zero: not written, or multiplied by zero")
+            "all wrong elements are zero: not written, or multiplied by zero".to_owned()
         };
         return Some((if is_zero { "all-zeros" } else { "zeros" }, text));
     }
@@ -71,13 +77,22 @@ pub(crate) fn constant_rows(
     })
 }
 
-/// The same for stored bits, which have no infinities: zeros, or one constant.
+/// The same for stored bits: NaN, zeros, or one constant.
 pub(crate) fn bits(subject: &Subject<'_>, found: &[u32], mismatches: usize) -> Option<Diagnosis> {
+    let mask = u32::MAX >> (32 - subject.width);
+    let value = |(element, bit): (usize, u32)| found[element] >> bit & mask;
+    if is_nan_wherever_wrong(subject, found) {
+        let everywhere = found.len() > 1 && mismatches == found.len();
+        let text = match (mismatches, everywhere) {
+            (_, true) => "NaN everywhere".to_owned(),
+            (1, _) => "the wrong value is NaN".to_owned(),
+            _ => format!("all {mismatches} wrong values are NaN"),
+        };
+        return Some(Diagnosis::explains("not-finite", text));
+    }
     if subject.rows == Rows::List && subject.width > 16 || mismatches < 8 {
         return None;
     }
-    let mask = u32::MAX >> (32 - subject.width);
-    let value = |(element, bit): (usize, u32)| found[element] >> bit & mask;
     let mut values = subject.differences(found).map(value);
     let first = values.next()?;
     values.all(|v| v == first).then(|| match first {
@@ -87,4 +102,12 @@ pub(crate) fn bits(subject: &Subject<'_>, found: &[u32], mismatches: usize) -> O
             format!("all {mismatches} wrong values are {first:#x}, one value everywhere"),
         ),
     })
+}
+
+/// Whether the elements are floats, and all wrong ones NaN where a number belongs.
+fn is_nan_wherever_wrong(subject: &Subject<'_>, found: &[u32]) -> bool {
+    let Some(ty) = float_type(subject.found.dtype()) else { return false };
+    let is_nan = |bits: u32| ty.to_f64(bits).is_nan();
+    subject.width == subject.element_bits()
+        && subject.differences(found).all(|(i, _)| is_nan(found[i]) && !is_nan(subject.expected[i]))
 }

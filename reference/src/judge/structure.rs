@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::Diagnosis;
+use super::place::Axis;
 use super::subject::{Rows, Subject};
 
 /// Recognizes exchanged experts, columns or rows.
@@ -88,54 +89,119 @@ fn moved(expected: &[Vec<u32>], found: &[Vec<u32>]) -> Option<String> {
     Some(format!("{}{dots} ({} in all)", shown.join(", "), sources.len()))
 }
 
-/// Describes the region of the mismatches if it is a small part of the matrix.
+/// Describes where the mismatches are: experts, rows, columns, or how many of each.
 pub(super) fn confined(subject: &Subject<'_>, found: &[u32]) -> Option<Diagnosis> {
-    if subject.rows == Rows::List {
+    let places = Places::of(subject, found);
+    let parts = places.parts(subject);
+    let count = places.count;
+    if count == 0 {
         return None;
     }
-    let mut sets: [BTreeSet<usize>; 3] = Default::default();
-    // Only Marlin's layouts have tiles.
-    let mut tiles: BTreeSet<Option<(usize, usize)>> = BTreeSet::new();
-    let mut count = 0;
-    for (expert, place) in subject.places(found) {
-        count += 1;
-        // Two distinct values are enough to answer.
-        for (set, value) in sets.iter_mut().zip([expert, place.row, place.col]) {
-            if set.len() < 2 {
-                set.insert(value);
-            }
+    let text = match (parts.is_empty(), count) {
+        (false, 1) => format!("the only mismatch is in {}", parts.join(", ")),
+        (false, _) => format!("all {count} mismatches are in {}", parts.join(", ")),
+        (true, _) => {
+            let [rows, cols] = places.names;
+            let seen = |i: usize| format!("{} of {}", places.wrong[i].len(), places.lens[i]);
+            let (r, c) = (seen(0), seen(1));
+            format!("all over the output: {count} mismatches in {r} {} and {c} {}", rows.1, cols.1)
         }
-        if tiles.len() < 2 {
-            tiles.insert(place.fragment.map(|f| (f.tile_k, f.tile_n)));
-        }
-    }
-    let [experts, rows, cols] = &sets;
-    let one = |set: &BTreeSet<usize>| if set.len() == 1 { set.first().copied() } else { None };
-    let (label, of_activations) = (subject.rows.label(), subject.rows.are_of_activations());
-    let mut parts = Vec::new();
-    if subject.experts > 1 {
-        parts.extend(one(experts).map(|e| format!("expert {e}")));
-    }
-    match (one(rows), one(cols)) {
-        (Some(r), Some(c)) if of_activations => {
-            parts.push(format!("the value at row {c}, {label} {r}"));
-        }
-        (Some(r), Some(c)) => parts.push(format!("the value at {label} {r}, n {c}")),
-        (Some(r), None) => parts.push(format!("{label} {r}")),
-        (None, Some(c)) if of_activations => parts.push(format!("row {c} of the activations")),
-        (None, Some(c)) => parts.push(format!("column n {c}")),
-        (None, None) if subject.rows == Rows::K => {
-            if let (1, Some(Some((k, n)))) = (tiles.len(), tiles.first()) {
-                parts.push(format!("tile ({k}, {n})"));
-            }
-        }
-        _ => {}
-    }
-    (!parts.is_empty()).then(|| {
-        let text = match count {
-            1 => format!("the only mismatch is in {}", parts.join(", ")),
-            _ => format!("all {count} mismatches are in {}", parts.join(", ")),
+    };
+    let id = if parts.is_empty() { "everywhere" } else { "confined" };
+    Some(Diagnosis::place(id, text, count))
+}
+
+/// The positions of mismatches in both directions of a matrix, and in a stack.
+struct Places {
+    count: usize,
+    experts: BTreeSet<usize>,
+    wrong: [BTreeSet<usize>; 2],
+    lens: [usize; 2],
+    /// What one position of a direction is called, and several.
+    names: [(&'static str, &'static str); 2],
+    /// The only tile of Marlin's layouts, if there is one.
+    tile: Option<(usize, usize)>,
+}
+
+impl Places {
+    fn of(subject: &Subject<'_>, found: &[u32]) -> Self {
+        let mut all = Self {
+            count: 0,
+            experts: BTreeSet::new(),
+            wrong: Default::default(),
+            lens: subject.shape,
+            names: match subject.rows {
+                Rows::K => [("k", "k"), ("column n", "columns n")],
+                Rows::Group => [("group", "groups"), ("column n", "columns n")],
+                Rows::RowK => [("k", "k"), ("row", "rows")],
+                Rows::RowGroup => [("group", "groups"), ("row", "rows")],
+                Rows::List => [("row", "rows"), ("column", "columns")],
+            },
+            tile: None,
         };
-        Diagnosis::place("confined", text, count)
-    })
+        if subject.rows == Rows::List {
+            // A list has the shape of its tensor; a single column is a list of rows.
+            let shape = subject.found.shape();
+            let cols = if shape.len() > 1 { shape[shape.len() - 1].max(1) } else { 1 };
+            all.lens = [subject.expected.len() / cols, cols];
+            for (element, _) in subject.differences(found) {
+                all.add(0, element / cols, element % cols);
+            }
+            return all;
+        }
+        let mut tiles: BTreeSet<Option<(usize, usize)>> = BTreeSet::new();
+        for (expert, place) in subject.places(found) {
+            all.add(expert, place.row, place.col);
+            // Two distinct tiles are enough to answer.
+            if tiles.len() < 2 {
+                tiles.insert(place.fragment.map(|f| (f.tile_k, f.tile_n)));
+            }
+        }
+        all.tile = if tiles.len() == 1 { tiles.pop_first().flatten() } else { None };
+        all
+    }
+
+    fn add(&mut self, expert: usize, row: usize, col: usize) {
+        self.count += 1;
+        self.experts.insert(expert);
+        self.wrong[0].insert(row);
+        self.wrong[1].insert(col);
+    }
+
+    /// What the mismatches have in common.
+    fn parts(&self, subject: &Subject<'_>) -> Vec<String> {
+        let axis = |i: usize| {
+            let (one, many) = self.names[i];
+            Axis { wrong: &self.wrong[i], len: self.lens[i], one, many }
+        };
+        let one = |set: &BTreeSet<usize>| if set.len() == 1 { set.first().copied() } else { None };
+        let mut parts = Vec::new();
+        if subject.experts > 1 {
+            let (one, many) = ("expert", "experts");
+            let experts = Axis { wrong: &self.experts, len: subject.experts, one, many };
+            parts.extend(experts.text());
+        }
+        let of_activations = subject.rows.are_of_activations();
+        match (one(&self.wrong[0]), one(&self.wrong[1])) {
+            (Some(r), Some(c)) if of_activations => {
+                parts.push(format!("the value at row {c}, {} {r}", self.names[0].0));
+            }
+            (Some(r), Some(c)) if subject.rows != Rows::List => {
+                parts.push(format!("the value at {} {r}, n {c}", self.names[0].0));
+            }
+            (None, None) if subject.rows == Rows::K && self.tile.is_some() => {
+                parts.extend(self.tile.map(|(k, n)| format!("tile ({k}, {n})")));
+            }
+            _ => {
+                let columns = axis(1).text();
+                let columns = if of_activations {
+                    columns.map(|text| format!("{text} of the activations"))
+                } else {
+                    columns
+                };
+                parts.extend(axis(0).text().into_iter().chain(columns));
+            }
+        }
+        parts
+    }
 }

@@ -7,17 +7,16 @@ use crate::judge::{Declared, OutputReport};
 use crate::layers::{ExpertPlacement, determine_expert_map};
 use crate::moe::align::{Absent, Align};
 use crate::num::tensor::{DType, Tensor};
-use crate::ops::Operation;
+use crate::ops::axes::{Axes, Space, shown};
 use crate::ops::case::Case;
 use crate::ops::draw::Rng;
 use crate::ops::quant::keys::{at_most, rank};
 use crate::ops::quant::ranks;
 use crate::ops::quant::tensors::blocks;
 use crate::ops::routing::align;
-use crate::ops::schema::{
-    CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_map, in_range, rule,
-};
+use crate::ops::schema::{CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_map, rule};
 use crate::ops::tensors::{I32, bytes_of};
+use crate::ops::{CaseConfig, Operation};
 
 /// Config of `moe_align_block_size`.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,17 +45,18 @@ impl Operation for AlignConfig {
         Ok(AlignConfig { block_size: r.size("block_size")?, num_experts, top_k, ep_size, ep_rank })
     }
 
+    /// Every legal combination of [`Operation::axes`].
     fn lattice() -> Result<Vec<Self>> {
-        let mut configs = Vec::new();
-        for block_size in [8, 16, 32, 48, 64] {
-            for (num_experts, top_k) in [(1, 1), (4, 2), (8, 8), (60, 4), (128, 8)] {
-                for (ep_size, ep_rank) in [(1, 0), (2, 1), (4, 0)] {
-                    let c = AlignConfig { block_size, num_experts, top_k, ep_size, ep_rank };
-                    configs.push(c);
-                }
-            }
-        }
-        Ok(configs)
+        let axes = space().axes();
+        let align = |config| match config {
+            CaseConfig::Align(config) => Some(config),
+            _ => None,
+        };
+        Ok(axes.configs(axes.axes().len()).into_iter().filter_map(align).collect())
+    }
+
+    fn axes() -> Result<Option<Axes>> {
+        Ok(Some(space().axes()))
     }
 
     fn json(&self) -> Value {
@@ -72,7 +72,7 @@ impl Operation for AlignConfig {
 
     fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
         let mut rules = vec![
-            rule("in.topk_ids", I32, &[Dim::Some, Dim::Is(self.top_k)]).required(true),
+            rule("in.topk_ids", I32, &[Dim::Any, Dim::Is(self.top_k)]).required(true),
             rule("in.expert_map", I32, &[Dim::Is(self.num_experts)]).required(self.ep_size > 1),
         ];
         rules.extend(blocks());
@@ -80,9 +80,6 @@ impl Operation for AlignConfig {
     }
 
     fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
-        if let Some(ids) = inputs.get("topk_ids") {
-            in_range(ids, 0, self.num_experts, "an expert")?;
-        }
         if let Some(map) = inputs.get("expert_map") {
             expert_map(map, None)?;
         }
@@ -101,7 +98,7 @@ impl Operation for AlignConfig {
     }
 
     fn add_staged_outputs(&self, case: &mut Case<'_>) -> Result<()> {
-        let ids = case.input("topk_ids")?.elements::<i32>().into_owned();
+        let ids = align::skipped(&case.input("topk_ids")?.elements::<i32>());
         let map = case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
         let align = Align {
             block_size: self.block_size,
@@ -148,4 +145,24 @@ impl Operation for AlignConfig {
         }
         Ok(())
     }
+}
+
+/// The axes. Tokens are drawn with each case.
+fn space() -> Space<AlignConfig> {
+    let base = AlignConfig { block_size: 8, num_experts: 128, top_k: 1, ep_size: 1, ep_rank: 0 };
+    let ranks =
+        [(1, 0), (2, 1), (4, 0)].map(|(size, rank)| (format!("{rank}/{size}"), (size, rank)));
+    Space::new(base, |_| {})
+        .axis("block_size", shown([8, 16, 32, 48, 64]), |c: &mut AlignConfig, &size| {
+            c.block_size = size;
+        })
+        .axis("num_experts", shown([1, 4, 8, 60, 128]), |c, &count| c.num_experts = count)
+        .axis("top_k", shown([1, 2, 4, 8]), |c, &count| c.top_k = count)
+        .axis("expert_parallel", ranks, |c, &(size, rank)| (c.ep_size, c.ep_rank) = (size, rank))
+        .illegal("a token has at most every expert", &["num_experts", "top_k"], |c| {
+            c.top_k > c.num_experts
+        })
+        .illegal("every rank has an expert", &["num_experts", "expert_parallel"], |c| {
+            c.ep_size > c.num_experts
+        })
 }

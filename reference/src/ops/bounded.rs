@@ -6,7 +6,7 @@ use crate::judge::mistake::{Comparison, search};
 use crate::judge::pattern::Values;
 use crate::judge::power::{Accepted, Power};
 use crate::judge::product::{REMEDY, measure};
-use crate::judge::{Diagnosis, OutputReport, Verdict, plain};
+use crate::judge::{Diagnosis, OutputReport, Verdict, place, plain};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::Tensor;
 use crate::ops::computation::Computation;
@@ -76,7 +76,9 @@ pub(super) fn judge<C: BoundedProduct>(right: &C, found: &Tensor<'_>) -> Result<
         let expected: Vec<u32> = bounded.iter().map(|b| b.rounded).collect();
         let (found, wrong) = (&bits, &wrong);
         let pattern = Values { ty, cols: n, found, expected: &expected, wrong };
-        report.diagnosis = diagnose(right, &bounded, &values, wrong).or_else(|| pattern.explain());
+        let place = || place::diagnosis(wrong, [values.len() / n, n]);
+        let known = diagnose(right, &bounded, &values, wrong).or_else(|| pattern.explain());
+        report.diagnosis = Some(known.unwrap_or_else(place));
     }
     Ok(report)
 }

@@ -3,8 +3,14 @@
 use std::collections::BTreeMap;
 
 use super::{CaseConfig, Op};
+use crate::judge::compare::elements;
+use crate::num::scalar::float_type;
 use crate::num::tensor::Tensor;
 use crate::{Error, Result};
+
+/// The outputs of products and of what follows them in a layer. Other outputs, such as the scales of
+/// quantizers, are infinite for a reason.
+const ARITHMETIC: [&str; 4] = ["y", "gate_up", "activated", "down"];
 
 /// One operation's inputs, configuration and outputs.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,6 +56,26 @@ impl<'a> Case<'a> {
     /// An output, by bare name.
     pub fn output(&self, name: &str) -> Option<&Tensor<'a>> {
         self.outputs.get(name)
+    }
+
+    /// The largest uniform error that a pass may leave unnoticed, as a share, if the file's config
+    /// states it (`min_power`, in percent).
+    ///
+    /// # Errors
+    /// [`CaseError::ConfigValue`](super::schema::CaseError::ConfigValue) for anything but a number,
+    /// 0 or more.
+    pub fn min_power(&self) -> Result<Option<f64>> {
+        Ok(super::keys::min_power(self.op, &self.raw_config)?)
+    }
+
+    /// The share of finite values in an output of arithmetic (a product, or what follows it in a
+    /// layer); `None` for other outputs, and for one without values.
+    pub(crate) fn finite_share(&self, name: &str) -> Option<f64> {
+        let output = self.output(name).filter(|_| ARITHMETIC.contains(&name))?;
+        let ty = float_type(output.dtype())?;
+        let bits = elements(output);
+        let finite = bits.iter().filter(|&&b| ty.to_f64(b).is_finite()).count();
+        (!bits.is_empty()).then(|| finite as f64 / bits.len() as f64)
     }
 
     /// Adds an input under its bare name.

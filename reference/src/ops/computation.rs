@@ -13,6 +13,7 @@ use crate::num::dims::Shape;
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::Op;
 use crate::ops::case::Case;
+use crate::ops::causes;
 use crate::weight::{Codes, Table};
 
 /// The computation of an operation's outputs from a case's inputs.
@@ -25,6 +26,12 @@ pub(super) trait Computation: Clone + 'static {
 
     /// The known mistakes that this operation can have.
     fn mistakes() -> Vec<Mistake<Self>>;
+
+    /// The computation in which other outputs follow from the `found` elements of output `name`; `None` if
+    /// none follows from it.
+    fn following(&self, _name: &str, _found: &[u32]) -> Option<Self> {
+        None
+    }
 }
 
 /// A [`Computation`] of any operation.
@@ -206,19 +213,14 @@ pub(super) fn judge_some<C: Computation>(
     computation: &C,
     expected: impl IntoIterator<Item = Expected>,
 ) -> Vec<OutputReport> {
-    let mut reports = Vec::new();
-    for expected in expected {
-        let Some(found) = case.output(&expected.name) else { continue };
-        let candidates = C::mistakes().into_iter().map(|mistake| {
-            let name = expected.name.clone();
-            Candidate::new(mistake.id, mistake.text.clone(), move |()| {
-                let made = made(computation, &mistake)?;
-                Some(made.into_iter().find(|o| o.name == name)?.elements)
-            })
-        });
-        let candidates = candidates.collect();
-        reports.push(expected.judge(found, candidates));
-    }
+    let has = |expected: Expected| case.output(&expected.name).map(|found| (expected, found));
+    let pairs: Vec<_> = expected.into_iter().filter_map(has).collect();
+    let mut candidates = causes::of_outputs(computation, &pairs);
+    let judge = |(i, (expected, found)): (usize, (Expected, &_))| {
+        expected.judge(found, std::mem::take(&mut candidates[i]))
+    };
+    let mut reports: Vec<OutputReport> = pairs.into_iter().enumerate().map(judge).collect();
+    causes::follow(case, computation, &mut reports);
     reports
 }
 

@@ -4,8 +4,8 @@
 use crate::Result;
 use crate::judge::compare::Elements;
 use crate::layouts::Layout as _;
-use crate::layouts::block_scale::BlockScaleLayout;
-use crate::weight::Table;
+use crate::layouts::block_scale::{BlockScaleLayout, ScaleTile};
+use crate::weight::{Table, TableData};
 
 /// How scales were interleaved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,4 +50,27 @@ impl Interleaving {
         }
         Ok(out)
     }
+}
+
+/// Scales `[groups, N]` that were stored row by row but are read as interleaved.
+pub(super) fn misread(scales: &Table) -> Option<Table> {
+    let layout =
+        BlockScaleLayout::new(scales.rows(), scales.cols(), ScaleTile::Rows128, scales.ty());
+    let layout = layout.ok()?;
+    let [rows, cols] = layout.packed_shape();
+    let mut plain = vec![0; rows * cols];
+    for n in 0..scales.cols() {
+        for g in 0..scales.rows() {
+            plain[n * cols + g] = scales.bits(g, n) as u8;
+        }
+    }
+    layout.unpack(&Table::new(scales.ty(), rows, cols, TableData::B8(plain)).ok()?).ok()
+}
+
+/// Scales `[groups, N]` each of whose groups has the next one's, the last one the first's.
+pub(super) fn of_next_row(scales: &Table) -> Table {
+    let (rows, cols) = (scales.rows(), scales.cols());
+    let bits = (0..rows).flat_map(|g| (0..cols).map(move |n| scales.bits((g + 1) % rows, n) as u8));
+    let data = TableData::B8(bits.collect());
+    Table::new(scales.ty(), rows, cols, data).unwrap_or_else(|_| scales.clone())
 }

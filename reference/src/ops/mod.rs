@@ -5,8 +5,10 @@
 //! kit iterate over it, so a new operation is one file and one row of the table.
 
 mod align;
+pub(crate) mod axes;
 mod bounded;
 pub(crate) mod case;
+mod causes;
 mod computation;
 pub(crate) mod draw;
 mod dyn_quant;
@@ -20,9 +22,11 @@ mod int8_moe;
 mod interleaving;
 mod keys;
 mod layer;
+mod layer_rules;
 mod linear;
 mod load_weights_mxfp4;
 mod moe;
+mod mxfp4_quant;
 mod normalize_fnuz;
 mod operation;
 mod per_token_group_quant;
@@ -30,6 +34,7 @@ mod preprocess;
 mod projected;
 pub(crate) mod quant;
 mod quantized_moe;
+mod requant_ue8m0;
 pub(crate) mod router;
 mod routing;
 mod scaled_fp4_mm;
@@ -38,6 +43,7 @@ mod scaled_int8_quant;
 mod scaled_mm;
 pub(crate) mod schema;
 mod stated_rows;
+mod static_fp8_quant;
 mod swizzle_blockscale;
 mod tensors;
 mod trtllm_mxint4;
@@ -56,19 +62,24 @@ pub(crate) mod configs {
     pub use super::fp8_requantize::RequantizeConfig;
     pub use super::int8_mm::{Azp, Int8MmConfig};
     pub use super::int8_moe::Int8LayerConfig;
+    pub use super::layer_rules::LayerRules;
     pub use super::linear::LinearConfig;
     pub use super::load_weights_mxfp4::LoadWeightsConfig;
     pub use super::moe::MoeConfig;
+    pub use super::mxfp4_quant::MxFp4QuantConfig;
     pub use super::normalize_fnuz::FnuzConfig;
-    pub use super::per_token_group_quant::{GroupQuantConfig, GroupScaleLayout};
+    pub use super::per_token_group_quant::{GroupQuantConfig, GroupScaleLayout, LeastScale};
     pub use super::preprocess::PreprocessConfig;
     pub use super::quant::{CheckpointFormat, QuantConfig};
     pub use super::quantized_moe::QuantizedLayer;
+    pub use super::requant_ue8m0::RequantUe8m0Config;
     pub use super::router::{GroupedTopk, RouterConfig};
+    pub use super::routing::TopkOrder;
     pub use super::scaled_fp4_mm::Fp4MmConfig;
     pub use super::scaled_fp4_quant::{Fp4QuantConfig, Reciprocal};
     pub use super::scaled_int8_quant::{DynamicInt8Config, Int8QuantConfig, StaticInt8Config};
     pub use super::scaled_mm::{Fp8MmConfig, W4a8MmConfig};
+    pub use super::static_fp8_quant::{StaticFp8Config, StaticFp8Rule};
     pub use super::swizzle_blockscale::SwizzleConfig;
     pub use super::trtllm_mxint4::MxInt4Config;
     pub use super::{CaseConfig, Op};
@@ -107,6 +118,8 @@ pub(crate) struct Entry {
     pub(crate) read: fn(&Reader<'_>) -> Result<CaseConfig, CaseError>,
     /// [`Operation::lattice`].
     pub(crate) lattice: fn() -> Result<Vec<CaseConfig>>,
+    /// [`Operation::axes`].
+    pub(crate) axes: fn() -> Result<Option<axes::Axes>>,
     /// [`Operation::mistakes`].
     pub(crate) mistakes: fn() -> Vec<&'static str>,
 }
@@ -124,6 +137,7 @@ impl Entry {
                 let all = C::lattice()?.into_iter().filter(|c| is_read_back(c));
                 Ok(all.map(C::into).collect())
             },
+            axes: C::axes,
             mistakes: C::mistakes,
         }
     }
@@ -198,6 +212,12 @@ macro_rules! operations {
                 E2m1Int8Linear E2M1_LINEAR e2m1::E2m1LinearConfig,
                 /// A layer of MXFP4 weights and activations quantized to int8 in groups of 32.
                 E2m1Int8Moe E2M1_MOE e2m1::E2m1MoeConfig,
+                /// Activations to FP8 under given scales.
+                StaticFp8Quant "static_scaled_fp8_quant" static_fp8_quant::StaticFp8Config,
+                /// Activations to MXFP4.
+                MxFp4Quant "dynamic_mxfp4_quant" mxfp4_quant::MxFp4QuantConfig,
+                /// FP8 blocks whose scales become powers of two.
+                RequantUe8m0 "requant_weight_ue8m0_inplace" requant_ue8m0::RequantUe8m0Config,
             }
         }
     };

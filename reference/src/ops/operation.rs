@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::CaseConfig;
+use super::axes::Axes;
 use super::case::Case;
 use super::computation::{Defined, add_outputs};
 use super::draw::{self, Rng};
@@ -50,6 +51,18 @@ pub(crate) trait Operation: std::fmt::Debug {
     fn lattice() -> Result<Vec<Self>>
     where
         Self: Sized;
+
+    /// The axes of the configs, with what is illegal and why; `None` where the lattice is every
+    /// combination of few values.
+    ///
+    /// # Errors
+    /// Currently none.
+    fn axes() -> Result<Option<Axes>>
+    where
+        Self: Sized,
+    {
+        Ok(None)
+    }
 
     /// The ids of the known mistakes of [`Operation::computation`].
     fn mistakes() -> Vec<&'static str>

@@ -6,24 +6,27 @@ use serde_json::{Value, json};
 use crate::Result;
 use crate::judge::OutputReport;
 use crate::judge::compare::Rows;
-use crate::moe::activation::{Activation, Definition};
+use crate::moe::activation::{Activation, Columns, Definition};
 use crate::moe::layer::Layer;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
+use crate::ops::CaseConfig;
+use crate::ops::axes::{Space, named, shown};
 use crate::ops::case::Case;
 use crate::ops::computation::{Expected, Form};
 use crate::ops::layer::Stages;
+use crate::ops::layer_rules::{LayerRules, Prescale, RULE_KEYS, note_layout, wrong_values};
 use crate::ops::quant::keys::{at_most, extend, joined};
 use crate::ops::schema::{
     CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_ids, expert_map, finite, stored,
 };
 use crate::ops::tensors::{
-    F32, HALF_TYPES, I32, half, input, is, optional, output, w13_size_n, whole,
+    F32, FLAGS, HALF, HALF_TYPES, I32, half, input, is, optional, output, w13_size_n, whole,
 };
 use crate::weight::Weight;
 
 /// The keys that every layer of 8-bit weights and activations has.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct QuantizedLayer {
     /// Activations and outputs.
     pub dtype: ScalarType,
@@ -43,10 +46,12 @@ pub struct QuantizedLayer {
     pub activation: Activation,
     /// Whether router weights multiply `gate_up` instead of `down`.
     pub apply_router_weight_on_input: bool,
+    /// Router weights on x, the layout of gate and up, the activation's parameters.
+    pub rules: LayerRules,
 }
 
 /// The keys that [`QuantizedLayer::read`] reads.
-const LAYER_KEYS: [&str; 9] = [
+const LAYER_KEYS: [&str; 14] = [
     "dtype",
     "size_m",
     "num_experts",
@@ -56,6 +61,11 @@ const LAYER_KEYS: [&str; 9] = [
     "intermediate_size",
     "activation",
     "apply_router_weight_on_input",
+    RULE_KEYS[0],
+    RULE_KEYS[1],
+    RULE_KEYS[2],
+    RULE_KEYS[3],
+    RULE_KEYS[4],
 ];
 
 /// [`LAYER_KEYS`], then an operation's own.
@@ -69,35 +79,122 @@ pub(super) const fn with_layer_keys<const OWN: usize, const ALL: usize>(
 pub(super) const ROWS: [&str; 3] = ["x", "topk_ids", "topk_weights"];
 
 impl QuantizedLayer {
-    /// A generated layer of five tokens: `experts` is a row of [`EXPERTS`], `sizes` are H and I.
+    /// A generated layer of three tokens: its experts, those of the rank, and of a token; H and I.
     pub(super) const fn generated(
         dtype: ScalarType,
         activation: Activation,
-        (num_experts, num_local_experts, top_k): (usize, usize, usize),
+        (num_experts, num_local_experts): (usize, usize),
+        top_k: usize,
         [hidden_size, intermediate_size]: [usize; 2],
-        apply_router_weight_on_input: bool,
     ) -> Self {
         Self {
             dtype,
-            size_m: 5,
+            size_m: 3,
             num_experts,
             num_local_experts,
             top_k,
             hidden_size,
             intermediate_size,
             activation,
-            apply_router_weight_on_input,
+            apply_router_weight_on_input: false,
+            rules: LayerRules::NONE,
         }
     }
 
+    /// The activation; `swigluoai` has gate and up in turn unless the case states otherwise.
+    pub(super) fn definition(&self) -> Definition {
+        self.rules.definition(self.activation, Columns::Interleaved)
+    }
+
+    /// The layouts of a row of `gate_up`, the default first.
+    pub(super) fn layouts(&self) -> Vec<Columns> {
+        self.rules.layouts(self.activation, Columns::Interleaved)
+    }
+
+    /// Rows of `gate_up` for each row of `a1q`, which has a row for each slot if router weights multiply x.
+    pub(super) const fn slots_of_x(&self) -> usize {
+        if self.rules.router_weight_on_x { 1 } else { self.top_k }
+    }
+
+    /// x as it is quantized, bits of `dtype`, and the router weights that are left for the products: ones
+    /// if they multiply x, which then has a row for each slot.
+    ///
+    /// # Errors
+    /// Without `in.x` or `in.topk_weights`.
+    pub(super) fn weighted_x(
+        &self,
+        case: &Case<'_>,
+        prescale: Prescale,
+    ) -> Result<(Vec<u16>, Vec<f32>)> {
+        let x = case.input("x")?.elements::<u16>().into_owned();
+        let weights = case.input("topk_weights")?.elements::<f32>().into_owned();
+        if !self.rules.router_weight_on_x {
+            return Ok((x, weights));
+        }
+        let rows = prescale.apply(&x, &weights, [self.top_k, self.hidden_size], self.dtype);
+        Ok((rows, vec![1.0; weights.len()]))
+    }
+
+    /// What the case leaves open: a layout of gate and up with a rounding of router weights on x. The
+    /// first is the operation's default.
+    pub(super) fn readings(&self) -> Vec<(Columns, Prescale)> {
+        let prescales = if self.rules.router_weight_on_x { 2 } else { 1 };
+        let layouts = self.layouts();
+        let all = Prescale::ALL.iter().take(prescales);
+        all.flat_map(|&prescale| layouts.iter().map(move |&columns| (columns, prescale))).collect()
+    }
+
+    /// The layer with gate and up in these columns.
+    #[must_use]
+    pub(super) fn with_layout(&self, columns: Columns) -> Self {
+        let mut layer = self.clone();
+        if layer.activation.is_gated() {
+            layer.rules.gate_up_layout = Some(columns);
+        }
+        layer
+    }
+
+    /// Judges under each reading until one explains the case; if none does, under the one that leaves the
+    /// fewest values wrong.
+    ///
+    /// # Errors
+    /// As `judge`.
+    pub(super) fn each_reading(
+        &self,
+        judge: impl Fn(Self, Prescale) -> Result<Vec<OutputReport>>,
+    ) -> Result<Vec<OutputReport>> {
+        let is_open = self.layouts().len() > 1;
+        let mut best: Option<(usize, Vec<OutputReport>)> = None;
+        for (columns, prescale) in self.readings() {
+            let mut reports = judge(self.with_layout(columns), prescale)?;
+            if is_open {
+                note_layout(&mut reports, columns);
+            }
+            let wrong = wrong_values(&reports);
+            if best.as_ref().is_none_or(|(least, _)| wrong < *least) {
+                best = Some((wrong, reports));
+            }
+            if wrong == 0 {
+                break;
+            }
+        }
+        Ok(best.map(|(_, reports)| reports).unwrap_or_default())
+    }
+
+    /// Rows of `a1q`.
+    pub(super) const fn rows_of_x(&self) -> usize {
+        if self.rules.router_weight_on_x { self.rows() } else { self.size_m }
+    }
+
     /// Parameters that all stages of a judgement share.
-    pub(super) const fn stages(&self) -> Stages {
+    pub(super) fn stages(&self) -> Stages {
         Stages {
             size_m: self.size_m,
             top_k: self.top_k,
             hidden_size: self.hidden_size,
             intermediate_size: self.intermediate_size,
             activation: self.activation,
+            definition: self.definition(),
             dtype: self.dtype,
             router: None,
         }
@@ -115,7 +212,7 @@ impl QuantizedLayer {
             orders: [None, None],
             num_experts: self.num_experts,
             expert_map,
-            activation: Definition::new(self.activation),
+            activation: self.definition(),
             dtype: self.dtype,
             input_dtype: None,
             router_weight_on_input: self.apply_router_weight_on_input,
@@ -125,16 +222,19 @@ impl QuantizedLayer {
     /// Reads and checks the keys.
     pub(super) fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
         let num_experts = r.size("num_experts")?;
+        let activation = r.name("activation", Activation::NAMED)?;
+        let (rules, on_gate_up) = LayerRules::read(r, activation)?;
         let layer = Self {
             dtype: r.name("dtype", HALF_TYPES)?,
-            size_m: r.size("size_m")?,
+            size_m: r.count("size_m")?,
             num_experts,
             num_local_experts: r.optional_size("num_local_experts")?.unwrap_or(num_experts),
             top_k: r.size("top_k")?,
             hidden_size: r.size("hidden_size")?,
             intermediate_size: r.size("intermediate_size")?,
-            activation: r.name("activation", Activation::NAMED)?,
-            apply_router_weight_on_input: r.flag("apply_router_weight_on_input", false)?,
+            activation,
+            apply_router_weight_on_input: on_gate_up,
+            rules,
         };
         at_most("top_k", layer.top_k, "num_experts", num_experts)?;
         at_most("num_local_experts", layer.num_local_experts, "num_experts", num_experts)?;
@@ -153,6 +253,9 @@ impl QuantizedLayer {
         });
         extend(&mut v, own);
         v["apply_router_weight_on_input"] = self.apply_router_weight_on_input.into();
+        if let Some(map) = v.as_object_mut() {
+            self.rules.add_to(map);
+        }
         v
     }
 
@@ -186,7 +289,7 @@ impl QuantizedLayer {
             input("topk_weights", F32, &topk),
             input("topk_ids", I32, &topk),
             optional("expert_map", I32, &[is(self.num_experts)]).required(absent),
-            output("a1q", codes, &[m, h]),
+            output("a1q", codes, &[is(self.rows_of_x()), h]),
             output("a1q_scale", F32, &a1),
             output("gate_up", &half, &[rows, is(self.w13_size_n())]),
             output("activated", &half, &[rows, i]),
@@ -212,7 +315,7 @@ impl QuantizedLayer {
     ) -> Result<()> {
         for (name, tensor) in inputs {
             match name.as_str() {
-                "x" | "topk_weights" => finite(tensor)?,
+                "topk_weights" => finite(tensor)?,
                 // A weight may be zero, and so may its scale; those of activations also divide.
                 name if name.ends_with("_weight_scale") => finite(tensor)?,
                 "topk_ids" => expert_ids(tensor, self.num_experts)?,
@@ -236,8 +339,35 @@ impl QuantizedLayer {
 /// Names of the quantized activations of w13 and w2 and of their scales.
 pub(super) const QUANTIZED: [[&str; 2]; 2] = [["a1q", "a1q_scale"], ["a2q", "a2q_scale"]];
 
-/// Experts, those of the rank, and experts per token of generated cases.
-pub(super) const EXPERTS: [(usize, usize, usize); 3] = [(4, 4, 2), (6, 3, 3), (8, 8, 1)];
+/// Experts and those of the rank, of generated cases.
+pub(super) const EXPERT_RANKS: [(&str, (usize, usize)); 5] = [
+    ("4 of 4", (4, 4)),
+    ("3 of 6", (6, 3)),
+    ("8 of 8", (8, 8)),
+    ("1 of 1", (1, 1)),
+    ("2 of 8", (8, 2)),
+];
+
+/// The axes that every layer has. `layer` is where a config has the shared keys.
+pub(super) fn expert_axes<C>(space: Space<C>, layer: fn(&mut C) -> &mut QuantizedLayer) -> Space<C>
+where
+    C: Clone + Into<CaseConfig> + Send + Sync + 'static,
+{
+    space
+        .axis("dtype", shown(HALF), move |c, &ty| layer(c).dtype = ty)
+        .axis("activation", named(Activation::NAMED), move |c, &a| layer(c).activation = a)
+        .axis("experts", named(&EXPERT_RANKS), move |c, &(all, local)| {
+            (layer(c).num_experts, layer(c).num_local_experts) = (all, local);
+        })
+        .axis("top_k", shown([1, 2, 3, 6]), move |c, &count| layer(c).top_k = count)
+        .axis("apply_router_weight_on_input", shown(FLAGS), move |c, &flag| {
+            layer(c).apply_router_weight_on_input = flag;
+        })
+        .illegal("a token has at most every expert", &["experts", "top_k"], move |c| {
+            let mut c = c.clone();
+            layer(&mut c).top_k > layer(&mut c).num_experts
+        })
+}
 
 /// Codes of rows `[_, cols]` that enter w13 (`which` 0) or w2 (1).
 pub(super) fn codes(which: usize, dtype: DType, cols: usize, elements: &[u32]) -> Expected {

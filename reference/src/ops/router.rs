@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use crate::judge::{Declared, OutputReport};
 use crate::moe::ScoringFunc;
 use crate::moe::block::Block;
-use crate::moe::families::{self, RouterTensors, RoutingRule};
+use crate::moe::families::{RouterTensors, RoutingRule};
 use crate::moe::router::{Groups, Router};
 use crate::num::array::rows_of;
 use crate::num::scalar::ScalarType;
@@ -14,12 +14,14 @@ use crate::num::tensor::{DType, Tensor};
 use crate::ops::Operation;
 use crate::ops::case::Case;
 use crate::ops::draw::{ROWS, Rng};
-use crate::ops::quant::keys::{at_most, contradiction, extend};
+use crate::ops::quant::keys::{at_most, contradiction, extend, insert_some};
 use crate::ops::quant::tensors::topk;
 use crate::ops::routing::tokens::{self, TokenInputs};
-use crate::ops::routing::{block, entries, families as family, topk as judge_topk, widened};
+use crate::ops::routing::{
+    TopkOrder, block, entries, families as family, stated, topk_in, widened,
+};
 use crate::ops::schema::{CaseError, Demand, Dim, Inputs, Reader, TensorRule, rule};
-use crate::ops::tensors::{F32, FLAGS, I32};
+use crate::ops::tensors::{F32, FLAGS, I32, name_of};
 use crate::{Error, Result};
 
 /// Config of `router`.
@@ -38,6 +40,8 @@ pub struct RouterConfig {
     /// The block around the router, with [`RouterConfig::rule`]: then the case also has hidden
     /// states, the router's weight and the experts, and may have the block's output.
     pub block: Option<Block>,
+    /// The order of a token's entries.
+    pub topk_order: TopkOrder,
 }
 
 impl RouterConfig {
@@ -76,22 +80,29 @@ impl Operation for RouterConfig {
             "num_expert_group",
             "topk_group",
             "routed_scaling_factor",
+            "topk_order",
         ]
+    }
+
+    fn key_meanings() -> &'static [(&'static str, &'static str)] {
+        &[("topk_order", "order of a token's entries: by falling score (default), or any")]
     }
 
     /// A config with a `model_type` may be the complete config.json of a model, whose keys
     /// [`crate::moe::families`] reads; a config with a `routing` object has no other key than `block`.
     fn keys_in(map: &Map<String, Value>) -> Option<&'static [&'static str]> {
         match (map.contains_key("routing"), map.contains_key("model_type")) {
-            (true, _) => Some(&["routing", "block"]),
+            (true, _) => Some(&["routing", "block", "topk_order"]),
             (false, true) => None,
             (false, false) => Some(Self::keys()),
         }
     }
 
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
-        if let Some(rule) = stated(r.map)? {
-            return Ok(RouterConfig { block: stated_block(r.map, &rule)?, ..from_rule(rule) });
+        let topk_order = r.optional_name("topk_order", TopkOrder::NAMED)?.unwrap_or_default();
+        if let Some(rule) = stated::rule(r.map)? {
+            let block = stated::block(r.map, &rule)?;
+            return Ok(RouterConfig { block, topk_order, ..from_rule(rule) });
         }
         let grouped = if r.flag("use_grouped_topk", false)? {
             Some(GroupedTopk {
@@ -121,6 +132,7 @@ impl Operation for RouterConfig {
             grouped,
             rule: None,
             block: None,
+            topk_order,
         })
     }
 
@@ -140,8 +152,16 @@ impl Operation for RouterConfig {
                         });
                     configs.extend([None].into_iter().chain(grouped).map(|grouped| {
                         let scoring_func = *scoring_func;
-                        let (rule, block) = (None, None);
-                        RouterConfig { scoring_func, top_k, renormalize, grouped, rule, block }
+                        let (rule, block, topk_order) = (None, None, TopkOrder::Sorted);
+                        RouterConfig {
+                            scoring_func,
+                            top_k,
+                            renormalize,
+                            grouped,
+                            rule,
+                            block,
+                            topk_order,
+                        }
                     }));
                 }
             }
@@ -150,11 +170,14 @@ impl Operation for RouterConfig {
     }
 
     fn json(&self) -> Value {
+        let order = (self.topk_order != TopkOrder::Sorted)
+            .then(|| name_of(TopkOrder::NAMED, &self.topk_order));
         if let Some(rule) = &self.rule {
             let mut v = json!({ "routing": rule.to_json() });
             if let Some(block) = &self.block {
                 extend(&mut v, json!({ "block": block }));
             }
+            insert_some(&mut v, "topk_order", order);
             return v;
         }
         let mut v = json!({
@@ -170,6 +193,7 @@ impl Operation for RouterConfig {
                 }),
             );
         }
+        insert_some(&mut v, "topk_order", order);
         v
     }
 
@@ -180,12 +204,12 @@ impl Operation for RouterConfig {
     fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
         let logits = [DType::F32, DType::F16, DType::BF16];
         let mut rules = vec![
-            rule("in.router_logits", &logits, &[Dim::Some, Dim::Some]).required(true),
+            rule("in.router_logits", &logits, &[Dim::Any, Dim::Some]).required(true),
             rule("in.e_score_correction_bias", F32, &[Dim::Some]),
             rule("in.expert_scale", F32, &[Dim::Some]),
-            rule("out.token_expert_indices", I32, &[Dim::Some, Dim::Is(self.top_k)]),
+            rule("out.token_expert_indices", I32, &[Dim::Any, Dim::Is(self.top_k)]),
         ];
-        rules.extend(topk(Dim::Some, self.top_k));
+        rules.extend(topk(Dim::Any, self.top_k));
         rules.extend(self.rule.iter().flat_map(tokens::tensors));
         if let (Some(block), Some(routing)) = (&self.block, &self.rule) {
             rules.extend(block::tensors(block, routing)?);
@@ -232,7 +256,8 @@ impl Operation for RouterConfig {
         let logits = case.input("router_logits")?;
         let (values, ty) = widened(logits)?;
         if let Some(rule) = &self.rule {
-            let mut reports = family::judge(case, rule, &values, self.block.as_ref())?;
+            let mut reports =
+                family::judge(case, rule, &values, (self.block.as_ref(), self.topk_order))?;
             reports.extend(entries(case, logits, self.top_k)?);
             if let Some(block) = &self.block {
                 reports.extend(block::judge(case, block, rule)?);
@@ -241,7 +266,7 @@ impl Operation for RouterConfig {
         }
         let bias = case.inputs.get("e_score_correction_bias").map(|b| b.elements::<f32>());
         let router = self.router(ty, bias.as_deref());
-        let mut reports = judge_topk(case, router, &values, logits)?;
+        let mut reports = topk_in(case, router, &values, logits, self.topk_order)?;
         reports.extend(entries(case, logits, self.top_k)?);
         Ok(reports)
     }
@@ -347,40 +372,6 @@ pub(super) fn logits(
     Tensor::new("in.router_logits", dtype, vec![rows, experts], bytes)
 }
 
-/// The rule that a config states: by `routing`, an object of a routing file's keys, or by
-/// `model_type` and the keys that its family reads, with `layer` where they are lists.
-fn stated(map: &Map<String, Value>) -> Result<Option<RoutingRule>, CaseError> {
-    let refuse = |key: &str, e: Error| CaseError::ConfigValue {
-        key: key.to_owned(),
-        found: map.get(key).map_or("none".to_owned(), |v| v.to_string().chars().take(60).collect()),
-        expected: format!("a routing that is known ({e})"),
-    };
-    if let Some(value) = map.get("routing") {
-        return RoutingRule::from_json(value).map(Some).map_err(|e| refuse("routing", e));
-    }
-    if !map.contains_key("model_type") {
-        return Ok(None);
-    }
-    let layer = map.get("layer").and_then(Value::as_u64).unwrap_or(0);
-    let module = format!("model.layers.{layer}.mlp.experts");
-    let resolved = families::resolve(&Value::Object(map.clone()), &module);
-    resolved.map(|r| Some(r.rule)).map_err(|e| refuse("model_type", e))
-}
-
-/// The block that a config states next to its rule.
-fn stated_block(map: &Map<String, Value>, rule: &RoutingRule) -> Result<Option<Block>, CaseError> {
-    let Some(value) = map.get("block").filter(|v| !v.is_null()) else { return Ok(None) };
-    let refuse = |problem: String| CaseError::ConfigValue {
-        key: "block".to_owned(),
-        found: value.to_string().chars().take(60).collect(),
-        expected: format!("sizes of a MoE block ({problem})"),
-    };
-    let block: Block =
-        serde_path_to_error::deserialize(value).map_err(|e| refuse(e.to_string()))?;
-    block.validate().and_then(|()| block.activation(rule)).map_err(|e| refuse(e.to_string()))?;
-    Ok(Some(block))
-}
-
 /// The config of a case with this rule.
 pub(crate) fn from_rule(rule: RoutingRule) -> RouterConfig {
     RouterConfig {
@@ -390,5 +381,6 @@ pub(crate) fn from_rule(rule: RoutingRule) -> RouterConfig {
         grouped: None,
         rule: Some(rule),
         block: None,
+        topk_order: TopkOrder::Sorted,
     }
 }

@@ -6,8 +6,6 @@ use serde_json::{Value, json};
 use crate::judge::compare::{Elements, Rows, elements};
 use crate::judge::power::{Accepted, rejects_sample};
 use crate::judge::{Declared, OutputReport};
-use crate::layouts::Layout as _;
-use crate::layouts::block_scale::{BlockScaleLayout, ScaleTile};
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
@@ -18,6 +16,7 @@ use crate::ops::computation::{
 };
 use crate::ops::draw::Rng;
 use crate::ops::draw::{any_bits, block_scales, positive_values};
+use crate::ops::interleaving::{misread, of_next_row};
 use crate::ops::schema::{
     CaseError, Demand, Inputs, Reader, TensorRule, e4m3_scales, positive, stored,
 };
@@ -301,21 +300,6 @@ impl BoundedProduct for Fp4Mm {
     }
 }
 
-/// Scales `[groups, N]` that were stored row by row but are read as interleaved.
-fn misread(scales: &Table) -> Option<Table> {
-    let layout =
-        BlockScaleLayout::new(scales.rows(), scales.cols(), ScaleTile::Rows128, scales.ty());
-    let layout = layout.ok()?;
-    let [rows, cols] = layout.packed_shape();
-    let mut plain = vec![0; rows * cols];
-    for n in 0..scales.cols() {
-        for g in 0..scales.rows() {
-            plain[n * cols + g] = scales.bits(g, n) as u8;
-        }
-    }
-    layout.unpack(&Table::new(scales.ty(), rows, cols, TableData::B8(plain)).ok()?).ok()
-}
-
 impl Computation for Fp4Mm {
     fn outputs(&self) -> Result<Vec<Expected>> {
         let (m, n, dtype) = (self.config.size_m, self.config.size_n, self.config.dtype);
@@ -355,7 +339,7 @@ impl Computation for Fp4Mm {
                 |c| if let Some(read) = misread(&c.a_scale.transposed()) {
                     c.a_scale = read.transposed();
                 };
-            "nibble-order", "the weight's nibbles are exchanged: even k in the high nibble" =>
+            "nibble-order", "the nibbles of one operand are exchanged: even k in the high nibble" =>
                 |c| {
                     let shape = c.weight.shape();
                     let word = |w: &u32| (w & 0x0f0f_0f0f) << 4 | w >> 4 & 0x0f0f_0f0f;
@@ -364,6 +348,19 @@ impl Computation for Fp4Mm {
                         c.weight.codes = codes;
                     }
                 };
+            "weight-signs-lost", "the signs of the weight's codes were lost" => |c| {
+                let shape = c.weight.shape();
+                let words = c.weight.codes.words().iter().map(|w| w & 0x7777_7777).collect::<Vec<_>>();
+                if let Ok(codes) = crate::weight::Codes::from_words(4, shape, words) {
+                    c.weight.codes = codes;
+                }
+            };
+            "activation-signs-lost", "the signs of the activations' codes were lost" =>
+                |c| c.a.iter_mut().for_each(|code| *code &= 7);
+            "group-scale-of-next-group", "each group of the weight has the next one's scale" =>
+                |c| c.weight.scales = of_next_row(&c.weight.scales);
+            "activation-scale-of-next-group", "each group of the activations has the next one's scale" =>
+                |c| c.a_scale = of_next_row(&c.a_scale.transposed()).transposed();
             "halves-swapped", "the halves of N are exchanged" => |c| {
                 let n = c.config.size_n;
                 let columns: Vec<usize> = (0..n).map(|i| (i + n / 2) % n).collect();

@@ -50,7 +50,7 @@ where
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
         Ok(Self {
             dtype: r.name("dtype", HALF_TYPES)?,
-            size_m: r.size("size_m")?,
+            size_m: r.count("size_m")?,
             size_k: r.size("size_k")?,
             symmetric: r.flag("symmetric", true)?,
         })
@@ -176,6 +176,8 @@ struct Int8Quant<const STATIC: bool> {
     size_k: usize,
     quantizer: Int8Quantizer,
     change: Change,
+    /// Scales of rows that a case states, by which its codes are to be judged.
+    found_scales: Option<Vec<f32>>,
 }
 
 impl<const STATIC: bool> Int8Quant<STATIC> {
@@ -191,13 +193,21 @@ impl<const STATIC: bool> Int8Quant<STATIC> {
             }
         };
         let x = x.iter().map(|&bits| widen(c.dtype, bits)).collect();
-        Ok(Self { x, size_m: c.size_m, size_k: c.size_k, quantizer, change: Change::None })
+        Ok(Self {
+            x,
+            size_m: c.size_m,
+            size_k: c.size_k,
+            quantizer,
+            change: Change::None,
+            found_scales: None,
+        })
     }
 
     /// Codes of one row under a mistake in rounding.
     fn other_codes(&self, row: &[f32], scale: f32, zero: i32) -> Vec<i8> {
         let factor = match self.quantizer {
             Int8Quantizer::Token if scale == 0.0 => 0.0,
+            _ if self.found_scales.is_some() => 127.0 / (scale * 127.0),
             Int8Quantizer::Token => 127.0 / row.iter().fold(0f32, |m, v| m.max(v.abs())),
             _ => 1.0 / scale,
         };
@@ -226,8 +236,11 @@ impl<const STATIC: bool> Computation for Int8Quant<STATIC> {
         let quantized = self.quantizer.quantize(rows_of("x", &self.x, self.size_k)?)?;
         let mut codes = quantized.codes.into_raw_vec_and_offset().0;
         let (mut scales, zeros) = (quantized.scales, quantized.zeros);
+        if let Some(found) = &self.found_scales {
+            scales.clone_from(found);
+        }
         match self.change {
-            Change::None => {}
+            Change::None if self.found_scales.is_none() => {}
             Change::By128 => scales.iter_mut().for_each(|s| *s *= 127.0 / 128.0),
             Change::Inverted => scales.iter_mut().for_each(|s| *s = 1.0 / *s),
             Change::FirstRow => {
@@ -260,6 +273,15 @@ impl<const STATIC: bool> Computation for Int8Quant<STATIC> {
             }));
         }
         Ok(all)
+    }
+
+    /// Codes without zero points follow from the scales of their rows.
+    fn following(&self, name: &str, found: &[u32]) -> Option<Self> {
+        let follows = name == "x_s" && self.quantizer == Int8Quantizer::Token;
+        follows.then(|| {
+            let scales = found.iter().map(|&bits| f32::from_bits(bits)).collect();
+            Self { found_scales: Some(scales), ..self.clone() }
+        })
     }
 
     fn mistakes() -> Vec<Mistake<Self>> {

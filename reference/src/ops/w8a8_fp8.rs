@@ -3,16 +3,16 @@
 
 use crate::judge::mistake::{Comparison, search};
 use crate::judge::product::Mistaken;
-use crate::judge::{Declared, OutputReport, plain};
+use crate::judge::{Declared, Diagnosis, OutputReport, Strength, plain};
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::Tensor;
 use crate::ops::computation::{Computation, Mistake, codes, made};
 use crate::ops::schema::{CaseError, Reader};
 use crate::ops::tensors::FLAGS;
+use crate::products::Convention;
 use crate::products::schedule::ScheduleChoice;
 use crate::products::schedule::{Chunks, FP8_PROMOTION, Fp8Kernel, Schedule, ScheduleError};
-use crate::products::{Class, Convention};
 use crate::weight::{Groups, Table, TableData, Weight};
 use crate::{Error, Result};
 
@@ -54,25 +54,33 @@ pub(super) fn declared_as(given: &Declared) -> Declared {
     Declared {
         convention: Some(Convention::W8a8),
         or_exact: given.convention.is_none(),
-        class: given.class.clone(),
         power_of_two_scales: false,
+        ..given.clone()
     }
 }
 
 /// Whether a class is declared; the default class is for 16-bit operands.
 pub(super) fn is_declared(given: &Declared) -> bool {
-    given.class != Class::any_order()
+    given.states_class()
 }
 
-/// Toggles promotion in a schedule; sums of groups are always promoted.
-pub(super) fn other_promotion(schedule: &mut Schedule) {
-    if schedule.group_sum.is_some() {
-        return;
+/// Whether a schedule's chunks of k decide where sums are promoted to f32; sums of groups always are.
+fn may_promote(schedule: &Schedule) -> bool {
+    schedule.group_sum.is_none() && schedule.unit.find().is_ok_and(|u| u.fraction_bits < 23)
+}
+
+/// Removes the promotion of a schedule that has one.
+pub(super) fn without_promotion(schedule: &mut Schedule) {
+    if may_promote(schedule) && schedule.chunks != Chunks::Whole {
+        (schedule.chunks, schedule.leaf_chunks) = (Chunks::Whole, None);
     }
-    schedule.chunks = match schedule.chunks {
-        Chunks::Whole => Chunks::Size(FP8_PROMOTION),
-        _ => Chunks::Whole,
-    };
+}
+
+/// Promotes the sums of a schedule that has no promotion.
+pub(super) fn with_promotion(schedule: &mut Schedule) {
+    if may_promote(schedule) && schedule.chunks == Chunks::Whole {
+        schedule.chunks = Chunks::Size(FP8_PROMOTION);
+    }
 }
 
 /// Prefers a mistake that gives every found bit under the declared schedule to a structure, but not
@@ -83,7 +91,22 @@ pub(super) fn better_diagnosis<C: Computation>(
     found: &[u32],
     right: &C,
 ) {
-    if report.diagnosis.as_ref().is_some_and(|d| plain::NAMES.contains(&d.id.as_str())) {
+    better_diagnosis_among(report, found, right, |_| true);
+}
+
+/// [`better_diagnosis`] among the mistakes that `may_be` the cause, as far as other outputs say.
+pub(super) fn better_diagnosis_among<C: Computation>(
+    report: &mut OutputReport,
+    found: &[u32],
+    right: &C,
+    may_be: impl Fn(&Mistake<C>) -> bool,
+) {
+    // A related schedule that gives every bit says more than a mistake that gives them too.
+    let is_known = |d: &Diagnosis| {
+        let of_schedule = d.id.starts_with("schedule-") || d.id.starts_with("promotion-");
+        plain::NAMES.contains(&d.id.as_str()) || of_schedule && d.strength == Strength::Explains
+    };
+    if report.diagnosis.as_ref().is_some_and(is_known) {
         return;
     }
     let outputs = match right.outputs() {
@@ -95,6 +118,9 @@ pub(super) fn better_diagnosis<C: Computation>(
     let Some(expected) = expected.filter(|e| e.elements.len() == found.len()) else { return };
     let mistakes = C::mistakes();
     let known = search(mistakes.iter(), |mistake| {
+        if !may_be(mistake) {
+            return None;
+        }
         let made = made(right, mistake)?.into_iter().find(|o| o.name == report.name)?;
         if made.elements.len() != found.len() || made.elements == expected.elements {
             return None;

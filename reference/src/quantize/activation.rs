@@ -2,7 +2,7 @@
 
 use ndarray::Array2;
 
-use super::{absmax, finite_rows, matrix};
+use super::{absmax, expect_blocks, finite_rows, matrix};
 use crate::num::array::FloatView2;
 use crate::num::element::E4m3fn;
 use crate::{Error, Result};
@@ -39,11 +39,12 @@ impl<C, S> Quantized<C, S> {
 }
 
 /// How [`per_token_int8`] divides and rounds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Int8Rule {
     /// q = x / scale, halves to even, with scale = max · fl(1/127) (a tensor divided by a constant
     /// on a GPU is multiplied by the rounded reciprocal). The golden cases use this rule for `a_q`
     /// and `a_scales`.
+    #[default]
     Quotient,
     /// The source text of vLLM 0.21.0's `per_token_quant_int8`, every operation correctly rounded:
     /// scale = max / 127, q = x · (127 / max), halves away from zero. (A compiled kernel may divide
@@ -81,20 +82,29 @@ pub fn per_token_int8<'a>(x: impl Into<FloatView2<'a>>, rule: Int8Rule) -> Resul
     Ok(Quantized { codes: matrix(rows, codes), scales: matrix(rows, scales) })
 }
 
+/// `fmaxf(-448, fminf(v, 448))` as e4m3fn, which gives 448 for NaN.
+pub(super) fn fp8_code(v: f32) -> E4m3fn {
+    E4m3fn::from_f32_rne_saturating(if v.is_nan() { E4M3_MAX } else { v })
+}
+
 /// e4m3fn's largest value.
 const E4M3_MAX: f32 = 448.0;
 
 /// e4m3fn codes with one scale per row: scale = max(min(max, `upper`) / 448, 1 / (448 · 512)),
 /// q = x / scale, saturating, to nearest even. Upstream: `dynamic_per_token_scaled_fp8_quant`.
 ///
+/// As in the operator's `fmaxf` and `fminf`, a NaN does not count for the maximum and becomes the code of
+/// 448. An infinity makes the scale infinite: finite values become ±0, and ±∞ / ∞ the code of 448.
+///
 /// # Errors
-/// As [`per_token_int8`]; [`Error::Size`] for an upper bound that is not positive.
+/// [`Error::Size`] for no columns, and for an upper bound that is not positive.
 pub fn per_token_fp8<'a>(
     x: impl Into<FloatView2<'a>>,
     upper: Option<f32>,
 ) -> Result<Quantized<E4m3fn>> {
     let x = x.into();
-    let (rows, (x, cols)) = (x.shape()[0], finite_rows(&x, 1)?);
+    let (rows, cols) = (x.shape()[0], expect_blocks(&x, 1)?);
+    let x = x.widened();
     if let Some(u) = upper.filter(|u| u.is_nan() || *u <= 0.0) {
         return Err(Error::size("upper bound of the scale", u, "a positive number"));
     }
@@ -102,7 +112,7 @@ pub fn per_token_fp8<'a>(
     for row in x.chunks_exact(cols) {
         let max = upper.map_or(absmax(row), |u| absmax(row).min(u));
         let scale = (max / E4M3_MAX).max(1.0 / (E4M3_MAX * 512.0));
-        codes.extend(row.iter().map(|v| E4m3fn::from_f32_rne_saturating(v / scale)));
+        codes.extend(row.iter().map(|v| fp8_code(v / scale)));
         scales.push(scale);
     }
     Ok(Quantized { codes: matrix(rows, codes), scales: matrix(rows, scales) })

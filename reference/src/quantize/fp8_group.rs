@@ -110,6 +110,35 @@ impl Fp8GroupOperations {
         };
         (scale, code)
     }
+
+    /// The scale and the codes of a group that may have infinities and NaN: a NaN does not count for the
+    /// scale, and what no quotient has, `fminf(fmaxf(v, -448), 448)`, becomes the code of -448.
+    pub(crate) fn of_group(self, x: &[f32], ue8m0: bool) -> (f32, Vec<E4m3fn>) {
+        let max = absmax(x);
+        if max.is_finite() {
+            let (scale, mut codes) = self.quantize(max, ue8m0, x);
+            let nan = x.iter().zip(&mut codes).filter(|(v, _)| v.is_nan());
+            nan.for_each(|(_, code)| *code = E4m3fn::from_bits(0xfe));
+            return (scale, codes);
+        }
+        let code = |v: &f32| match v.is_finite() {
+            true => E4m3fn::from_bits(if v.is_sign_negative() { 0x80 } else { 0 }),
+            false => E4m3fn::from_bits(0xfe),
+        };
+        (f32::INFINITY, x.iter().map(code).collect())
+    }
+
+    /// The scale of a group whose largest magnitude is `max`, and the codes of `values` in it.
+    pub(crate) fn quantize(self, max: f32, ue8m0: bool, values: &[f32]) -> (f32, Vec<E4m3fn>) {
+        let (scale, code) = self.scale(max, ue8m0);
+        let code = |v: &f32| {
+            E4m3fn::from_f32_rne_saturating(match code {
+                Code::Divided(by) => v / by,
+                Code::Multiplied(by) => v * by,
+            })
+        };
+        (scale, values.iter().map(code).collect())
+    }
 }
 
 /// How a value becomes a code.
@@ -159,13 +188,8 @@ pub fn per_group_fp8_by<'a>(
     let (rows, (x, _)) = (x.shape()[0], finite_rows(&x, group)?);
     let (mut codes, mut scales) = (Vec::with_capacity(x.len()), Vec::new());
     for values in x.chunks_exact(group) {
-        let (scale, code) = operations.scale(absmax(values), ue8m0);
-        codes.extend(values.iter().map(|v| {
-            E4m3fn::from_f32_rne_saturating(match code {
-                Code::Divided(by) => v / by,
-                Code::Multiplied(by) => v * by,
-            })
-        }));
+        let (scale, own) = operations.quantize(absmax(values), ue8m0, values);
+        codes.extend(own);
         scales.push(scale);
     }
     Ok(Quantized { codes: matrix(rows, codes), scales: matrix(rows, scales) })

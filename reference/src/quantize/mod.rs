@@ -27,7 +27,7 @@ mod rules;
 pub mod scaled_fp4;
 
 pub use activation::{Int8Rule, Quantized, per_tensor_fp8, per_token_fp8, per_token_int8};
-pub use block::mx;
+pub use block::{MxRounding, mx, mx_by};
 pub use fp8_block::{per_block_fp8, requantize_ue8m0};
 pub use fp8_group::{
     CodeBy, Fp8GroupOperations, Fp8GroupRule, ScaleBy, ceil_to_ue8m0, per_group_fp8,
@@ -36,7 +36,7 @@ pub use fp8_group::{
 pub use group::{GroupQuantized, gptq_quantize_weights, quantize_by_group, quantize_weights};
 pub use int8::{Int8Quantized, Int8Quantizer};
 pub use rules::ActivationRule;
-pub(crate) use rules::{RuleFit, StatedActivations};
+pub(crate) use rules::{RowRule, RuleFit, StatedActivations};
 
 use std::borrow::Cow;
 
@@ -83,7 +83,7 @@ pub(crate) fn clear_broken(values: &mut [f32], cols: usize) -> Vec<usize> {
     broken
 }
 
-/// Largest magnitude.
+/// Largest magnitude; a NaN does not count, as for `fmaxf`.
 pub(crate) fn absmax(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |m, v| m.max(v.abs()))
 }

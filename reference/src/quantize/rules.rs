@@ -128,24 +128,74 @@ enum Scaling {
     Narrowed(f32),
 }
 
-impl StatedActivations<'_> {
-    fn limit(&self) -> f32 {
+/// The code of `v` under `by`.
+fn code(ty: ScalarType, dtype: ScalarType, v: f32, by: Scaling, away: bool) -> u8 {
+    let scaled = match by {
+        Scaling::Divide(s) => v / s,
+        Scaling::Multiply(f) => v * f,
+        Scaling::Narrowed(s) => widen(dtype, narrow(dtype, v / s)),
+    };
+    if ty != ScalarType::INT8 {
+        return f32_to_e4m3fn_rne_saturating(if scaled.is_nan() { 448.0 } else { scaled });
+    }
+    let rounded = if away { scaled.round() } else { scaled.round_ties_even() };
+    rounded.clamp(-128.0, 127.0) as i8 as u8
+}
+
+/// A rule for rows of `dtype` and codes of `ty`, with one scale for each row.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowRule {
+    pub(crate) rule: ActivationRule,
+    pub(crate) ty: ScalarType,
+    pub(crate) dtype: ScalarType,
+}
+
+impl RowRule {
+    fn limit(self) -> f32 {
         if self.ty == ScalarType::INT8 { 127.0 } else { 448.0 }
     }
 
-    fn code(&self, v: f32, by: Scaling, away: bool) -> u8 {
-        let scaled = match by {
-            Scaling::Divide(s) => v / s,
-            Scaling::Multiply(f) => v * f,
-            Scaling::Narrowed(s) => widen(self.dtype, narrow(self.dtype, v / s)),
-        };
-        if self.ty != ScalarType::INT8 {
-            return f32_to_e4m3fn_rne_saturating(scaled);
-        }
-        let rounded = if away { scaled.round() } else { scaled.round_ties_even() };
-        rounded.clamp(-128.0, 127.0) as i8 as u8
+    /// The largest magnitude that counts: upstream's lower limit for int8 is on it, for e4m3 on the
+    /// scale.
+    fn largest(self, x: &[f32]) -> f32 {
+        if self.ty == ScalarType::INT8 { absmax(x).max(1e-10) } else { absmax(x) }
     }
 
+    /// The scale of a row with this [`largest`](Self::largest) magnitude.
+    fn scaling(self, max: f32) -> (f32, Scaling) {
+        let (rule, limit) = (self.rule, self.limit());
+        let scale = match rule {
+            ActivationRule::Quotient | ActivationRule::Reciprocal => max * (1.0 / limit),
+            ActivationRule::SixteenBit => widen(self.dtype, narrow(self.dtype, max / limit)),
+            _ => max / limit,
+        };
+        let floor = 1.0 / (448.0 * 512.0);
+        let floored = self.ty != ScalarType::INT8 && scale < floor;
+        let scale = if floored { floor } else { scale };
+        let scaling = match rule {
+            rule if rule.is_product() && !floored => Scaling::Multiply(limit / max),
+            ActivationRule::Reciprocal
+            | ActivationRule::ReciprocalExact
+            | ActivationRule::ReciprocalAway => Scaling::Multiply(1.0 / scale),
+            ActivationRule::SixteenBit if scale > 0.0 => Scaling::Narrowed(scale),
+            _ => Scaling::Divide(if scale > 0.0 { scale } else { 1.0 }),
+        };
+        (scale, scaling)
+    }
+
+    /// The scale of a row whose largest magnitude is `max`, and the codes of `values` in it.
+    pub(crate) fn quantize<'v>(
+        self,
+        max: f32,
+        values: impl IntoIterator<Item = &'v f32>,
+    ) -> (f32, Vec<u8>) {
+        let (scale, scaling) = self.scaling(self.largest(&[max]));
+        let code = |v: &f32| code(self.ty, self.dtype, *v, scaling, self.rule.away());
+        (scale, values.into_iter().map(code).collect())
+    }
+}
+
+impl StatedActivations<'_> {
     /// Whether two codes have the same value; e4m3 has two zeros.
     fn same(&self, a: u8, b: u8) -> bool {
         a == b || (self.ty != ScalarType::INT8 && (a | b) & 0x7f == 0)
@@ -156,7 +206,7 @@ impl StatedActivations<'_> {
     }
 
     fn codes_of(&self, row: usize, by: Scaling, away: bool) -> Vec<u8> {
-        self.row(self.x, row).iter().map(|&v| self.code(v, by, away)).collect()
+        self.row(self.x, row).iter().map(|&v| code(self.ty, self.dtype, v, by, away)).collect()
     }
 
     fn wrong_in(&self, row: usize, codes: &[u8]) -> usize {
@@ -173,31 +223,23 @@ impl StatedActivations<'_> {
     /// Codes and scale of one row.
     fn made(&self, rule: ActivationRule, row: usize) -> (Vec<u8>, f32) {
         let (x, found) = (self.row(self.x, row), self.scales[row]);
-        if !x.iter().all(|v| v.is_finite()) {
-            // Its products are NaN for any codes.
-            let scale = if found.is_finite() { f32::NAN } else { found };
-            return (self.row(self.codes, row).to_vec(), scale);
-        }
-        let (limit, max) = (self.limit(), absmax(x));
-        let int8 = self.ty == ScalarType::INT8;
-        // Upstream's lower limits: for int8 on the maximum, for e4m3 on the scale.
-        let max = if int8 { max.max(1e-10) } else { max };
-        let scale = match rule {
-            ActivationRule::Quotient | ActivationRule::Reciprocal => max * (1.0 / limit),
-            ActivationRule::SixteenBit => widen(self.dtype, narrow(self.dtype, max / limit)),
-            _ => max / limit,
+        let no_nan: Vec<f32>;
+        let x = match x.iter().all(|v| v.is_finite()) {
+            true => x,
+            // Kernels drop a NaN: it does not count for the scale, and its code is that of 0 or 448.
+            false if found.is_finite() && !x.iter().any(|v| v.is_infinite()) => {
+                no_nan = x.iter().map(|v| if v.is_nan() { 0.0 } else { *v }).collect();
+                &no_nan
+            }
+            false => {
+                // Its products are NaN for any codes.
+                let scale = if found.is_finite() { f32::NAN } else { found };
+                return (self.row(self.codes, row).to_vec(), scale);
+            }
         };
-        let floor = 1.0 / (448.0 * 512.0);
-        let floored = !int8 && scale < floor;
-        let scale = if floored { floor } else { scale };
-        let scaling = match rule {
-            rule if rule.is_product() && !floored => Scaling::Multiply(limit / max),
-            ActivationRule::Reciprocal
-            | ActivationRule::ReciprocalExact
-            | ActivationRule::ReciprocalAway => Scaling::Multiply(1.0 / scale),
-            ActivationRule::SixteenBit if scale > 0.0 => Scaling::Narrowed(scale),
-            _ => Scaling::Divide(if scale > 0.0 { scale } else { 1.0 }),
-        };
+        let of = RowRule { rule, ty: self.ty, dtype: self.dtype };
+        let (limit, max) = (of.limit(), of.largest(x));
+        let (scale, scaling) = of.scaling(max);
         let mut given = scale * self.factor;
         // A row of zeros gives zero products under any scale; known quantizers use these.
         if x.iter().all(|&v| v == 0.0) && (found == 0.0 || found == self.factor) {

@@ -22,6 +22,7 @@ impl OpSchema {
                     .entry(remark)
                     .or_insert_with(|| json!({"description": "a remark; not read"}));
             }
+            properties.insert("min_power".to_owned(), min_power());
         }
         json!({
             "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -102,6 +103,14 @@ impl OpSchema {
             "additionalProperties": false,
         })
     }
+}
+
+/// The key that every operation allows besides its own.
+fn min_power() -> Value {
+    let about = "the largest uniform error, in percent, that a pass may leave unnoticed; default 2; \
+                 `--min-power` takes precedence";
+    let kinds = [json!({"type": "number", "minimum": 0}), json!({"type": "null"})];
+    json!({"description": about, "anyOf": kinds})
 }
 
 fn size_json(least: u64) -> Value {

@@ -98,10 +98,13 @@ operations! {
     fnuz wrong_fnuz NormalizeFnuz 12 12 5,
     gpt_oss wrong_gpt_oss LoadWeightsMxfp4 60 30 8,
     fp4_quantized wrong_fp4_quantized ScaledFp4Quant 60 30 5,
-    fp4_products wrong_fp4_products ScaledFp4Mm 40 20 10,
+    fp4_products wrong_fp4_products ScaledFp4Mm 40 20 14,
     fp8_products wrong_fp8_products ScaledMm 60 50 13,
     fp8_layers wrong_fp8_layers Fp8Moe 24 16 14,
-    fp8_groups wrong_fp8_groups PerTokenGroupQuant 96 48 13,
+    fp8_groups wrong_fp8_groups PerTokenGroupQuant 96 48 14,
+    static_fp8 wrong_static_fp8 StaticFp8Quant 32 32 9,
+    mxfp4_quantized wrong_mxfp4_quantized MxFp4Quant 32 32 12,
+    requantized_ue8m0 wrong_requantized_ue8m0 RequantUe8m0 12 9 5,
     mxfp4_int8 wrong_mxfp4_int8 E2m1Int8Linear 192 96 13,
     mxfp4_int8_layers wrong_mxfp4_int8_layers E2m1Int8Moe 64 48 10,
 }
@@ -133,6 +136,10 @@ fn configs_are_refused_by_key() {
         (Op::ScaledMm, "size_k", json!(33)),
         (Op::PerTokenGroupQuant, "size_k", json!(100)),
         (Op::PerTokenGroupQuant, "scale_layout", json!("column")),
+        (Op::StaticFp8Quant, "per_token", json!("row")),
+        (Op::MxFp4Quant, "size_k", json!(48)),
+        (Op::MxFp4Quant, "scale_rounding", json!("nearest")),
+        (Op::RequantUe8m0, "weight_block_size", json!([128])),
         (Op::E2m1Int8Linear, "size_k", json!(48)),
         (Op::E2m1Int8Linear, "dtype", json!("float16")),
         (Op::E2m1Int8Moe, "top_k", json!(99)),
@@ -153,7 +160,13 @@ fn configs_are_refused_by_key() {
 fn inputs_are_refused_by_name() {
     use marlinspike::num::tensor::{DType, Tensor};
     let bad = |op: Op, name: &str, byte: &[u8]| {
-        let mut case = Generator::new(op, 1).unwrap().case(0).unwrap();
+        let generator = Generator::new(op, 1).unwrap();
+        // The first case whose tensor has elements of this width: scales are f32 or UE8M0.
+        let has = |case: &Case<'_>| {
+            case.inputs.get(name).is_some_and(|t| t.dtype().bytes() == byte.len())
+        };
+        let mut cases = (0..20).map(|index| generator.case(index).unwrap());
+        let mut case = cases.find(has).unwrap_or_else(|| panic!("{op} {name}"));
         let tensor = case.inputs[name].clone();
         let mut bytes = tensor.bytes().to_vec();
         bytes[..byte.len()].copy_from_slice(byte);

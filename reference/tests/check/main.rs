@@ -2,8 +2,10 @@
 #![allow(missing_docs)]
 
 mod activation_rows;
+mod align_forms;
 mod declared_diagnosis;
 mod diagnosis;
+mod distortions;
 mod golden;
 mod golden_damage;
 mod group_quant;
@@ -11,9 +13,11 @@ mod layer_readings;
 mod limits;
 mod moe_diagnosis;
 mod open_exponential;
+mod padding_rows;
 mod product_diagnosis;
 mod product_diagnosis_moe;
 mod product_model;
+mod quantizers;
 mod schedule_golden;
 mod staged_outputs;
 mod stated_activations;
@@ -21,4 +25,5 @@ mod stated_keys;
 mod stated_nvfp4;
 mod stated_routing;
 mod torch_products;
+mod true_causes;
 mod wrapped_sums;

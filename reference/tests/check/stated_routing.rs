@@ -68,8 +68,15 @@ fn case(
     logits: &[f32],
 ) -> Case<'static> {
     let rows = logits.len() / 8;
-    let config =
-        RouterConfig { scoring_func, top_k, renormalize, grouped: None, rule: None, block: None };
+    let config = RouterConfig {
+        scoring_func,
+        top_k,
+        renormalize,
+        grouped: None,
+        rule: None,
+        block: None,
+        topk_order: Default::default(),
+    };
     let mut case = Case::new("masked", CaseConfig::Router(config), "anyone");
     case.add_input("router_logits", floats(&[rows, 8], logits.to_vec()));
     let routed = logits.chunks(8).map(|row| naive(row, scoring_func, top_k, renormalize));
@@ -127,13 +134,17 @@ fn ties_at_zero_go_to_the_lower_id() {
 fn a_row_of_masked_experts() {
     let mut all = logits()[..24].to_vec();
     all[8..16].fill(NEVER);
-    let softmax = case(ScoringFunc::Softmax, 2, true, &all);
-    let error = check_case(&softmax).expect_err("a softmax of nothing");
-    assert!(
-        matches!(&error, Error::Value { tensor, index, .. }
-            if tensor.contains("router_logits") && index[..] == [1]),
-        "{error}"
-    );
+    // A softmax of nothing orders no experts: any distinct ones, of any weight.
+    for (ids, verdict) in [([7, 2], Verdict::Pass), ([2, 2], Verdict::Fail)] {
+        let mut softmax = case(ScoringFunc::Softmax, 2, true, &all);
+        let mut all = softmax.outputs["topk_ids"].elements::<i32>().into_owned();
+        all[2..4].copy_from_slice(&ids);
+        softmax.add_output("topk_ids", ints(&[3, 2], all));
+        let mut weights = softmax.outputs["topk_weights"].elements::<f32>().into_owned();
+        weights[2..4].copy_from_slice(&[f32::NAN, 0.125]);
+        softmax.add_output("topk_weights", floats(&[3, 2], weights));
+        assert_eq!(check_case(&softmax).expect("a report").verdict, verdict, "{ids:?}");
+    }
     // Sigmoids of nothing are zeros: the first ids, without weight.
     for renormalize in [false, true] {
         let sigmoid = case(ScoringFunc::Sigmoid, 2, renormalize, &all);
@@ -163,6 +174,7 @@ fn groups_of_masked_experts_are_chosen_last() {
         }),
         rule: None,
         block: None,
+        topk_order: Default::default(),
     };
     // Groups 0 and 2 are masked.
     let logits = [NEVER, NEVER, -4.0, -5.0, NEVER, NEVER, -3.0, NEVER];
@@ -213,6 +225,7 @@ fn grouped_scores_of_16_bit_logits_are_rounded_or_kept_in_f32() {
         grouped: Some(grouped),
         rule: None,
         block: None,
+        topk_order: Default::default(),
     };
     let verdict = |id: i32, weight: f32| {
         let mut case = Case::new("16 bits", CaseConfig::Router(config.clone()), "anyone");

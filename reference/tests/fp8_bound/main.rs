@@ -7,5 +7,7 @@ mod classes;
 mod damage;
 mod data;
 mod named;
+mod never_passes;
 mod simulated;
 mod unit;
+mod wide;

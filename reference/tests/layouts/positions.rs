@@ -76,3 +76,40 @@ fn limits_of_the_number_of_values() {
         assert!(matches!(of(sizes), Err(Error::Size { .. })), "{sizes:?}");
     }
 }
+
+/// Each list of Marlin's scales says what upstream's steps do to a table, on scales that are all different in a run.
+#[test]
+fn scales_of_bytes_are_where_the_packing_puts_them() {
+    use marlinspike::layouts::marlin::{Activations, ScaleLayout, ScalePermutation, e8m0_scales};
+    use marlinspike::num::dims::{GroupSize, LogicalK};
+    use marlinspike::num::scalar::ScalarType;
+    use marlinspike::weight::{Table, TableData};
+
+    let (groups, size_n, ty) = (4, 128, ScalarType::FLOAT8_E8M0FNU);
+    let bytes: Vec<u8> = (0..groups * size_n).map(|i| (i % 199) as u8).collect();
+    let scales = Table::new(ty, groups, size_n, TableData::B8(bytes.clone())).unwrap();
+    for (bits, activations) in [(16, Activations::Bits16), (8, Activations::Bits8)] {
+        for group_size in [32, -1] {
+            let mut request = request("marlin_scales_8bit", [128, size_n, 1], group_size);
+            request.activation_bits = bits;
+            let all = positions(&request).unwrap();
+            let size = GroupSize::from_config(group_size).unwrap();
+            let order = ScalePermutation::choose(size, LogicalK(128), activations);
+            let rows = all.shape[0];
+            let layout = ScaleLayout::new(rows, size_n, order, ty).unwrap();
+            let eight = activations == Activations::Bits8;
+            let packed =
+                e8m0_scales(&scales.slice_rows(0..rows).unwrap(), ScalarType::BFLOAT16, layout, eight).unwrap();
+            for v in &all.values {
+                let found = packed.bits(v.element / size_n, v.element % size_n);
+                let byte = u32::from(bytes[v.row * size_n + v.col]);
+                assert_eq!(found, byte + if eight { 6 } else { 0 }, "{bits} bits, {v:?}");
+            }
+        }
+    }
+    // Derived by hand from upstream's `marlin_permute_scales` with the single permutation: element 46.
+    let mut request = request("marlin_scales_8bit", [128, 128, 1], 32);
+    request.activation_bits = 8;
+    let v = positions(&request).unwrap().values[46];
+    assert_eq!((v.row, v.col), (0, 58));
+}

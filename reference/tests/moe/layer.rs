@@ -13,6 +13,7 @@ use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{self, ScalarType};
 use marlinspike::products::tensor_core::{Architecture, Decoded, Instruction, Unit, find};
 use marlinspike::products::{Class, Convention};
+use marlinspike::quantize::Int8Rule;
 use marlinspike::vectors::{Rng, weight};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
@@ -445,7 +446,8 @@ fn canonical_bits_are_within_their_own_bounds() {
             None => Class::of_unit(hopper(small.dtype)),
             Some(_) => Class::any_order(),
         };
-        let declared = Declared { convention: Convention::Canonical, class: &class };
+        let int8 = Int8Rule::default();
+        let declared = Declared { convention: Convention::Canonical, class: &class, int8 };
         let stages = small.forward();
         let bounds = small.layer().bounds(small.x(), small.routed(), declared).unwrap();
         let (mut widths, mut medians) = (Vec::new(), Vec::new());

@@ -170,6 +170,7 @@ fn layers() -> Vec<Raw> {
             scale_factor_w2: None,
             schedule_w13: None,
             schedule_w2: None,
+            rules: LayerRules::NONE,
         })
     };
     let mut raws = Vec::new();

@@ -271,7 +271,11 @@ fn a_single_wrong_bit_is_placed() {
     assert_eq!(report.note.as_deref(), Some("first mismatch: code of (row 5, k 100), block 1"));
     let report = changed("gw29", "y", |b, _, c| b[4 * (7 * c.size_n + 11)] ^= 1);
     assert_eq!(report.first_mismatch.unwrap().index, [7, 11]);
-    assert_eq!((report.mismatches, report.diagnosis), (1, None));
+    let place = report.diagnosis.expect("a place");
+    assert_eq!(
+        (report.mismatches, place.text.as_str()),
+        (1, "the only wrong element is in row 7, column 11")
+    );
     // A buffer of another length is a wrong output, not an error.
     let report = changed("gw29", "rhs_packed", |b, _, _| b.truncate(100));
     assert!(report.note.unwrap().starts_with("100 bytes, expected"));

@@ -96,7 +96,11 @@ pub(crate) static MOE: Row = Row {
         variants(arch, if arch.has_clusters() { &all } else { &all[..1] })
     },
     arguments: GemmArguments::SIZES,
-    mutants: &[],
+    mutants: &[Mutant::new(
+        "the groups of the first expert's rows for all",
+        "p.g_idx + expert * p.size_k + begin",
+        "p.g_idx + 0 * expert + begin",
+    )],
 };
 
 fn variants(arch: Arch, products: &[Product]) -> Result<Vec<Vec<Parameter>>, AccelError> {

@@ -9,9 +9,13 @@
 mod memory;
 mod settings;
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::error::Error as _;
+use std::ffi::{CString, OsStr, OsString, c_char, c_int, c_void};
+use std::fmt::Display;
+use std::fs::File;
 use std::io::{BufRead as _, Write as _};
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 use std::time::Duration;
 
 use libloading::Library;
@@ -22,7 +26,8 @@ use memory::Guarded;
 use settings::settings;
 
 use super::kernel::dtype;
-use super::{CampaignError, Fault, Kernel, OutputSpec, Outputs, ProcessKernel, Protocol, Trial};
+use super::process::READY;
+use super::{CampaignError, Fault, Kernel, OutputSpec, Outputs, ProcessKernel, Trial};
 
 /// Version of `marlinspike_kernel.h`.
 pub const ABI_VERSION: i32 = 1;
@@ -40,13 +45,19 @@ const MESSAGE_BYTES: usize = 1024;
 pub struct LibraryKernel(ProcessKernel);
 
 impl LibraryKernel {
-    /// Runs the kernel of `library` through `worker`, a command that calls [`serve`] with the
-    /// library.
+    /// Runs the kernel of `library` through `worker`, a command that calls [`serve`] with the library,
+    /// which is appended to it.
     ///
     /// # Errors
-    /// As [`ProcessKernel::new`].
-    pub fn new(worker: &[String], timeout: Duration) -> Result<Self, CampaignError> {
-        ProcessKernel::new(worker, Protocol::Persistent, timeout).map(Self)
+    /// As [`ProcessKernel::new`]. A library that cannot be loaded is [`Fault::NotStarted`] of its first
+    /// case.
+    pub fn new(
+        worker: &[OsString],
+        library: &Path,
+        timeout: Duration,
+    ) -> Result<Self, CampaignError> {
+        let command = [worker, &[library.into()]].concat();
+        ProcessKernel::of_library(&command, library.as_os_str(), timeout).map(Self)
     }
 }
 
@@ -186,6 +197,12 @@ const fn code(dtype: DType) -> u8 {
     }
 }
 
+/// What the system says about a library (`dlerror`).
+fn described(error: &libloading::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| (*cause).source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
 type Run = unsafe extern "C" fn(*const Call) -> c_int;
 
 /// A loaded kernel.
@@ -200,8 +217,8 @@ impl Loaded {
         type Abi = unsafe extern "C" fn() -> c_int;
         // SAFETY: the user names the library to be run: its initializers are as trusted as the
         // kernel itself, and this process has no other task.
-        let library = unsafe { Library::new(path) }.map_err(|e| e.to_string())?;
-        let missing = |e: libloading::Error| format!("{e}; see marlinspike_kernel.h");
+        let library = unsafe { Library::new(path) }.map_err(|e| described(&e))?;
+        let missing = |e: libloading::Error| format!("{}; see marlinspike_kernel.h", described(&e));
         // SAFETY: the header declares both functions with these types.
         let (abi, run) = unsafe {
             let abi = library.get::<Abi>(b"marlinspike_kernel_abi\0").map_err(missing)?;
@@ -330,50 +347,68 @@ fn outputs(loaded: &Loaded, file: &InputFile, tensors: &mut Tensors) -> Result<O
     Ok(outputs)
 }
 
-/// Answers the lines of [`Protocol::Persistent`] with the kernel of a library, until standard input
-/// ends. What the kernel prints goes to standard error.
+/// Prints [`READY`] and answers the lines of [`Protocol::Persistent`](super::Protocol) with the kernel of a
+/// library, until standard input ends. What the kernel prints goes to standard error.
 ///
 /// # Errors
-/// [`CampaignError::Kernel`] for a library that cannot be loaded.
+/// [`CampaignError::Kernel`] for a library that cannot be loaded, which is also printed as an answer.
 pub fn serve(library: &Path) -> Result<(), CampaignError> {
-    let failed =
-        |problem: String| CampaignError::Kernel { kernel: library.display().to_string(), problem };
-    let loaded = Loaded::new(library).map_err(failed)?;
+    let name = library.display().to_string();
+    let failed = |problem: String| CampaignError::Kernel { kernel: name.clone(), problem };
     let answers = rustix::io::dup(rustix::stdio::stdout()).map_err(|e| failed(e.to_string()))?;
     rustix::stdio::dup2_stdout(rustix::stdio::stderr()).map_err(|e| failed(e.to_string()))?;
-    let mut answers = std::fs::File::from(answers);
-    for line in std::io::stdin().lock().lines() {
-        let Ok(line) = line else { break };
-        let Some((input, output)) = line.split_once('\t') else { break };
-        let answer = match answer(&loaded, Path::new(input), &PathBuf::from(output)) {
+    let mut answers = File::from(answers);
+    let mut say = |answer: &str| writeln!(answers, "{answer}").is_ok();
+    let loaded = Loaded::new(library).map_err(|problem| {
+        let program = name.clone();
+        say(&line(&Fault::NotStarted { program, problem: problem.clone() }));
+        failed(problem)
+    })?;
+    if !say(READY) {
+        return Ok(());
+    }
+    for files in std::io::stdin().lock().split(b'\n') {
+        let Ok(files) = files else { break };
+        let mut files = files.splitn(2, |byte| *byte == b'\t').map(OsStr::from_bytes);
+        let (Some(input), Some(output)) = (files.next(), files.next()) else { break };
+        let answer = match answer(&loaded, Path::new(input), Path::new(output)) {
             Ok(()) => "ok".to_owned(),
-            Err(fault) => match serde_json::to_string(&fault) {
-                Ok(json) => format!("fault {json}"),
-                Err(_) => format!("error {fault}"),
-            },
+            Err(fault) => line(&fault),
         };
-        if writeln!(answers, "{answer}").is_err() {
+        if !say(&answer) {
             break;
         }
     }
     Ok(())
 }
 
+/// A fault as an answer.
+fn line(fault: &Fault) -> String {
+    match serde_json::to_string(fault) {
+        Ok(json) => format!("fault {json}"),
+        Err(_) => format!("error {fault}"),
+    }
+}
+
 fn answer(loaded: &Loaded, input: &Path, output: &Path) -> Result<(), Fault> {
-    let unreadable = |detail: String| Fault::Unreadable { detail };
-    let bytes = std::fs::read(input).map_err(|e| unreadable(e.to_string()))?;
-    let container = Container::parse(&bytes).map_err(|e| unreadable(e.to_string()))?;
+    // No kernel has run, or it has done its work: what fails here is not its fault.
+    let failed = |what: &str, problem: &dyn Display| {
+        let folder = output.parent().unwrap_or(output).display().to_string();
+        Fault::Exchange { folder, problem: format!("{what}: {problem}") }
+    };
+    let bytes = std::fs::read(input).map_err(|e| failed("the inputs", &e))?;
+    let container = Container::parse(&bytes).map_err(|e| failed("the inputs", &e))?;
     let text = |key: &str| {
         let text = container.metadata().get(key).cloned().unwrap_or_default();
-        CString::new(text).map_err(|e| unreadable(e.to_string()))
+        CString::new(text).map_err(|e| failed(key, &e))
     };
     let config = text("config")?;
-    let settings = settings(&config).map_err(unreadable)?;
+    let settings = settings(&config).map_err(|e| failed("the config", &e))?;
     let file = InputFile { op: text("op")?, config, settings };
-    let mut tensors = Tensors::read(&container).map_err(unreadable)?;
+    let mut tensors = Tensors::read(&container).map_err(|e| failed("the inputs", &e))?;
     let outputs = outputs(loaded, &file, &mut tensors)?;
     let outputs: Vec<_> = outputs.into_values().collect();
     let written = write_container(&outputs, &Default::default(), Vec::new());
-    let written = written.map_err(|e| unreadable(e.to_string()))?;
-    std::fs::write(output, written).map_err(|e| unreadable(e.to_string()))
+    let written = written.map_err(|e| failed("the outputs", &e))?;
+    std::fs::write(output, written).map_err(|e| failed("the outputs were not written", &e))
 }

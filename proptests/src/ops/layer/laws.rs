@@ -22,7 +22,8 @@
 //!
 //! Properties that compare bits hold for batch-invariant kernels, properties that compare bounds
 //! for every kernel. A property that does not apply to an input (a rank would cut a group, there is
-//! no act-order) passes.
+//! no act-order) passes; one that moves experts, rows or columns between ranks tests the whole layer
+//! of a rank's input.
 
 use marlinspike::moe::batched;
 use marlinspike::moe::layer::sum_of_ranks;
@@ -37,7 +38,7 @@ use marlinspike::weight::{Groups, Weight};
 use marlinspike::{Error, act_order};
 
 use super::{LayerInput, MoeLayer, failure, stable};
-use crate::{Failure, Law, Subject, SubjectError};
+use crate::{Failure, Law, Operation, Subject, SubjectError};
 
 /// An implementation: `y` `[M, H]` of an input.
 pub type Forward<'f> = dyn Fn(&LayerInput) -> Result<Vec<u16>, SubjectError> + 'f;
@@ -63,6 +64,29 @@ macro_rules! laws {
     };
 }
 
+/// The properties that compare bits of whole outputs, for an operation with other arithmetic than
+/// Marlin's.
+pub(crate) fn of_bits<O: Operation<Input = LayerInput, Element = u16>>() -> Vec<Law<O>> {
+    macro_rules! of_bits {
+        ($($check:ident $name:literal,)+) => {
+            vec![$(Law {
+                name: $name,
+                check: |s, i| $check(&|i: &LayerInput| of(s, i), i),
+            }),+]
+        };
+    }
+    of_bits! {
+        tokens_permute "tokens in another order give the rows in that order",
+        batch_splits "a batch in two parts gives the same bits",
+        row_alone "a token alone gives the bits that it has in the batch",
+        padding_tokens "tokens without experts are zero and change nothing",
+        padding_experts "experts without tokens change nothing",
+        experts_permute "experts in another order, ids with them, change nothing",
+        power_of_two "router weights times two give y times two",
+        batched_form "the batched form gives the bits of the flat one",
+    }
+}
+
 laws! {
     repeatable "the same input gives the same bits again",
     within_bounds "every value within the bound of a known convention",
@@ -80,7 +104,10 @@ laws! {
     batched_form "the batched form gives the bits of the flat one",
 }
 
-fn of(subject: &dyn Subject<MoeLayer>, input: &LayerInput) -> Result<Vec<u16>, SubjectError> {
+fn of<O>(subject: &dyn Subject<O>, input: &LayerInput) -> Result<Vec<u16>, SubjectError>
+where
+    O: Operation<Input = LayerInput, Element = u16>,
+{
     let mut y = vec![0; input.x.len()];
     subject.call(input, &mut y)?;
     Ok(y)
@@ -208,6 +235,7 @@ pub fn padding_tokens(forward: &Forward<'_>, input: &LayerInput) -> Result<(), F
 
 /// Experts without tokens change nothing.
 pub fn padding_experts(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failure> {
+    let input = &input.whole();
     let mut more = input.clone();
     more.config.num_experts += 2;
     let twice = |all: &mut Vec<Weight<'static>>| {
@@ -225,6 +253,7 @@ pub fn padding_experts(forward: &Forward<'_>, input: &LayerInput) -> Result<(), 
 
 /// Renumbered experts change nothing.
 pub fn experts_permute(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failure> {
+    let input = &input.whole();
     // Position e of the new order holds expert `order[e]`.
     let mut order: Vec<u32> = (0..input.config.num_experts as u32).collect();
     rng(input, 4).shuffle(&mut order);
@@ -285,6 +314,7 @@ fn shares_add_up(
 
 /// w13 cut along N in each half, w2 along K.
 pub fn tensor_parallel(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failure> {
+    let input = &input.whole();
     let ranks: Vec<LayerInput> = (0..2).map(|rank| input.on_rank(2, rank)).collect();
     let cuts_a_group = ranks.iter().any(|r| {
         let stages = r.local().and_then(|l| l.stages(r));
@@ -301,6 +331,7 @@ pub fn tensor_parallel(forward: &Forward<'_>, input: &LayerInput) -> Result<(), 
 /// Each rank has some of the experts. A token whose experts are all on one rank has the bits of the
 /// whole layer there and zeros elsewhere; the shares of other tokens add up within the bound.
 pub fn expert_parallel(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failure> {
+    let input = &input.whole();
     let experts = input.config.num_experts;
     if experts < 2 || input.shares_a_scale() {
         return Ok(());
@@ -359,6 +390,7 @@ pub fn sorted_act_order(forward: &Forward<'_>, input: &LayerInput) -> Result<(),
 /// columns of w13: the same sums in the same order, since the sorting permutations change
 /// accordingly.
 pub fn permuted_act_order(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failure> {
+    let input = &input.whole();
     if !has_groups(input) {
         return Ok(());
     }

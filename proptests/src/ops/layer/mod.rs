@@ -2,6 +2,7 @@
 
 mod draw;
 pub mod laws;
+mod rows;
 
 use std::fmt;
 
@@ -17,6 +18,7 @@ use marlinspike::num::interval::Bound;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::ScheduleError;
 use marlinspike::products::{Class, Convention};
+use marlinspike::quantize::Int8Rule;
 use marlinspike::vectors::{self, Rng};
 use marlinspike::weight::Weight;
 use marlinspike::{Error, Result};
@@ -24,6 +26,7 @@ use proptest::prelude::*;
 
 use crate::{Failure, Law, Mismatch, Operation};
 pub(crate) use draw::{activations, stable};
+pub use rows::{Fp8Experts, W4a8Experts, layer_of_rows, local_of_rows};
 
 /// The layer as an operation: `y` `[M, H]`, bits of `config.quant.dtype`.
 #[derive(Debug)]
@@ -106,7 +109,7 @@ impl Local {
 }
 
 /// Largest number of experts of an input; more would add nothing.
-const MOST_EXPERTS: usize = 4;
+const MOST_EXPERTS: usize = 8;
 
 impl LayerInput {
     /// Draws `size_m` tokens and a layer of `config`. The sizes of a rank in the lattice are scaled
@@ -115,14 +118,39 @@ impl LayerInput {
     /// # Errors
     /// None for a configuration of the lattice.
     pub fn draw(config: &MoeConfig, seed: u64, size_m: usize) -> Result<Self> {
+        Self::defined(config, seed, size_m, Self::whole)
+    }
+
+    /// As [`LayerInput::draw`], for the rank of the configuration: its tensor-parallel part, and its
+    /// experts.
+    ///
+    /// # Errors
+    /// None for a configuration of the lattice.
+    pub fn draw_rank(config: &MoeConfig, seed: u64, size_m: usize) -> Result<Self> {
+        Self::defined(config, seed, size_m, |whole| {
+            let tp = config.quant.tensor_parallel;
+            // The ranks of a layer cut w13 by columns and w2 by rows, whatever else a matrix may be.
+            let mut input = tp.map_or_else(|| whole.clone(), |tp| whole.on_rank(tp.size, tp.rank));
+            (input.config.ep_size, input.config.ep_rank) = (config.ep_size, config.ep_rank);
+            input
+        })
+    }
+
+    /// The first drawn input that `part` makes one with a product from.
+    fn defined(
+        config: &MoeConfig,
+        seed: u64,
+        size_m: usize,
+        part: impl Fn(&Self) -> Self,
+    ) -> Result<Self> {
         // With 8-bit activations and act-order, groups that cut an instruction have no product.
         let q = &config.quant;
         if q.input_dtype.is_none() || !q.has_act_order() {
-            return Self::attempt(config, seed, 0, size_m);
+            return Self::attempt(config, seed, 0, size_m).map(|input| part(&input));
         }
         let mut last = None;
         for attempt in 0..64 {
-            let input = Self::attempt(config, seed, attempt, size_m)?;
+            let input = part(&Self::attempt(config, seed, attempt, size_m)?);
             match input.local()?.stages(&input) {
                 Err(e) if e.downcast_ref::<ScheduleError>().is_some() => last = Some(e),
                 Err(e) => return Err(e),
@@ -208,8 +236,17 @@ impl LayerInput {
     /// The same input for another tensor-parallel rank.
     pub fn on_rank(&self, size: usize, rank: usize) -> Self {
         let mut input = self.clone();
-        let style = ParallelStyle::Row;
-        input.config.quant.tensor_parallel = Some(TensorParallel { size, rank, style });
+        let (quant, style) = (&mut input.config.quant, ParallelStyle::Row);
+        quant.tensor_parallel = Some(TensorParallel { size, rank, style });
+        quant.is_k_full = act_order::is_k_full(quant.desc_act, true);
+        input
+    }
+
+    /// The same input on a single rank with every expert and column.
+    pub fn whole(&self) -> Self {
+        let mut input = self.clone();
+        (input.config.quant.tensor_parallel, input.config.quant.is_k_full) = (None, true);
+        (input.config.ep_size, input.config.ep_rank) = (1, 0);
         input
     }
 
@@ -276,7 +313,8 @@ impl LayerInput {
     pub fn bounds(&self, convention: Convention) -> Result<Vec<Bound>> {
         let class = Class::any_order();
         let local = self.local()?;
-        let declared = Declared { convention, class: &class };
+        let int8 = Int8Rule::default();
+        let declared = Declared { convention, class: &class, int8 };
         local.layer(self).bounds(self.x_view()?, self.routed()?, declared).map(|b| into_vec(b.y))
     }
 

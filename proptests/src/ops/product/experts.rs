@@ -29,8 +29,11 @@ pub struct ExpertInput {
     pub form: ProductWeight,
     /// `[K, N]` of each expert.
     pub weights: Vec<Weight<'static>>,
-    /// `[M, K]`.
+    /// `[M, K]`, bits of the form's `dtype` or zero-extended 8-bit codes, columns in the model's
+    /// order.
     pub x: Vec<u16>,
+    /// `[M]`: for 8-bit activations, the scale of each token's row.
+    pub x_scales: Option<Vec<f32>>,
     /// Slots of a token.
     pub top_k: usize,
     /// `[M, top_k]`, −1 for none.
@@ -55,6 +58,7 @@ impl ExpertInput {
         let slots = m * top_k..(m + 1) * top_k;
         Self {
             x: self.x[m * size_k..][..size_k].to_vec(),
+            x_scales: self.x_scales.as_ref().map(|scales| vec![scales[m]]),
             topk_ids: self.topk_ids[slots.clone()].to_vec(),
             topk_weights: self.topk_weights.as_ref().map(|w| w[slots].to_vec()),
             ..self.clone()
@@ -85,11 +89,11 @@ impl Operation for ExpertProduct {
         )
             .prop_filter_map(
                 "a canonical product",
-                |(mut form, (experts, top_k, tokens), distribution, weighted, seed, choice)| {
-                    form.quant.input_dtype = None;
+                |(form, (experts, top_k, tokens), distribution, weighted, seed, choice)| {
                     let (mut rng, top_k) = (Rng::new(seed), top_k.min(experts));
                     let weights = form.draw(&mut rng, experts)?;
                     let x = form.rows(&mut rng, tokens);
+                    let x_scales = form.row_scales(&mut rng, tokens);
                     let topk_ids = distribution.topk_ids(&mut rng, tokens, top_k, experts);
                     let weight = |_: &i32| rng.between(1, 1 << 20) as f32 / (1 << 20) as f32;
                     let topk_weights = weighted.then(|| topk_ids.iter().map(weight).collect());
@@ -97,6 +101,7 @@ impl Operation for ExpertProduct {
                         form,
                         weights,
                         x,
+                        x_scales,
                         top_k,
                         topk_ids,
                         topk_weights,
@@ -116,8 +121,13 @@ impl Operation for ExpertProduct {
         let (weights, orders) = (&i.weights[..], orders.as_deref());
         let stack = Stack { weights, expert_of: &expert_of, orders, places: None };
         let router_weights = i.topk_weights.as_deref();
-        let extras = Extras { router_weights, ..Extras::default() };
-        let schedule = Schedule::canonical(&i.weights[0], dtype, dtype)?;
+        let scales: Option<Vec<f32>> = i.x_scales.as_ref().map(|scales| {
+            let of_slots = scales.iter().flat_map(|&scale| vec![scale; i.top_k]);
+            i.form.scales_of_rows(weights, &of_slots.collect::<Vec<_>>())
+        });
+        let activation_scales = scales.as_deref();
+        let extras = Extras { router_weights, activation_scales, ..Extras::default() };
+        let schedule = Schedule::canonical(&i.weights[0], dtype, i.form.input())?;
         let y = schedule.execute_stack(rows_of("x", &x, size_k)?, stack, extras)?;
         Ok(y.into_iter().map(|bits| bits as u16).collect())
     }

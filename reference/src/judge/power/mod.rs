@@ -12,6 +12,10 @@
 //! differs from the exact result by more than two units in the last place. If it differs nowhere,
 //! it is not applicable: zeros in place of zeros are not an error.
 
+mod ways;
+
+pub(in crate::judge) use ways::reach;
+
 use serde::Serialize;
 
 use crate::num::interval::{Bound, FLUSH, round_once};
@@ -116,8 +120,8 @@ impl Rejects {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Power {
-    /// Whether the output was compared bit for bit with one expected result, so that every change
-    /// is rejected.
+    /// Whether only the bits of a schedule pass: of the declared one, or of a known one where no
+    /// bound is a way to a pass. Then every other change is rejected.
     pub every_bit: bool,
     /// Trivial wrong answers.
     pub rejects: Rejects,
@@ -242,7 +246,7 @@ fn halved(element: Accepted, ty: ScalarType) -> Accepted {
 }
 
 /// A share in percent, rounded up to two digits.
-fn percent(share: f64) -> String {
+pub(in crate::judge) fn percent(share: f64) -> String {
     let percent = share * 100.0;
     if percent == 0.0 || !percent.is_finite() {
         return format!("{percent} %");
@@ -252,7 +256,7 @@ fn percent(share: f64) -> String {
     format!("{} %", (percent * scale).ceil() / scale)
 }
 
-/// Both alternatives must be rejected.
+/// Both alternatives must be rejected, or one alternative in both of two ways.
 fn both(a: Option<bool>, b: Option<bool>) -> Option<bool> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a && b),

@@ -14,6 +14,8 @@ pub(crate) struct Hints<'c> {
     pub(crate) unused_g_idx: Option<&'c [u32]>,
     /// Whether the layer has an up projection next to the gate.
     pub(crate) is_gated: bool,
+    /// Whether the kernel reads scales and bias as they are stored, not in Marlin's order of columns.
+    pub(crate) is_unpermuted: bool,
     /// The operation's own known mistakes with the weights.
     pub(crate) mistaken: Option<&'c dyn Fn() -> Vec<Mistaken>>,
 }

@@ -3,6 +3,7 @@
 use super::stage::Stage;
 use crate::Result;
 use crate::judge::compare::elements;
+use crate::judge::power::{Accepted, reach};
 use crate::products::{Class, Convention};
 
 /// Rows of each part of the sample that members are tried on.
@@ -57,4 +58,27 @@ pub(super) fn members(
         }
     }
     Ok(nearest.map(|(_, nearest)| Members { holding, nearest }))
+}
+
+/// The largest uniform error that turns a sample of the stage's output into one that a member of
+/// `class` accepts under one of the conventions. Members that split k among blocks lie between those
+/// that do not and promote or do not promote, since truncation grows with the length of a chain.
+pub(super) fn scaled(
+    stage: &Stage<'_>,
+    class: &Class,
+    conventions: &[Convention],
+) -> Result<Option<f64>> {
+    let Some(part) = stage.parts.iter().find(|p| !p.rows.is_empty()) else { return Ok(None) };
+    let members = class.unsplit().members(part.weight.shape().size_k);
+    let bits = elements(stage.found);
+    let mut pairs = vec![vec![Vec::new(); conventions.len()]; members.len()];
+    for sample in stage.spread_samples(1)? {
+        let bounds = sample.member_bounds(stage, (conventions, class), &members)?;
+        for (pairs, bounded) in pairs.iter_mut().flatten().zip(bounds.iter().flatten()) {
+            let found = sample.places.iter().map(|&i| stage.dtype.to_f64(bits[i]));
+            pairs.extend(found.zip(bounded.iter().map(Accepted::from)));
+        }
+    }
+    let each = pairs.into_iter().flatten().filter_map(|pairs| reach(stage.dtype, pairs));
+    Ok(each.reduce(f64::max))
 }

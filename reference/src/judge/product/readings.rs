@@ -2,7 +2,7 @@
 
 use super::stage::Stage;
 use crate::Result;
-use crate::judge::power::{self, Accepted};
+use crate::judge::power::{self, Accepted, Power};
 use crate::num::scalar::ScalarType;
 use crate::products::schedule::StepOp;
 use crate::products::{Bounded, Class, Convention, Extras, Recipe, Rule};
@@ -93,6 +93,8 @@ pub(super) struct Chosen {
     pub(super) convention: Convention,
     pub(super) class: Class,
     pub(super) bounded: Vec<Bounded>,
+    /// Of an exact result, the uniform error that the interval of its convention would accept.
+    pub(super) interval_error: Option<f64>,
     /// Every reading that explains the output, most specific first.
     pub(super) fits: Vec<Reading>,
 }
@@ -178,8 +180,16 @@ fn choose_in(
         Some((_, rounded_weights)) => Reading::Exact { rounded_weights },
         None => Reading::Within(convention),
     };
+    let interval = match reading {
+        Reading::Within(_) => None,
+        Reading::Exact { .. } => {
+            Some(Power::of(&accepted(&bounded), stage.size_n(), stage.dtype).uniform_error)
+        }
+    };
+    let interval_error = interval.flatten();
     reading.narrow(&mut bounded, stage.dtype);
-    Ok(Some(Chosen { reading, convention, class: class.clone(), bounded, fits }))
+    let class = class.clone();
+    Ok(Some(Chosen { reading, convention, class, bounded, interval_error, fits }))
 }
 
 /// The distinct conventions, and for each convention the index of its equivalent among them.

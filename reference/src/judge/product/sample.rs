@@ -74,7 +74,7 @@ fn select(all: &Rows, which: &[usize]) -> Result<Rows> {
 
 /// At most `count` numbers below `size`, evenly spaced from first to last.
 fn spread(count: usize, size: usize) -> impl Iterator<Item = usize> {
-    let step = move |i: usize| if size <= count { i } else { i * (size - 1) / (count - 1) };
+    let step = move |i: usize| if size <= count { i } else { i * (size - 1) / (count - 1).max(1) };
     (0..count.min(size)).map(step)
 }
 
@@ -120,8 +120,10 @@ impl<'c> Stage<'c> {
                 split.extend(places().zip(first_half).map(|((i, b), a)| (sum(b, a), right(i))));
             }
         }
-        // An exact result is one number, while its convention admits an interval.
-        let whole = |c: &Convention| chosen.reading == Reading::Within(*c);
+        // An exact result is one number, while its convention admits an interval, unless that is
+        // too wide for a pass.
+        let admits = chosen.admits_interval(self.declared.power_limit());
+        let whole = |c: &Convention| chosen.reading == Reading::Within(*c) || !admits;
         for (_, &at) in conventions.iter().zip(&same).filter(|(c, _)| !whole(c)) {
             let error = uniform_error(self.dtype, pairs[at].iter().copied());
             power.uniform_error = power.uniform_error.zip(error).map(|(a, b)| a.max(b));

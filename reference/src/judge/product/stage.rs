@@ -63,6 +63,15 @@ impl Stage<'_> {
         Recipe::new(convention, weight, self.dtype, extras)
     }
 
+    /// The activations of some output rows, and their uncertainty; `None` if one has none.
+    pub(super) fn factors(&self, of: &[usize]) -> Option<(Rows, Option<Rows>)> {
+        let radius = match &self.radius {
+            Some(radius) => Some(radius.select(of)?),
+            None => None,
+        };
+        Some((self.rows.select(of)?, radius))
+    }
+
     /// Exact results and bounds of some rows of a part, by each convention and a class.
     pub(super) fn part(
         &self,
@@ -71,11 +80,7 @@ impl Stage<'_> {
         how: (&[Convention], &Class),
     ) -> Result<Vec<Vec<Bounded>>> {
         let missing = || crate::Error::size("rows", self.rows.rows(), "one for each output row");
-        let rows = self.rows.select(of).ok_or_else(missing)?;
-        let radius = match &self.radius {
-            Some(radius) => Some(radius.select(of).ok_or_else(missing)?),
-            None => None,
-        };
+        let (rows, radius) = self.factors(of).ok_or_else(missing)?;
         self.bounds(part, part.weight, of, how, (&rows, radius.as_ref()))
     }
 

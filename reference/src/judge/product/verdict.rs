@@ -7,6 +7,7 @@ use super::readings::{self, Chosen, DEQUANTIZING};
 use super::stage::{Part, Stage};
 use crate::Result;
 use crate::judge::compare::{Mismatch, elements};
+use crate::judge::known::Known;
 use crate::judge::picture::{Cause, ErrorMap, Picture};
 use crate::judge::power::Power;
 use crate::judge::{OutputReport, Verdict};
@@ -22,7 +23,7 @@ impl Stage<'_> {
     ///
     /// Of a weight with e4m3's NaN codes only `marlin` is tried, which reads them as ±480: a NaN in
     /// the output is no evidence for another convention and passes only if one is declared.
-    fn conventions(&self) -> Vec<Convention> {
+    pub(super) fn conventions(&self) -> Vec<Convention> {
         if let Some(declared) = self.declared.convention {
             return vec![declared];
         }
@@ -62,6 +63,11 @@ impl Stage<'_> {
     /// Without a declared convention, all that apply are tried, and the exact result rounded once
     /// also passes.
     pub(crate) fn judge(self) -> Result<OutputReport> {
+        self.judge_beside(None)
+    }
+
+    /// As [`Self::judge`], for an output that the `known` schedules do not give bit for bit.
+    pub(in crate::judge) fn judge_beside(self, known: Option<&Known<'_>>) -> Result<OutputReport> {
         let bits = elements(self.found);
         let found: Vec<f64> = bits.iter().map(|&b| self.dtype.to_f64(b)).collect();
         let or_exact = self.declared.convention.is_none() || self.declared.or_exact;
@@ -73,31 +79,52 @@ impl Stage<'_> {
             convention: Some(chosen.convention),
             class: chosen.class.clone(),
             or_exact: false,
-            power_of_two_scales: self.declared.power_of_two_scales,
+            ..self.declared.clone()
         };
-        Stage { declared: &declared, ..self }.judge_as(&chosen, &conventions, &found, &bits)
+        let power = self.power(&chosen, &conventions, known)?;
+        let is_too_weak = power.is_below(declared.power_limit());
+        if let Some(most) = self.most_bits(known, &chosen, &found, &bits).filter(|_| is_too_weak) {
+            return Ok(self.judge_by_most_bits(&most, &found, &bits));
+        }
+        let how = (conventions.len() > 1, power);
+        Stage { declared: &declared, ..self }.judge_as(&chosen, how, &found, &bits)
+    }
+
+    /// The power of the verdict: of the chosen reading, and of every other way to a pass.
+    fn power(
+        &self,
+        chosen: &Chosen,
+        conventions: &[Convention],
+        known: Option<&Known<'_>>,
+    ) -> Result<Power> {
+        let accepted = readings::accepted(&chosen.bounded);
+        let mut power = Power::of(&accepted, self.size_n(), self.dtype);
+        self.sample_power(chosen, conventions, &mut power)?;
+        if chosen.fits.is_empty() || power.is_below(self.declared.power_limit()) {
+            return Ok(power);
+        }
+        let power = power.or_scaled(known.and_then(|known| known.scaled));
+        self.with_other_classes(power, conventions, Some(chosen))
     }
 
     /// The verdict under the chosen reading.
     fn judge_as(
         &self,
         chosen: &Chosen,
-        conventions: &[Convention],
+        (several, power): (bool, Power),
         found: &[f64],
         bits: &[u32],
     ) -> Result<OutputReport> {
-        let several = conventions.len() > 1;
         let bounded = &chosen.bounded;
         let class = &chosen.class.name;
         let measure =
             |bounded: &[Bounded]| measure((self.name, self.dtype), class, bounded, found, bits);
         let (mut report, wrong) = measure(bounded);
         report.conventions = chosen.ids();
-        let mut power = Power::of(&readings::accepted(bounded), self.size_n(), self.dtype);
-        self.sample_power(chosen, conventions, &mut power)?;
+        let is_way = power.is_enough() && !power.is_below(self.declared.power_limit());
         let (id, text) = (chosen.reading.id(), chosen.reading.text(self.dtype));
         report.add_note(&match (wrong.is_empty(), several) {
-            (true, _) if power.is_enough() && report.unbounded == 0 => {
+            (true, _) if is_way && report.unbounded == 0 => {
                 format!("passes as `{id}`: {text}")
             }
             (true, _) => format!("within the bounds of `{id}`: {text}"),
@@ -116,7 +143,7 @@ impl Stage<'_> {
         Ok(report)
     }
 
-    fn mismatch(&self, i: usize, bounded: &[Bounded], bits: &[u32]) -> Mismatch {
+    pub(super) fn mismatch(&self, i: usize, bounded: &[Bounded], bits: &[u32]) -> Mismatch {
         let size_n = self.found.shape().last().copied().unwrap_or(1).max(1);
         let (row, n) = (i / size_n, i % size_n);
         let part = self.parts.iter().find(|p| p.rows.contains(&row));

@@ -1,6 +1,7 @@
 //! Steps that prepare floating-point weights and scales: exponent biases, e8m0 scales, and int4
 //! codes rewritten for fp8 activations.
 
+use super::Activations;
 use super::scales::ScaleLayout;
 use crate::num::scalar::{self, ScalarType};
 use crate::weight::Table;
@@ -96,8 +97,8 @@ pub fn e8m0_scales(
         ScalarType::BFLOAT16 => |x| scalar::bf16_to_f32(scalar::f32_to_bf16_rne(x)),
         _ => return Err(Error::unsupported(format!("scales through {via}"), "a 16-bit type")),
     };
-    let layout = if fp8_activations { layout } else { layout.with_quads() };
-    let packed = layout.pack(&scales.map(scales.ty(), |bits| {
+    let activations = if fp8_activations { Activations::Bits8 } else { Activations::Bits16 };
+    let packed = layout.of_bytes(activations).pack(&scales.map(scales.ty(), |bits| {
         scalar::f32_to_e8m0_torch(through(scalar::e8m0_to_f32(bits as u8))).into()
     }))?;
     if !fp8_activations {

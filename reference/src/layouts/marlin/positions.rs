@@ -26,13 +26,13 @@ pub(in crate::layouts) const ALL: &[Named] = &[
         name: "marlin_scales",
         title: "Marlin: scales of 16 bits",
         options: &["activation_bits"],
-        one: |r| scales(r, |layout| (layout, 16)),
+        one: |r| scales(r, |layout, _| (layout, 16)),
     },
     Named {
         name: "marlin_scales_8bit",
         title: "Marlin: scales of 8 bits (e8m0, e4m3)",
         options: &["activation_bits"],
-        one: |r| scales(r, |layout| (layout.with_quads(), 8)),
+        one: |r| scales(r, |layout, activations| (layout.of_bytes(activations), 8)),
     },
     Named {
         name: "marlin_zeros",
@@ -63,10 +63,14 @@ fn activations(r: &Request) -> Result<Activations> {
     }
 }
 
-fn scales(r: &Request, change: fn(ScaleLayout) -> (ScaleLayout, u32)) -> Result<Positions> {
+fn scales(
+    r: &Request,
+    change: fn(ScaleLayout, Activations) -> (ScaleLayout, u32),
+) -> Result<Positions> {
     let (groups, size) = (r.groups()?, GroupSize::from_config(r.group_size)?);
-    let order = ScalePermutation::choose(size, LogicalK(r.size_k), activations(r)?);
+    let activations = activations(r)?;
+    let order = ScalePermutation::choose(size, LogicalK(r.size_k), activations);
     let layout = ScaleLayout::new(groups, r.size_n, order, ScalarType::BFLOAT16)?;
-    let (layout, bits) = change(layout);
+    let (layout, bits) = change(layout, activations);
     values(&layout, bits, [groups, r.size_n], Part::Scale)
 }

@@ -112,12 +112,12 @@ impl Stored<'_> {
             DType::F8E8M0 | DType::U8 => {
                 let ty = ScalarType::FLOAT8_E8M0FNU;
                 let packed = Table::from_tensor(&self.scales, ty)?;
-                if self.input_dtype == InputDtype::Fp8 {
-                    // The kernel's scales are larger by 2^6, and their order has no quads.
-                    let scales = layout(ty)?.unpack(&packed)?;
-                    return Ok((scales.map(ty, |b| b.saturating_sub(6)), None));
+                let scales = layout(ty)?.of_bytes(self.input_dtype.activations()).unpack(&packed)?;
+                match self.input_dtype {
+                    // The kernel's scales are larger by 2^6.
+                    InputDtype::Fp8 => Ok((scales.map(ty, |b| b.saturating_sub(6)), None)),
+                    _ => Ok((scales, None)),
                 }
-                Ok((layout(ty)?.with_quads().unpack(&packed)?, None))
             }
             DType::F8E4M3 => {
                 let Some([global, factor]) = self.global else {

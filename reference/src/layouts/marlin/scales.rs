@@ -1,5 +1,6 @@
 //! Scales, biases and the int8-activation scale processing.
 
+use super::Activations;
 use crate::layouts::{Layout, Place, Slot};
 use crate::num::dims::{GroupSize, LogicalK};
 use crate::num::scalar::{self, ScalarType};
@@ -45,10 +46,10 @@ impl ScalePermutation {
     pub fn choose(
         group_size: GroupSize,
         size_k: LogicalK,
-        activations: super::Activations,
+        activations: Activations,
     ) -> Self {
         match activations {
-            super::Activations::Bits16 if group_size.is_grouped(size_k) => Self::Grouped,
+            Activations::Bits16 if group_size.is_grouped(size_k) => Self::Grouped,
             _ => Self::Single,
         }
     }
@@ -112,6 +113,16 @@ impl ScaleLayout {
     /// The same order, then each four columns 0, 2, 1, 3: e8m0 scales and NVFP4's bytes.
     pub fn with_quads(self) -> Self {
         Self { quads: true, width: 8, ..self }
+    }
+
+    /// The order of 8-bit scales. Kernels with 8-bit activations read them without quads.
+    ///
+    /// Source: vLLM 0.21.0 `mxfp4_marlin_process_scales`.
+    pub fn of_bytes(self, activations: Activations) -> Self {
+        match activations {
+            Activations::Bits16 => self.with_quads(),
+            Activations::Bits8 => Self { width: 8, ..self },
+        }
     }
 
     /// The permutation of columns.

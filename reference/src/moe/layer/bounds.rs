@@ -3,14 +3,15 @@
 
 use ndarray::{Array2, ArrayView2, ArrayView3};
 
+use super::carried::{Carried, Carrier, carried};
 use super::{Layer, Routed, input_global_scale};
 use crate::layouts::marlin::process_int8_scales_with;
 use crate::moe::{sum, to_slots};
 use crate::num::array::{FloatView2, row_major, rows_of};
-use crate::num::interval::{Bound, Interval, round_once};
+use crate::num::interval::{Bound, Interval};
 use crate::num::scalar::ScalarType;
-use crate::products::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
-use crate::quantize::{Int8Rule, per_token_fp8, per_token_int8};
+use crate::products::{Bounded, Class, Convention, Extras, Judge, Recipe};
+use crate::quantize::{ActivationRule, Int8Rule, RowRule};
 use crate::weight::{Table, TableData, Weight};
 use crate::{Error, Result};
 
@@ -21,6 +22,8 @@ pub struct Declared<'d> {
     pub convention: Convention,
     /// Accumulation in f32.
     pub class: &'d Class,
+    /// How rows become int8, for a layer of int8 activations.
+    pub int8: Int8Rule,
 }
 
 /// The bounds of all stages; [`super::Stages`] has their bits.
@@ -124,51 +127,44 @@ impl Layer<'_> {
             return Err(Error::shape("activations", x.shape(), expected));
         }
         let x = row_major(x);
-        let factor = match self.input_dtype {
-            Some(ScalarType::INT8) => input_global_scale(weights),
-            _ => 1.0,
-        };
+        let rule = self.carrier(weights, declared.int8);
         let integers = match self.input_dtype {
             Some(ScalarType::INT8) if weights.iter().any(|w| w.scales.rows() > 1) => {
                 Some(with_integer_scales(weights)?)
             }
             _ => None,
         };
-        let weights = integers.as_deref().unwrap_or(weights);
-        let mut rows_of = vec![Vec::new(); weights.len()];
-        for (row, expert) in experts.iter().enumerate() {
-            if let Some(e) = expert {
-                rows_of[*e].push(row);
-            }
-        }
-        let mut out = vec![Bound::exactly(0.0); experts.len() * n];
-        for (e, rows) in rows_of.iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
-            let inputs = self.inputs(rows.iter().flat_map(|&r| &x[r * k..][..k]), k, factor)?;
-            let picked: Option<Vec<f32>> = router.map(|w| rows.iter().map(|&r| w[r]).collect());
-            let scales = inputs.scales.as_deref();
-            let extras = Extras { activation_scales: scales, router_weights: picked.as_deref() };
-            let recipe = Recipe::new(declared.convention, &weights[e], self.dtype, extras)?;
-            let class = self.class_of(&weights[e], declared.class);
-            let order = orders.and_then(|o| o.get(e)).map(Vec::as_slice);
-            let judge =
-                Judge { weight: &weights[e], order, recipe: &recipe, class: &class, extras };
-            let bounded = judge.bounds(&inputs.values, inputs.radius.as_ref())?;
-            for (&row, bounded) in rows.iter().zip(bounded.chunks_exact(n)) {
-                let into = &mut out[row * n..][..n];
-                let x = &x[row * k..][..k];
-                if self.input_dtype.is_some() && !x.iter().all(is_finite) {
-                    // Without a scale the codes of the row are undefined.
-                    into.fill(ANYTHING);
-                    continue;
-                }
-                let nan = x.iter().any(|b| b.nan);
-                for (o, &b) in into.iter_mut().zip(bounded) {
-                    *o = b.into();
-                    o.nan |= nan;
-                }
-            }
-        }
+        let product = ExpertProduct {
+            weights: integers.as_deref().unwrap_or(weights),
+            orders,
+            experts: &experts,
+            router,
+            dtype: self.dtype,
+            convention: declared.convention,
+        };
+        let inputs = |rows: &[usize]| {
+            carried(rows.iter().flat_map(|&r| &x[r * k..][..k]), k, self.dtype, rule)
+        };
+        let out = product.bounds(inputs, |weight| self.class_of(weight, declared.class))?;
         Ok(Array2::from_shape_vec((experts.len(), n), out).expect("every row's columns"))
+    }
+
+    /// How rows enter the products with `weights`.
+    fn carrier(&self, weights: &[Weight<'_>], int8: Int8Rule) -> Carrier {
+        let rows = |rule, ty, factor| {
+            Carrier::Rows { rule: RowRule { rule, ty, dtype: self.dtype }, factor }
+        };
+        match self.input_dtype {
+            None => Carrier::Unquantized,
+            Some(ScalarType::INT8) => {
+                let rule = match int8 {
+                    Int8Rule::Quotient => ActivationRule::Quotient,
+                    Int8Rule::Product => ActivationRule::Product,
+                };
+                rows(rule, ScalarType::INT8, input_global_scale(weights))
+            }
+            Some(ty) => rows(ActivationRule::QuotientExact, ty, 1.0),
+        }
     }
 
     /// The class of one matrix's sums: integer, 8-bit float, or declared.
@@ -179,77 +175,63 @@ impl Layer<'_> {
             _ => declared.clone(),
         }
     }
+}
 
-    /// The values that enter a product, with their uncertainty.
-    fn inputs<'b>(
+/// A product of rows with the matrices of their experts.
+pub(crate) struct ExpertProduct<'p> {
+    pub(crate) weights: &'p [Weight<'p>],
+    /// For each matrix the permutation that sorts its `g_idx`.
+    pub(crate) orders: Option<&'p [Vec<u32>]>,
+    /// Each row's matrix; rows without one are zero.
+    pub(crate) experts: &'p [Option<usize>],
+    /// Router weight of each row.
+    pub(crate) router: Option<&'p [f32]>,
+    pub(crate) dtype: ScalarType,
+    pub(crate) convention: Convention,
+}
+
+impl ExpertProduct<'_> {
+    /// The bounds `[rows, N]`; `inputs` gives the rows of these indices as they enter the product.
+    pub(crate) fn bounds(
         &self,
-        x: impl Iterator<Item = &'b Bound> + Clone,
-        k: usize,
-        factor: f32,
-    ) -> Result<Inputs> {
-        let most = f64::from(f32::MAX);
-        let centre = |b: &Bound| {
-            if b.interval.is_empty() {
-                return f64::NAN;
+        inputs: impl Fn(&[usize]) -> Result<Carried>,
+        class_of: impl Fn(&Weight<'_>) -> Class,
+    ) -> Result<Vec<Bound>> {
+        let Some(shape) = self.weights.first().map(Weight::shape) else { return Ok(Vec::new()) };
+        let n = shape.size_n;
+        let mut rows_of = vec![Vec::new(); self.weights.len()];
+        for (row, expert) in self.experts.iter().enumerate() {
+            if let Some(e) = expert {
+                rows_of[*e].push(row);
             }
-            if b.interval.is_point() {
-                // Every kernel has this value; the exact one may round differently.
-                return b.interval.lo;
-            }
-            let value = round_once(self.dtype, b.exact);
-            if value.is_finite() { value } else { 0.0 }
-        };
-        let radius = |b: &Bound| {
-            let c = centre(b);
-            let reach = (b.interval.hi - c).max(c - b.interval.lo);
-            if b.interval.is_point() || c.is_nan() { 0.0 } else { reach.clamp(0.0, most) }
-        };
-        let certain = x.clone().all(|b| radius(b) == 0.0);
-        let values: Vec<f64> = x.clone().map(centre).collect();
-        let radii: Vec<f64> = x.map(radius).collect();
-        let Some(input) = self.input_dtype else {
-            let radius = if certain { None } else { Some(Rows::new(k, radii)?) };
-            return Ok(Inputs { values: Rows::new(k, values)?, radius, scales: None });
-        };
-        // A row with infinities or NaN has no bound.
-        let finite = |&v: &f64| if v.is_finite() { v as f32 } else { 0.0 };
-        let floats: Vec<f32> = values.iter().map(finite).collect();
-        let floats = rows_of("activations", &floats, k)?;
-        let (codes, scales): (Vec<f64>, Vec<f32>) = match input {
-            ScalarType::INT8 => {
-                let q = per_token_int8(floats, Int8Rule::Quotient)?;
-                (q.codes.iter().map(|&c| c.into()).collect(), q.into_vecs().1)
-            }
-            _ => {
-                let q = per_token_fp8(floats, None)?;
-                (q.codes.iter().map(|c| c.to_f32().into()).collect(), q.into_vecs().1)
-            }
-        };
-        // In units of the scale: an uncertain value may get another scale and another code, within
-        // its radius and the steps of both roundings.
-        let radius = match certain {
-            true => None,
-            false => {
-                let mut all = Vec::with_capacity(radii.len());
-                for (row, (radii, &scale)) in
-                    values.chunks_exact(k).zip(radii.chunks_exact(k).zip(&scales))
-                {
-                    let scale = f64::from(scale);
-                    let widest =
-                        row.iter().zip(radii).map(|(v, r)| v.abs() + r).fold(0.0, f64::max);
-                    all.extend(row.iter().zip(radii).map(|(v, r)| {
-                        let step = match input {
-                            ScalarType::INT8 => widest / 127.0,
-                            _ => (v.abs() + r) / 8.0 + widest / 448.0 / 512.0,
-                        };
-                        ((r + step) / scale * 1.001).min(most)
-                    }));
+        }
+        let mut out = vec![Bound::exactly(0.0); self.experts.len() * n];
+        for (e, rows) in rows_of.iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
+            let weight = &self.weights[e];
+            let inputs = inputs(rows)?;
+            let picked: Option<Vec<f32>> =
+                self.router.map(|w| rows.iter().map(|&r| w[r]).collect());
+            let scales = inputs.scales.as_deref();
+            let extras = Extras { activation_scales: scales, router_weights: picked.as_deref() };
+            let recipe = Recipe::new(self.convention, weight, self.dtype, extras)?;
+            let class = class_of(weight);
+            let order = self.orders.and_then(|o| o.get(e)).map(Vec::as_slice);
+            let judge = Judge { weight, order, recipe: &recipe, class: &class, extras };
+            let bounded = judge.bounds(&inputs.values, inputs.radius.as_ref())?;
+            for (i, (&row, bounded)) in rows.iter().zip(bounded.chunks_exact(n)).enumerate() {
+                let into = &mut out[row * n..][..n];
+                if inputs.undefined[i] {
+                    // Without a scale the codes of the row are undefined.
+                    into.fill(ANYTHING);
+                    continue;
                 }
-                Some(Rows::new(k, all)?)
+                for (o, &b) in into.iter_mut().zip(bounded) {
+                    *o = b.into();
+                    o.nan |= inputs.nan[i];
+                }
             }
-        };
-        let scales = scales.iter().map(|s| s * factor).collect();
-        Ok(Inputs { values: Rows::new(k, codes)?, radius, scales: Some(scales) })
+        }
+        Ok(out)
     }
 }
 
@@ -271,18 +253,6 @@ const ANYTHING: Bound = Bound {
     interval: Interval { lo: f64::NEG_INFINITY, hi: f64::INFINITY },
     nan: true,
 };
-
-/// Whether the previous stage is finite here in every kernel.
-fn is_finite(b: &Bound) -> bool {
-    !b.nan && b.interval.lo.is_finite() && b.interval.hi.is_finite()
-}
-
-/// The operands of a product.
-struct Inputs {
-    values: Rows,
-    radius: Option<Rows>,
-    scales: Option<Vec<f32>>,
-}
 
 /// The matrices with group scales as the integers of kernels for int8 activations; their divisor,
 /// [`input_global_scale`], multiplies the scales of the activations.

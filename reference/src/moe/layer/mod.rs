@@ -14,11 +14,13 @@
 //! kernel of a class.
 
 pub mod bounds;
+pub(crate) mod carried;
 mod rows;
 mod stages;
 
 use std::borrow::Cow;
 
+pub(crate) use self::rows::quantize_rows_by;
 pub use self::rows::{Rows, input_global_scale, quantize_rows};
 pub use self::stages::{Stages, sum_of_ranks};
 use super::activation::Definition;

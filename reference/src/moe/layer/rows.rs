@@ -21,6 +21,17 @@ pub fn quantize_rows(
     cols: usize,
     factor: f32,
 ) -> Result<Rows> {
+    quantize_rows_by(x, dtype, (input_dtype, Int8Rule::Quotient), cols, factor)
+}
+
+/// [`quantize_rows`] with another rule for int8.
+pub(crate) fn quantize_rows_by(
+    x: &[u16],
+    dtype: ScalarType,
+    (input_dtype, int8): (Option<ScalarType>, Int8Rule),
+    cols: usize,
+    factor: f32,
+) -> Result<Rows> {
     let Some(input) = input_dtype else {
         return Ok(Rows { codes: x.iter().map(|&b| b.into()).collect(), scales: None });
     };
@@ -34,7 +45,7 @@ pub fn quantize_rows(
     };
     match input {
         ScalarType::INT8 => {
-            let (codes, scales) = per_token_int8(rows, Int8Rule::Quotient)?.into_vecs();
+            let (codes, scales) = per_token_int8(rows, int8)?.into_vecs();
             let codes = codes.iter().map(|&c| u32::from(c as u8)).collect();
             Ok(Rows { codes, scales: scaled(scales, factor) })
         }

@@ -136,7 +136,8 @@ pub(in crate::ops) fn any_bits(
 
 /// An f32 from 2^-10 to 2^2.
 pub(in crate::ops) fn scale(rng: &mut Rng) -> f32 {
-    f32::from_bits(rng.between(117, 128) << 23 | rng.next_u32() >> 9)
+    let calm = rng.calmness();
+    f32::from_bits(rng.between(117 - calm, 128 - calm) << 23 | rng.next_u32() >> 9)
 }
 
 /// Positive f32 values; sometimes all equal.
@@ -177,7 +178,10 @@ pub(in crate::ops) fn activation_bits(rng: &mut Rng, dtype: ScalarType) -> u16 {
     let (exponent, mantissa) = fields(dtype);
     let usual = (1u32 << (exponent - 1)) - 1;
     let sign = rng.between(0, 1) << 15;
-    (sign | rng.between(usual - 8, usual) << mantissa | rng.between(0, (1 << mantissa) - 1)) as u16
+    // The least exponent of a normal f16 is 1.
+    let largest = usual - rng.calmness().min(usual - 1);
+    let exponent = rng.between(largest.saturating_sub(8).max(1), largest);
+    (sign | exponent << mantissa | rng.between(0, (1 << mantissa) - 1)) as u16
 }
 
 /// Exponent field's width and mantissa's width of a 16-bit type.

@@ -22,13 +22,14 @@ impl SplitMix64 {
 pub struct Rng {
     state: [u64; 4],
     hard: bool,
+    calm: u32,
 }
 
 impl Rng {
     /// The stream of `seed`.
     pub fn new(seed: u64) -> Self {
         let mut mix = SplitMix64(seed);
-        Self { state: std::array::from_fn(|_| mix.next()), hard: false }
+        Self { state: std::array::from_fn(|_| mix.next()), hard: false, calm: 0 }
     }
 
     /// The same stream, from which operations draw more of the inputs that few kernels get wrong:
@@ -36,6 +37,19 @@ impl Rng {
     #[must_use]
     pub fn hard(self, hard: bool) -> Self {
         Self { hard, ..self }
+    }
+
+    /// The same stream, from which operations draw smaller numbers: the largest activations, scales
+    /// and biases are `powers` powers of two below those that are usual, so that products stay
+    /// finite. 0: as drawn without it.
+    #[must_use]
+    pub(crate) fn calm(self, powers: u32) -> Self {
+        Self { calm: powers, ..self }
+    }
+
+    /// The powers of two of [`Rng::calm`].
+    pub(crate) fn calmness(&self) -> u32 {
+        self.calm
     }
 
     /// Whether the stream is [`Rng::hard`].
@@ -112,7 +126,7 @@ mod tests {
             [mix.next(), mix.next(), mix.next()],
             [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]
         );
-        let mut rng = Rng { state: [1, 2, 3, 4], hard: false };
+        let mut rng = Rng { state: [1, 2, 3, 4], hard: false, calm: 0 };
         let first: [u64; 5] = std::array::from_fn(|_| rng.next_u64());
         assert_eq!(
             first,

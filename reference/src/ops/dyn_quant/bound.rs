@@ -27,37 +27,56 @@ fn nearest(value: f64, slack: f64) -> std::ops::RangeInclusive<i32> {
     (value - 0.5 - slack).ceil() as i32..=(value + 0.5 + slack).floor() as i32
 }
 
-/// What a row's codes may be.
+/// What a row's codes and step may be.
 struct Row {
     /// Least and largest code without the zero point, for each k.
     codes: Vec<[i32; 2]>,
     /// The largest offset that a kernel may add to codes.
     offset: f64,
-    /// Length of the range of activations over 255.
+    /// Length of the range of activations over 255; 1 for a row of zeros.
     step: f64,
+    /// Whether the step may be flushed to zero, so that the result may be the bias alone.
+    flushes: bool,
 }
 
+/// Below this range, 255 / range overflows or its reciprocal is subnormal: codes and step may be any.
+const SMALL_RANGE: f64 = 512.0 * FLUSH;
+
 impl Row {
-    /// `None` for activations whose scale is not a normal number.
-    fn of(x: &[f32]) -> Option<Self> {
+    /// What kernels may make of a row: one of these. Empty for activations that are not finite.
+    fn all(x: &[f32]) -> Vec<Self> {
         if !x.iter().all(|x| x.is_finite()) {
-            return None;
+            return Vec::new();
         }
         let x = || x.iter().map(|&x| f64::from(x));
         let (low, high) = (x().fold(0.0, f64::min), x().fold(0.0, f64::max));
         let range = high - low;
+        let same = |code: [i32; 2], offset: f64, step: f64| {
+            let codes = x().map(|_| code).collect();
+            Self { codes, offset, step, flushes: false }
+        };
+        // The operator's scale is 1 and its zero point -128, which every code equals. The correction
+        // cancels the sum in exact arithmetic only.
+        let zeros = || same([0; 2], 128.0, 1.0);
         if range == 0.0 {
-            return Some(Self { codes: x().map(|_| [0; 2]).collect(), offset: 0.0, step: 0.0 });
+            return vec![zeros()];
         }
-        if !(1e-30..1e30).contains(&range) {
-            return None;
+        if range > f64::from(f32::MAX) {
+            // The range overflows: the scale is 0, and so is the step.
+            return vec![same([0; 2], 128.0, 0.0)];
+        }
+        if range < SMALL_RANGE {
+            let any = Self { flushes: true, ..same([-255, 255], 128.0, range / 255.0) };
+            // Subnormal activations may be flushed to zero.
+            let flushed = range < FLUSH * 2.0;
+            return if flushed { vec![any, zeros()] } else { vec![any] };
         }
         let scale = 255.0 / range;
         let zero_points = nearest(-128.0 - low * scale, 8.0 * 256.0 * U);
         let zero_points: Vec<i32> = zero_points.map(|z| z.clamp(-128, 127)).collect();
         let codes = x().map(|x| {
             let scaled = x * scale;
-            let rounded = nearest(scaled, SCALE_ROUNDINGS * U * scaled.abs());
+            let rounded = nearest(scaled, SCALE_ROUNDINGS * U * scaled.abs() + FLUSH * scale);
             let all = rounded
                 .flat_map(|r| zero_points.iter().map(move |&z| (r + z).clamp(-128, 127) - z));
             all.fold([i32::MAX, i32::MIN], |[a, b], v| [a.min(v), b.max(v)])
@@ -65,7 +84,7 @@ impl Row {
         let codes = codes.collect();
         let offset = |z: &i32| f64::from(z.abs().max((z + 128).abs()));
         let offset = zero_points.iter().map(offset).fold(0.0, f64::max);
-        Some(Self { codes, offset, step: range / 255.0 })
+        vec![Self { codes, offset, step: range / 255.0, flushes: false }]
     }
 }
 
@@ -93,9 +112,9 @@ fn column(columns: &Columns, n: usize) -> Column<'_> {
 }
 
 impl Column<'_> {
-    /// The bounds of one output, whose operator has `exact` codes without the zero point, and the result
-    /// `rounded`.
-    fn bounded(&self, row: &Row, exact: &[i32], rounded: u32, ty: ScalarType) -> Bounded {
+    /// The results of one output under `row`, before they are rounded to its type, and the exact one;
+    /// `None` if a sum may overflow. `exact` has the operator's codes without the zero point.
+    fn results(&self, row: &Row, exact: &[i32]) -> Option<(Interval, f64)> {
         let (mut sum, mut sums) = (0.0, Interval::point(0.0));
         let (mut grouped, mut pieces) = (0.0, 0.0);
         for (g, &scale) in self.scales.iter().enumerate() {
@@ -104,7 +123,8 @@ impl Column<'_> {
             let (mut own, mut all, mut spread) = (0i64, 0i64, 0i64);
             for ((&w, &v), range) in codes.iter().zip(&exact[k.clone()]).zip(&row.codes[k]) {
                 let (w, [low, high]) = (i64::from(w), range.map(i64::from));
-                own += i64::from(v) * w;
+                let v = i64::from(v).clamp(low, high);
+                own += v * w;
                 all += w;
                 spread += (high - low) * w.abs();
                 let ends = [low * w, high * w].map(|v| v as f64 * scale);
@@ -119,6 +139,10 @@ impl Column<'_> {
             pieces += all as f64 * scale.abs();
         }
         let groups = self.scales.len();
+        let largest = (grouped + pieces * row.offset) * row.step.max(1.0) + self.bias.abs();
+        if largest >= f64::from(f32::MAX) {
+            return None;
+        }
         let error = gamma(groups + 4) * grouped
             + gamma(self.codes.len() / PIECE + groups + 4) * pieces * row.offset;
         let factor = |value: f64, up: f64| {
@@ -128,14 +152,28 @@ impl Column<'_> {
             let slack = 2.0 * U * (product.abs() + self.bias.abs()) + 2.0 * FLUSH;
             product + self.bias + up * slack
         };
-        let (lo, hi) = (factor(sums.lo - error, -1.0), factor(sums.hi + error, 1.0));
-        let exact = sum * row.step + self.bias;
-        let limit = f64::from(f32::MAX);
-        let Interval { lo, hi } =
-            Interval { lo: lo.clamp(-limit, limit), hi: hi.clamp(-limit, limit) }.rounded(ty);
-        let centre = exact;
-        Bounded { exact, rounded, centre, lo, hi, below: centre - lo, above: hi - centre }
+        let all = Interval { lo: factor(sums.lo - error, -1.0), hi: factor(sums.hi + error, 1.0) };
+        let exact = if row.flushes { 0.0 } else { sum * row.step };
+        Some((all, exact + self.bias))
     }
+
+    /// The bounds of one output, whose operator has the result `rounded`.
+    fn bounded(&self, rows: &[Row], codes: &[i32], rounded: u32, ty: ScalarType) -> Bounded {
+        let results = rows.iter().map(|row| self.results(row, codes)).collect::<Option<Vec<_>>>();
+        let Some((all, exact)) =
+            results.and_then(|all| all.into_iter().reduce(|(a, exact), (b, _)| (a.hull(b), exact)))
+        else {
+            return unbounded(rounded, ty);
+        };
+        let Interval { lo, hi } = all.rounded(ty);
+        Bounded { exact, rounded, centre: exact, lo, hi, below: exact - lo, above: hi - exact }
+    }
+}
+
+/// Any result at all.
+fn unbounded(rounded: u32, ty: ScalarType) -> Bounded {
+    let (exact, lo, hi) = (ty.to_f64(rounded), f64::NEG_INFINITY, f64::INFINITY);
+    Bounded { exact, rounded, centre: exact, lo, hi, below: hi, above: hi }
 }
 
 /// The bounds of every output of `x` `[M, K]`, whose operator has these rows and results.
@@ -151,18 +189,11 @@ pub(super) fn bounds(
     let mut bounded = Vec::with_capacity(expected.len());
     for (m, x) in x.chunks_exact(size_k).enumerate() {
         let expected = &expected[m * size_n..][..size_n];
-        let Some(row) = Row::of(x) else {
-            let (lo, hi) = (f64::NEG_INFINITY, f64::INFINITY);
-            bounded.extend(expected.iter().map(|&rounded| {
-                let exact = ty.to_f64(rounded);
-                Bounded { exact, rounded, centre: exact, lo, hi, below: hi, above: hi }
-            }));
-            continue;
-        };
+        let made = Row::all(x);
         let zero_point = rows.negated_zero_points[m];
         let own = rows.row(m)[..size_k].iter().map(|&q| i32::from(q) + zero_point);
         let own: Vec<i32> = own.collect();
-        bounded.extend(all.iter().zip(expected).map(|(c, &e)| c.bounded(&row, &own, e, ty)));
+        bounded.extend(all.iter().zip(expected).map(|(c, &e)| c.bounded(&made, &own, e, ty)));
     }
     bounded
 }

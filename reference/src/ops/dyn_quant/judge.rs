@@ -3,13 +3,14 @@
 //! The product is judged from the packed buffers of the case, if present, so that an error is
 //! reported only where it occurs.
 
+use super::any_order::Wrong;
 use super::bytes::Sources;
 use super::{DynQuantArithmetic, DynQuantConfig, Packing, bound, bytes};
 use crate::judge::compare::{Mismatch, elements};
 use crate::judge::mistake::{Comparison, search};
 use crate::judge::power::{Accepted, Power};
 use crate::judge::product::measure;
-use crate::judge::{Diagnosis, OutputReport, Verdict, plain};
+use crate::judge::{Diagnosis, OutputReport, Verdict, place, plain};
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
@@ -178,7 +179,8 @@ impl Sources<'_> {
             expected[first],
             bits[first],
         ));
-        report.diagnosis = self.diagnose_y(&rows, &self.columns, [false; 2], &expected, &bits);
+        let output = Wrong { bounded: &bounded, found: &values, bits: &bits, wrong: &wrong };
+        report.diagnosis = self.diagnose_any_order(&rows, &output);
         Ok(report)
     }
 
@@ -218,10 +220,14 @@ impl Sources<'_> {
             (all.explained + all.broken > 0).then_some(all)
         })
         .or(plain)
+        .or_else(|| {
+            let shape = [found.len() / self.config.size_n, self.config.size_n];
+            Some(place::diagnosis(&wrong, shape))
+        })
     }
 
     /// NaN in exactly the rows whose activations are all equal.
-    fn constant_rows(&self, found: &[u32], wrong: &[usize]) -> Option<Diagnosis> {
+    pub(super) fn constant_rows(&self, found: &[u32], wrong: &[usize]) -> Option<Diagnosis> {
         let (ty, size_n, size_k) = (self.config.dtype, self.config.size_n, self.config.size_k);
         let numbers = self.x.as_ref()?.to_f32();
         let constant: Vec<bool> =

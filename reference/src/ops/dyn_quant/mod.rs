@@ -1,5 +1,6 @@
 //! The Arm int4 path with dynamically quantized activations.
 
+mod any_order;
 mod bound;
 mod bytes;
 mod judge;

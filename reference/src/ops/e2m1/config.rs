@@ -1,7 +1,8 @@
 //! The config of a layer.
 
-use crate::moe::activation::Activation;
+use crate::moe::activation::{Activation, Columns, Definition};
 use crate::num::scalar::ScalarType;
+use crate::ops::layer_rules::LayerRules;
 
 pub(super) const TYPES: &[(&str, ScalarType)] =
     &[("float32", ScalarType::FLOAT32), ("bfloat16", ScalarType::BFLOAT16)];
@@ -14,7 +15,7 @@ pub(super) const ACTIVATIONS: &[(&str, Activation)] =
 /// in: `x` `[M, H]`, `topk_ids` and `topk_weights` `[M, top_k]`, `w13_weight` `[E, 2I, H / 2]` (gate, then
 /// up), `w2_weight` `[E, H, I / 2]`, their `_scale` and `_bias`. out: `gate_up` and `activated`, a row for
 /// each token and choice; `y` `[M, H]`. Every output has the type of `x`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct E2m1MoeConfig {
     /// Activations and outputs: [`ScalarType::FLOAT32`] or [`ScalarType::BFLOAT16`].
     pub dtype: ScalarType,
@@ -30,8 +31,12 @@ pub struct E2m1MoeConfig {
     pub intermediate_size: usize,
     /// Whether products have a bias.
     pub has_bias: bool,
-    /// Activation between the products; `swigluoai` has the limit 7.
+    /// Activation between the products; `swigluoai` has the limit 7 unless the rules state another.
     pub activation: Activation,
+    /// Whether router weights multiply `gate_up` instead of the rows that are added.
+    pub apply_router_weight_on_input: bool,
+    /// Router weights on x, the layout of gate and up, the activation's parameters.
+    pub rules: LayerRules,
 }
 
 impl E2m1MoeConfig {
@@ -39,6 +44,11 @@ impl E2m1MoeConfig {
     pub(super) fn shapes(&self) -> [(&'static str, usize, usize); 2] {
         let (h, i) = (self.hidden_size, self.intermediate_size);
         [("w13", 2 * i, h), ("w2", h, i)]
+    }
+
+    /// The activation; without a stated layout, gate and up are halves.
+    pub(super) fn definition(&self) -> Definition {
+        self.rules.definition(self.activation, Columns::Halves)
     }
 
     pub(super) fn slots(&self) -> usize {

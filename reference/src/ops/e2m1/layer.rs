@@ -8,11 +8,13 @@ use super::plain_nan;
 use super::stages::Layer;
 use crate::judge::{Declared, OutputReport};
 use crate::layouts::e2m1::GROUP;
+use crate::moe::activation::{Activation, Columns};
 use crate::num::scalar::{ScalarType, bf16_to_f32};
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
 use crate::ops::computation::{Defined, bitwise, ids};
 use crate::ops::draw::{ROWS, Rng, activation_bits};
+use crate::ops::layer_rules::{LayerRules, Prescale, RULE_KEYS, note_layout, wrong_values};
 use crate::ops::schema::{CaseError, Inputs, Reader, TensorRule, finite, rule, stored};
 use crate::ops::tensors::{F32, FLAGS, I32, U8, input, is, name_of, output, whole};
 use crate::ops::{CaseConfig, Operation};
@@ -30,19 +32,29 @@ impl Operation for E2m1MoeConfig {
             "intermediate_size",
             "has_bias",
             "activation",
+            "apply_router_weight_on_input",
+            RULE_KEYS[0],
+            RULE_KEYS[1],
+            RULE_KEYS[2],
+            RULE_KEYS[3],
+            RULE_KEYS[4],
         ]
     }
 
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
+        let activation = r.name("activation", ACTIVATIONS)?;
+        let (rules, on_gate_up) = LayerRules::read(r, activation)?;
         let config = Self {
             dtype: r.name("dtype", TYPES)?,
-            size_m: r.size("size_m")?,
+            size_m: r.count("size_m")?,
             num_experts: r.size("num_experts")?,
             top_k: r.size("top_k")?,
             hidden_size: r.size("hidden_size")?,
             intermediate_size: r.size("intermediate_size")?,
             has_bias: r.flag("has_bias", false)?,
-            activation: r.name("activation", ACTIVATIONS)?,
+            activation,
+            apply_router_weight_on_input: on_gate_up,
+            rules,
         };
         whole(r, "hidden_size", config.hidden_size, GROUP)?;
         whole(r, "intermediate_size", config.intermediate_size, GROUP)?;
@@ -54,12 +66,19 @@ impl Operation for E2m1MoeConfig {
     }
 
     fn json(&self) -> Value {
-        json!({
+        let mut v = json!({
             "dtype": self.dtype.name(), "size_m": self.size_m, "num_experts": self.num_experts,
             "top_k": self.top_k, "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size, "has_bias": self.has_bias,
             "activation": name_of(ACTIVATIONS, &self.activation),
-        })
+        });
+        if let Some(map) = v.as_object_mut() {
+            if self.apply_router_weight_on_input {
+                map.insert("apply_router_weight_on_input".to_owned(), true.into());
+            }
+            self.rules.add_to(map);
+        }
+        v
     }
 
     fn is_gated(&self) -> Option<bool> {
@@ -125,6 +144,13 @@ impl Operation for E2m1MoeConfig {
                         intermediate_size,
                         has_bias,
                         activation: *activation,
+                        apply_router_weight_on_input: false,
+                        rules: LayerRules {
+                            // Without it, rows of either layout would be right.
+                            gate_up_layout: (*activation == Activation::SwigluOai)
+                                .then_some(Columns::Halves),
+                            ..LayerRules::NONE
+                        },
                     }));
                 }
             }
@@ -142,9 +168,8 @@ impl Operation for E2m1MoeConfig {
 
     /// Each stage is judged from the case's own preceding stage.
     fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
-        let mut layer = Layer::new(case, self)?;
         let given = |name: &str| case.output(name).map(Values::from_tensor).transpose();
-        (layer.gate_up, layer.activated) = (given("gate_up")?, given("activated")?);
+        let (gate_up, activated) = (given("gate_up")?, given("activated")?);
         let mut case = case.clone();
         for name in ["gate_up", "activated", "y"] {
             if let Some(found) = case.output(name) {
@@ -152,11 +177,27 @@ impl Operation for E2m1MoeConfig {
                 case.add_output(name, plain);
             }
         }
-        let mut reports = bitwise(&case, &layer)?;
-        for report in reports.iter_mut().filter(|r| r.name == "activated") {
-            activated::settle(report, &case, &layer)?;
+        let layouts = self.rules.layouts(self.activation, Columns::Halves);
+        let mut best: Option<(usize, Vec<OutputReport>)> = None;
+        for (columns, prescale) in self.readings(&layouts) {
+            let mut layer = Layer::new(&case, self)?.read_as(columns, prescale);
+            (layer.gate_up, layer.activated) = (gate_up.clone(), activated.clone());
+            let mut reports = bitwise(&case, &layer)?;
+            for report in reports.iter_mut().filter(|r| r.name == "activated") {
+                activated::settle(report, &case, &layer)?;
+            }
+            if layouts.len() > 1 {
+                note_layout(&mut reports, columns);
+            }
+            let wrong = wrong_values(&reports);
+            if best.as_ref().is_none_or(|(least, _)| wrong < *least) {
+                best = Some((wrong, reports));
+            }
+            if wrong == 0 {
+                break;
+            }
         }
-        Ok(reports)
+        Ok(best.map(|(_, reports)| reports).unwrap_or_default())
     }
 
     /// The exponential of `activated` is open.
@@ -204,5 +245,14 @@ impl Operation for E2m1MoeConfig {
     fn with_one_row(&self) -> Option<(CaseConfig, &'static [&'static str])> {
         let one = Self { size_m: 1, ..self.clone() };
         Some((one.into(), &["x", "topk_ids", "topk_weights"]))
+    }
+}
+
+impl E2m1MoeConfig {
+    /// What the case leaves open: a layout of gate and up with a rounding of router weights on x.
+    fn readings(&self, layouts: &[Columns]) -> Vec<(Columns, Prescale)> {
+        let prescales = if self.rules.router_weight_on_x { 2 } else { 1 };
+        let all = Prescale::ALL.iter().take(prescales);
+        all.flat_map(|&prescale| layouts.iter().map(move |&columns| (columns, prescale))).collect()
     }
 }

@@ -11,6 +11,7 @@ use crate::num::interval::Bound;
 use crate::num::scalar::ScalarType;
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Form, Mistake, known};
+use crate::ops::layer_rules::Prescale;
 use crate::ops::schema::stored;
 use crate::w4a8::Values;
 use crate::w4a8::e2m1::{quantize_groups, scalar};
@@ -64,6 +65,8 @@ pub(super) struct Layer {
     w13: Matrices,
     w2: Matrices,
     activation: Definition,
+    /// How router weights multiply x, if they do.
+    prescale: Prescale,
     /// The stages from which later ones are computed; if absent, those of the definition.
     pub(super) gate_up: Option<Values>,
     pub(super) activated: Option<Values>,
@@ -78,7 +81,6 @@ impl Layer {
         let matrices =
             |(which, n, k): (&str, usize, usize)| Matrices::new(case, which, [n, k], c.has_bias);
         let [w13, w2] = c.shapes();
-        let activation = Definition::new(c.activation);
         Ok(Self {
             config: c.clone(),
             x: Values::from_tensor(case.input("x")?)?,
@@ -86,12 +88,20 @@ impl Layer {
             topk_weights: case.input("topk_weights")?.elements::<f32>().into_owned(),
             w13: matrices(w13)?,
             w2: matrices(w2)?,
-            activation: Definition { columns: Columns::Halves, ..activation },
+            activation: c.definition(),
+            prescale: Prescale::RoundedWeight,
             gate_up: None,
             activated: None,
             inner: c.dtype,
             by_choice: false,
         })
+    }
+
+    /// The layer with gate and up in these columns, and this rounding of router weights on x.
+    pub(super) fn read_as(mut self, columns: Columns, prescale: Prescale) -> Self {
+        self.activation.columns = columns;
+        self.prescale = prescale;
+        self
     }
 
     /// A row for each slot by `row`, which has `width` values; zeros for slots without an expert.
@@ -125,8 +135,21 @@ impl Layer {
         let (h, i) = (c.hidden_size, c.intermediate_size);
         let x = self.x.to_f32();
         self.by_slot(2 * i, |slot, e| {
-            let row = Values::from_f32(x[slot / c.top_k * h..][..h].to_vec(), c.dtype)?;
-            Ok(self.w13.product(e, &row, self.inner)?.to_f32())
+            let (row, weight) = (&x[slot / c.top_k * h..][..h], self.topk_weights[slot]);
+            let row = match c.rules.router_weight_on_x {
+                true => {
+                    let weight = self.prescale.weight(weight, c.dtype);
+                    row.iter().map(|x| x * weight).collect()
+                }
+                false => row.to_vec(),
+            };
+            let row = Values::from_f32(row, c.dtype)?;
+            if !c.apply_router_weight_on_input {
+                return Ok(self.w13.product(e, &row, self.inner)?.to_f32());
+            }
+            let product = self.w13.product(e, &row, ScalarType::FLOAT32)?.to_f32();
+            let weighted = product.iter().map(|y| y * weight).collect();
+            Ok(Values::from_f32(weighted, self.inner)?.to_f32())
         })
     }
 
@@ -175,6 +198,7 @@ impl Layer {
             let row = Values::from_f32(from[slot * i..][..i].to_vec(), ty)?;
             Ok(self.w2.product(e, &row, ty)?.to_f32())
         })?;
+        let on_input = c.apply_router_weight_on_input || c.rules.router_weight_on_x;
         let mut y = vec![0f32; c.size_m * h];
         for (token, sums) in y.chunks_exact_mut(h).enumerate() {
             let mut slots: Vec<usize> = (token * c.top_k..(token + 1) * c.top_k).collect();
@@ -183,7 +207,8 @@ impl Layer {
             }
             for slot in slots.into_iter().filter(|&slot| self.topk_ids[slot] >= 0) {
                 let row = &down[slot * h..][..h];
-                sums.iter_mut().zip(row).for_each(|(s, y)| *s += y * self.topk_weights[slot]);
+                let weight = if on_input { 1.0 } else { self.topk_weights[slot] };
+                sums.iter_mut().zip(row).for_each(|(s, y)| *s += y * weight);
             }
         }
         let of = |values| Values::from_f32(values, c.dtype);

@@ -4,23 +4,22 @@ use std::ops::Deref;
 
 use serde_json::{Value, json};
 
-use super::{Fp8Moe, walk};
+use super::{Fp8Moe, lattice, walk};
 use crate::Result;
 use crate::judge::{Declared, OutputReport};
-use crate::moe::activation::Activation;
+use crate::ops::axes::Axes;
 use crate::ops::case::Case;
 use crate::ops::computation::{Defined, ids};
 use crate::ops::draw::{Rng, activations, routes};
 use crate::ops::draw::{e4m3, small};
 use crate::ops::fp8_blocks::{BlockSize, SCALES, check_scales, draw_scales};
 use crate::ops::quant::keys::schedule_json;
-use crate::ops::quantized_moe::{EXPERTS, QuantizedLayer, ROWS, with_layer_keys};
+use crate::ops::quantized_moe::{QuantizedLayer, ROWS, with_layer_keys};
 use crate::ops::schema::{CaseError, Demand, Dim, Inputs, Reader, TensorRule};
-use crate::ops::tensors::{E4M3, F32, HALF, input, is, name_of};
-use crate::ops::w8a8_fp8::{read_convention, schedules};
+use crate::ops::tensors::{E4M3, F32, input, is, name_of};
+use crate::ops::w8a8_fp8::read_convention;
 use crate::ops::{CaseConfig, Operation};
 use crate::products::schedule::ScheduleChoice;
-use crate::products::schedule::{Fp8Kernel, Schedule};
 use crate::quantize::Fp8GroupRule;
 
 /// Config of `fused_experts_fp8_w8a8`: a layer whose weights and activations are e4m3fn.
@@ -97,7 +96,7 @@ impl Deref for Fp8LayerConfig {
 
 impl Operation for Fp8LayerConfig {
     fn keys() -> &'static [&'static str] {
-        const KEYS: [&str; 17] = with_layer_keys([
+        const KEYS: [&str; 22] = with_layer_keys([
             "per_act_token_quant",
             "per_out_ch_quant",
             "weight_block_size",
@@ -175,7 +174,7 @@ impl Operation for Fp8LayerConfig {
             shape.into_iter().map(is).collect()
         };
         let of_rows =
-            [scale(self.size_m, self.hidden_size), scale(self.rows(), self.intermediate_size)];
+            [scale(self.rows_of_x(), self.hidden_size), scale(self.rows(), self.intermediate_size)];
         let mut rules = self.layer.tensors(E4M3, of_rows);
         for (name, size_n, size_k) in self.matrices() {
             let types = if self.block.is_some() { SCALES } else { F32 };
@@ -193,44 +192,13 @@ impl Operation for Fp8LayerConfig {
         self.layer.check_inputs(inputs, check_scales)
     }
 
+    /// A covering array of strength 3 over [`Operation::axes`].
     fn lattice() -> Result<Vec<Self>> {
-        let activations = [Activation::Silu, Activation::SwigluOai, Activation::SiluNoMul];
-        let mut all = Vec::new();
-        for dtype in HALF {
-            for schedule in schedules(dtype)? {
-                // CUTLASS's epilogue does not apply router weights.
-                let cutlass = Schedule::w8a8_fp8(Fp8Kernel::Cutlass, dtype, false)?.epilogue;
-                if matches!(&schedule, ScheduleChoice::Given(s) if s.epilogue == cutlass) {
-                    continue;
-                }
-                for activation in activations {
-                    for (per_act_token_quant, per_out_ch_quant) in [(false, false), (true, true)] {
-                        for experts in EXPERTS {
-                            for on_input in [false, experts.2 == 1] {
-                                all.push(Fp8LayerConfig {
-                                    layer: QuantizedLayer::generated(
-                                        dtype,
-                                        activation,
-                                        experts,
-                                        [160, 64],
-                                        on_input,
-                                    ),
-                                    per_act_token_quant,
-                                    per_out_ch_quant,
-                                    block: None,
-                                    quantizer: Fp8GroupRule::default(),
-                                    use_ue8m0: false,
-                                    schedule_w13: Some(schedule.clone()),
-                                    schedule_w2: Some(schedule.clone()),
-                                });
-                            }
-                        }
-                    }
-                }
-            }
-            all.extend(Self::with_blocks(dtype)?);
-        }
-        Ok(all)
+        lattice::configs()
+    }
+
+    fn axes() -> Result<Option<Axes>> {
+        Ok(Some(lattice::space()?.axes()))
     }
 
     fn computation(&self, case: &Case<'_>) -> Result<Option<Box<dyn Defined>>> {
@@ -262,7 +230,10 @@ impl Operation for Fp8LayerConfig {
     }
 
     fn judge(&self, case: &Case<'_>, declared: &Declared) -> Result<Vec<OutputReport>> {
-        walk::judge(case, &Fp8Moe::new(case, self)?, declared)
+        self.layer.each_reading(|layer, prescale| {
+            let config = Self { layer, ..self.clone() };
+            walk::judge(case, &Fp8Moe::reading(case, &config, prescale)?, declared)
+        })
     }
 
     fn with_one_row(&self) -> Option<(CaseConfig, &'static [&'static str])> {

@@ -1,28 +1,29 @@
 //! A layer of FP8 weights and activations.
 
+mod carried;
 mod config;
+mod lattice;
 mod walk;
 
 pub use config::Fp8LayerConfig;
 
 use crate::Result;
 use crate::method::{self, Activations, MethodLayer, Quantizer, Scales};
-use crate::moe::activation::Activation;
 use crate::moe::layer::Routed;
-use crate::moe::{narrow, widen};
-use crate::num::array::FloatView2;
-use crate::num::scalar::ScalarType;
+use crate::moe::{Chain, narrow, widen};
+use crate::num::array::{FloatView2, rows_of};
 use crate::num::tensor::DType;
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Mistake, known};
-use crate::ops::fp8_blocks::{BlockSize, block_schedules, block_weight, move_scales, scale_values};
+use crate::ops::layer_rules::Prescale;
+use crate::ops::fp8_blocks::{block_weight, move_scales, scale_values};
 use crate::ops::quantized_moe::{
-    QUANTIZED, QuantizedLayer, codes, halves, ignore_map, scales_of_first_expert, swap_halves,
+    QUANTIZED, codes, halves, ignore_map, scales_of_first_expert, swap_halves,
 };
-use crate::ops::w8a8_fp8::{E4M3_TYPE, fp8_weight, other_promotion};
+use crate::ops::w8a8_fp8::{E4M3_TYPE, fp8_weight, with_promotion, without_promotion};
 use crate::products::schedule::ScheduleChoice;
 use crate::products::schedule::{Fp8BlockKernel, Fp8Kernel, Schedule};
-use crate::quantize::Fp8GroupRule;
+use crate::quantize::per_token_fp8;
 use crate::weight::Weight;
 
 /// `fused_experts_fp8_w8a8`.
@@ -42,6 +43,11 @@ struct Fp8Moe {
 
 impl Fp8Moe {
     fn new(case: &Case<'_>, c: &Fp8LayerConfig) -> Result<Self> {
+        Self::reading(case, c, Prescale::RoundedWeight)
+    }
+
+    /// The layer with this rounding of router weights on x, if they multiply x.
+    fn reading(case: &Case<'_>, c: &Fp8LayerConfig, prescale: Prescale) -> Result<Self> {
         let floats = |name: &str| Ok::<_, crate::Error>(scale_values(case.input(name)?));
         let stack = |(name, n, k): (&str, usize, usize)| {
             let (weight, scales) =
@@ -76,10 +82,11 @@ impl Fp8Moe {
         let schedules =
             [schedule(&c.schedule_w13, &weights[0])?, schedule(&c.schedule_w2, &weights[1])?];
         let map = case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
+        let (x, topk_weights) = c.layer.weighted_x(case, prescale)?;
         Ok(Self {
-            x: case.input("x")?.elements::<u16>().into_owned(),
+            x,
             topk_ids: case.input("topk_ids")?.elements::<i32>().into_owned(),
-            topk_weights: floats("topk_weights")?,
+            topk_weights,
             map,
             weights,
             quantizers,
@@ -99,12 +106,49 @@ impl Fp8Moe {
         self.weights[which].first().map_or(1, |w| w.shape().size_k)
     }
 
-    /// Quantizes `rows` for w13 (`which` 0: a row per token) or w2 (1: a row per slot).
+    /// Quantizes `rows` for w13 (`which` 0: a row per token) or w2 (1: a row per slot). Rows with an
+    /// infinity or NaN are quantized as the operators do.
     fn quantize(&self, which: usize, rows: &[u16]) -> Result<Activations> {
-        let size_k = self.size_k(which);
+        let (size_k, dtype) = (self.size_k(which), self.config.dtype);
         let experts = vec![None; rows.len() / size_k];
-        let rows = FloatView2::from_rows("activations", self.config.dtype, size_k, rows)?;
-        self.quantizers[which].quantize(rows, &experts)
+        let values = FloatView2::from_rows("activations", dtype, size_k, rows)?;
+        let mut made = self.quantizers[which].quantize(values, &experts)?;
+        let floats: Vec<f32> = rows.iter().map(|&bits| widen(dtype, bits)).collect();
+        for (row, x) in floats.chunks_exact(size_k).enumerate() {
+            if !x.iter().all(|v| v.is_finite()) {
+                self.quantize_broken(which, x, row, &mut made)?;
+            }
+        }
+        Ok(made)
+    }
+
+    /// Quantizes row `row` of `made`, whose values `x` are not all finite.
+    fn quantize_broken(
+        &self,
+        which: usize,
+        x: &[f32],
+        row: usize,
+        made: &mut Activations,
+    ) -> Result<()> {
+        let size_k = x.len();
+        let (codes, scales) = match &self.quantizers[which] {
+            Quantizer::Fp8Token => {
+                per_token_fp8(rows_of("activations", x, size_k)?, None)?.into_vecs()
+            }
+            Quantizer::Fp8GroupBy { size, rule, ue8m0 } => {
+                let groups = x.chunks(*size).map(|x| rule.operations().of_group(x, *ue8m0));
+                let (scales, codes): (Vec<f32>, Vec<_>) = groups.unzip();
+                (codes.concat(), scales)
+            }
+            // A static scale is given, and the method saturates under it.
+            _ => return Ok(()),
+        };
+        let codes = codes.iter().map(|code| u32::from(code.to_bits()));
+        made.codes[row * size_k..][..size_k].iter_mut().zip(codes).for_each(|(to, code)| *to = code);
+        if let Scales::Row(all) | Scales::Group { values: all, .. } = &mut made.scales {
+            all[row * scales.len()..][..scales.len()].copy_from_slice(&scales);
+        }
+        Ok(())
     }
 
     /// Moves the scales of the blocks of every weight ([`move_scales`]).
@@ -116,6 +160,18 @@ impl Fp8Moe {
     fn routed(&self) -> Routed<'_> {
         let (topk_ids, topk_weights) = (&self.topk_ids, &self.topk_weights);
         Routed { top_k: self.config.top_k, topk_ids, topk_weights }
+    }
+
+    /// The product of quantized rows, one for each slot, with w13 (`which` 0) or w2.
+    fn product<'p>(
+        &'p self,
+        engine: &'p MethodLayer<'p>,
+        (which, rows): (usize, &'p Activations),
+        experts: &'p [Option<usize>],
+    ) -> method::Product<'p> {
+        let product = engine.product(which, rows, experts, self.routed());
+        let on_x = self.config.rules.router_weight_on_x;
+        method::Product { router_weights: product.router_weights.filter(|_| !on_x), ..product }
     }
 
     fn quantized(&self, which: usize, rows: &Activations) -> [Expected; 2] {
@@ -147,24 +203,33 @@ impl Computation for Fp8Moe {
     fn outputs(&self) -> Result<Vec<Expected>> {
         let c = &self.config;
         let x = self.limited();
-        let execute =
-            |which: usize, product: &method::Product<'_>| product.execute(&self.schedules[which]);
-        let rows = FloatView2::from_rows("x", c.dtype, c.hidden_size, &x)?;
-        let s = self.layer().forward(rows, self.routed(), execute)?;
-        let mut all = Vec::new();
-        all.extend(self.quantized(0, &self.quantize(0, &x)?));
-        all.push(self.half("gate_up", c.w13_size_n(), s.gate_up.bits()));
-        all.push(self.half("activated", c.intermediate_size, s.activated.bits()));
-        all.extend(self.quantized(1, &self.quantize(1, s.activated.bits())?));
-        all.push(self.half("down", c.hidden_size, s.down.bits()));
-        all.push(self.half("y", c.hidden_size, s.y.bits()));
+        let engine = self.layer();
+        engine.layer.validate()?;
+        let experts = engine.layer.local_experts(self.routed())?;
+        let execute = |which: usize, rows: &Activations| {
+            self.product(&engine, (which, rows), &experts).execute_bits(&self.schedules[which])
+        };
+        let a1q = self.quantize(0, &x)?;
+        let gate_up = execute(0, &a1q.to_slots(c.slots_of_x()))?;
+        let activated = engine.layer.activate_bits(&gate_up, Chain::Canonical)?;
+        let a2q = self.quantize(1, &activated)?;
+        let down = execute(1, &a2q)?;
+        let y = engine.layer.sum_bits(&down, c.top_k, Chain::Canonical)?;
+        let mut all: Vec<Expected> = self.quantized(0, &a1q).into();
+        all.push(self.half("gate_up", c.w13_size_n(), &gate_up));
+        all.push(self.half("activated", c.intermediate_size, &activated));
+        all.extend(self.quantized(1, &a2q));
+        all.push(self.half("down", c.hidden_size, &down));
+        all.push(self.half("y", c.hidden_size, &y));
         Ok(all)
     }
 
     fn mistakes() -> Vec<Mistake<Self>> {
         known! {
-            "promotion-missing", "sums were not promoted to f32, or where the schedule does not" =>
-                |c| c.schedules.iter_mut().for_each(other_promotion);
+            "promotion-missing", "sums were not promoted to f32, where the schedule does" =>
+                |c| c.schedules.iter_mut().for_each(without_promotion);
+            "promotion-added", "sums were promoted to f32, where the schedule does not" =>
+                |c| c.schedules.iter_mut().for_each(with_promotion);
             "activation-scales-exchanged", "the static scales of both products are exchanged" =>
                 |c| c.quantizers.reverse();
             "activation-scale-inverted", "x was multiplied by the static scale and not divided" =>
@@ -223,39 +288,5 @@ fn scales(rows: &Activations) -> &[f32] {
     match &rows.scales {
         Scales::Row(values) | Scales::Group { values, .. } => values,
         Scales::None => &[],
-    }
-}
-
-impl Fp8LayerConfig {
-    /// Configs with blocks: one group and several, a narrow last block of N.
-    pub(super) fn with_blocks(dtype: ScalarType) -> Result<Vec<Self>> {
-        let small = BlockSize { n: 32, k: 32 };
-        let rules = [Fp8GroupRule::Quotient, Fp8GroupRule::Inverse, Fp8GroupRule::DeepGemm];
-        let sizes = [(256, 128, BlockSize::DEEPSEEK), (96, 64, small)];
-        let mut all = Vec::new();
-        for (schedule, quantizer) in block_schedules(dtype)?.into_iter().take(2).zip(rules) {
-            for (hidden_size, intermediate_size, block) in sizes {
-                for experts in [(4, 4, 2), (6, 3, 1)] {
-                    for use_ue8m0 in [false, true] {
-                        let on_input = use_ue8m0 && experts.2 == 1;
-                        let sizes = [hidden_size, intermediate_size];
-                        let silu = Activation::Silu;
-                        let layer =
-                            QuantizedLayer::generated(dtype, silu, experts, sizes, on_input);
-                        all.push(Self {
-                            layer,
-                            per_act_token_quant: false,
-                            per_out_ch_quant: false,
-                            block: Some(block),
-                            quantizer,
-                            use_ue8m0,
-                            schedule_w13: Some(schedule.clone()),
-                            schedule_w2: Some(schedule.clone()),
-                        });
-                    }
-                }
-            }
-        }
-        Ok(all)
     }
 }

@@ -12,8 +12,9 @@ use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
 use crate::ops::computation::{Expected, judge_some};
 use crate::ops::fp8_blocks::are_powers;
-use crate::ops::layer::{activated, summed};
-use crate::ops::quantized_moe::{QUANTIZED, report_unjudged};
+use super::carried::Quantized;
+use crate::ops::layer::{name_both_sides, summed};
+use crate::ops::quantized_moe::QUANTIZED;
 use crate::ops::w8a8_fp8::{
     E4M3_TYPE, better_diagnosis, declared_as, is_declared, mistaken_weights,
 };
@@ -40,29 +41,32 @@ impl Fp8Moe {
             router_weights: Some(&self.topk_weights),
             is_gated: self.config.activation.is_gated(),
             mistaken: Some(mistaken),
+            is_unpermuted: true,
             ..Hints::default()
         }
     }
 }
 
 /// A judgement in progress.
-struct Walk<'c> {
-    case: &'c Case<'c>,
-    layer: &'c Fp8Moe,
-    declared: Declared,
+pub(super) struct Walk<'c> {
+    pub(super) case: &'c Case<'c>,
+    pub(super) layer: &'c Fp8Moe,
+    pub(super) declared: Declared,
     /// Whether the class of `declared` was given.
-    class_declared: bool,
-    reports: Vec<OutputReport>,
+    pub(super) class_declared: bool,
+    /// The last stage that the case has.
+    pub(super) from: &'static str,
+    pub(super) reports: Vec<OutputReport>,
 }
 
 impl Walk<'_> {
     /// Judges a stage that the previous stage defines bit for bit.
-    fn exact(&mut self, expected: [Expected; 2]) {
+    pub(super) fn exact(&mut self, expected: [Expected; 2]) {
         self.reports.extend(judge_some(self.case, self.layer, expected));
     }
 
     /// The quantized rows of the case, or the expected ones.
-    fn rows(&self, which: usize, mut rows: Activations) -> Activations {
+    pub(super) fn rows(&self, which: usize, mut rows: Activations) -> Activations {
         let [codes, scales] = QUANTIZED[which].map(|name| self.case.output(name));
         if let Some(codes) = codes {
             rows.codes = elements(codes);
@@ -74,7 +78,7 @@ impl Walk<'_> {
     }
 
     /// The scales of a case as scales of `count` rows: one per row, one for all, or one per group.
-    fn row_scales(&self, scales: &Tensor<'_>, count: usize) -> Scales {
+    pub(super) fn row_scales(&self, scales: &Tensor<'_>, count: usize) -> Scales {
         let values = scales.elements::<f32>();
         match self.layer.config.block {
             Some(block) => Scales::Group { size: block.k, values: values.into_owned() },
@@ -90,7 +94,7 @@ impl Walk<'_> {
         let choice = [&c.schedule_w13, &c.schedule_w2][which];
         let engine = layer.layer();
         let experts = engine.layer.local_experts(layer.routed())?;
-        let product = engine.product(which, rows, &experts, layer.routed());
+        let product = layer.product(&engine, (which, rows), &experts);
         let (weights, router_weights) = (product.weights, product.router_weights);
         let activation_scales = Some(scales(rows));
         let mut values =
@@ -169,55 +173,40 @@ pub(super) fn judge(
     given: &Declared,
 ) -> Result<Vec<OutputReport>> {
     let c = &layer.config;
-    let (engine, routed) = (layer.layer(), layer.routed());
+    layer.layer().layer.validate()?;
     let declared = declared_as(given);
     let class_declared = is_declared(given);
-    let mut walk = Walk { case, layer, declared, class_declared, reports: Vec::new() };
-    let own = |name: &str| case.output(name).map(|t| t.elements::<u16>().into_owned());
-
+    let mut walk = Walk { case, layer, declared, class_declared, from: "x", reports: Vec::new() };
     let expected = layer.quantize(0, &layer.x)?;
     walk.exact(layer.quantized(0, &expected));
-    let a1q = walk.rows(0, expected).to_slots(c.top_k);
+    let a1q = walk.rows(0, expected).to_slots(c.slots_of_x());
     walk.product(0, &a1q)?;
-
-    let stages = layer.config.stages();
-    // An absent stage is known only if its arithmetic is declared.
-    let gate_up = match (own("gate_up"), &c.schedule_w13) {
-        (None, Some(_)) => {
-            let experts = engine.layer.local_experts(routed)?;
-            let product = engine.product(0, &a1q, &experts, routed);
-            Some(product.execute_bits(&layer.schedules[0])?)
-        }
-        (own, _) => own,
+    if case.output("a1q").is_some() {
+        walk.from = "a1q";
+    }
+    let gate_up = walk.gate_up(&a1q)?;
+    let a2q = walk.activated(&gate_up)?;
+    let is_known = matches!(a2q, Quantized::Known(_));
+    if let Quantized::Known(rows) = &a2q {
+        walk.product(1, rows)?;
+    }
+    let (down, y) = (walk.own("down"), walk.own("y"));
+    let carried = match (&down, &y) {
+        (Some(_), _) if is_known => None,
+        (None, None) => None,
+        _ => Some(walk.carried_product(1, &a2q)?),
     };
-    if let (Some(gate_up), Some(found)) = (&gate_up, own("activated")) {
-        walk.reports.push(activated::judge(case, &stages, gate_up, &found)?);
+    if let (Some(found), Some(bounds)) = (&down, &carried) {
+        walk.carried(("down", c.hidden_size), found, bounds);
+        walk.from = "down";
     }
-    if let Some(activated) = own("activated") {
-        let expected = layer.quantize(1, &activated)?;
-        walk.exact(layer.quantized(1, &expected));
-        walk.product(1, &walk.rows(1, expected))?;
-    } else if let [Some(codes), Some(scales)] = QUANTIZED[1].map(|name| case.output(name)) {
-        let rows = Activations {
-            zeros: None,
-            ty: E4M3_TYPE,
-            size_k: c.intermediate_size,
-            codes: elements(codes),
-            scales: walk.row_scales(scales, c.rows()),
-            globals: None,
-        };
-        walk.product(1, &rows)?;
+    match (down, y) {
+        (Some(down), Some(found)) => {
+            walk.reports.push(summed::judge(case, &c.stages(), &down, &found)?);
+        }
+        (None, Some(found)) => walk.carried_sum(&carried.unwrap_or_default(), &found)?,
+        _ => {}
     }
-    if let (Some(down), Some(found)) = (own("down"), own("y")) {
-        walk.reports.push(summed::judge(case, &stages, &down, &found)?);
-    }
-    let before = [
-        ("activated", "`gate_up`, or `schedule_w13`"),
-        ("a2q", "`activated`"),
-        ("a2q_scale", "`activated`"),
-        ("down", "`activated`, or `a2q` and `a2q_scale`"),
-        ("y", "`down`"),
-    ];
-    report_unjudged(case, &mut walk.reports, &before);
+    name_both_sides(&mut walk.reports);
     Ok(walk.reports)
 }

@@ -39,6 +39,8 @@ enum Correction {
     Missing,
     /// Not multiplied by azp for `token`, multiplied by azp once more for `tensor`.
     OtherFactor,
+    /// Subtracted twice.
+    Twice,
     /// Saturating where int32 wraps.
     Saturated,
 }
@@ -127,6 +129,7 @@ impl Int8Mm {
                     let factor = if token { 1 } else { azp };
                     sum.wrapping_sub(factor.wrapping_mul(adj))
                 }
+                Correction::Twice => sum.wrapping_sub(factor.wrapping_mul(adj).wrapping_mul(2)),
                 Correction::Saturated => sum.saturating_sub(factor.saturating_mul(adj)),
             };
         }
@@ -186,6 +189,16 @@ impl Computation for Int8Mm {
                 |c| c.correction = Correction::Missing;
             "azp-factor", "azp_adj was not multiplied by azp, or, already multiplied, once more" =>
                 |c| c.correction = Correction::OtherFactor;
+            "azp-twice", "the zero points' term was subtracted twice" =>
+                |c| c.correction = Correction::Twice;
+            "azp-of-next-row", "each row has the zero point of the next one" =>
+                |c| if !c.azp.is_empty() {
+                    c.azp.rotate_left(1);
+                };
+            "azp-adj-of-first-column", "the zero points' term is that of the first column" =>
+                |c| if let Some(&first) = c.azp_adj.first() {
+                    c.azp_adj.fill(first);
+                };
             "azp-saturates", "the zero points' term saturates where int32 wraps" =>
                 |c| c.correction = Correction::Saturated;
             "azp-of-first-row", "the first row's zero point was taken for all rows" =>

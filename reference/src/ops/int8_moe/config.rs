@@ -9,10 +9,12 @@ use crate::Result;
 use crate::judge::{Declared, OutputReport};
 use crate::moe::activation::Activation;
 use crate::num::tensor::{DType, Tensor};
+use crate::ops::axes::{Axes, Space};
 use crate::ops::case::Case;
 use crate::ops::computation::{Defined, ids};
 use crate::ops::draw::{Rng, activations, any_bits, routes, small};
-use crate::ops::quantized_moe::{EXPERTS, QuantizedLayer, ROWS, with_layer_keys};
+use crate::ops::layer_rules::wrong_values;
+use crate::ops::quantized_moe::{EXPERT_RANKS, QuantizedLayer, ROWS, expert_axes, with_layer_keys};
 use crate::ops::schema::{CaseError, Demand, Inputs, Reader, TensorRule, positive};
 use crate::ops::tensors::{F32, HALF, I8, input, is, name_of, whole};
 use crate::ops::{CaseConfig, Operation};
@@ -58,6 +60,24 @@ impl Int8LayerConfig {
     }
 }
 
+impl Int8LayerConfig {
+    /// The rules by which rows that a case lacks may be quantized.
+    fn rules(&self) -> Vec<ActivationRule> {
+        let all = QUANTIZERS.iter().map(|(_, rule)| *rule);
+        match self.quantizer {
+            Some(ActivationRule::ProductApproximate) => vec![ActivationRule::Product],
+            Some(rule) => vec![rule],
+            // The layer's own kernel first.
+            None => [ActivationRule::Product]
+                .into_iter()
+                .chain(all.filter(|rule| {
+                    !matches!(rule, ActivationRule::Product | ActivationRule::ProductApproximate)
+                }))
+                .collect(),
+        }
+    }
+}
+
 /// The shared keys are read as if they were the config's own.
 impl Deref for Int8LayerConfig {
     type Target = QuantizedLayer;
@@ -69,7 +89,7 @@ impl Deref for Int8LayerConfig {
 
 impl Operation for Int8LayerConfig {
     fn keys() -> &'static [&'static str] {
-        const KEYS: [&str; 11] = with_layer_keys(["quantizer", "block_size_k"]);
+        const KEYS: [&str; 16] = with_layer_keys(["quantizer", "block_size_k"]);
         &KEYS
     }
 
@@ -98,7 +118,7 @@ impl Operation for Int8LayerConfig {
 
     fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
         let one = is(1);
-        let scales = [vec![is(self.size_m), one], vec![is(self.rows()), one]];
+        let scales = [vec![is(self.rows_of_x()), one], vec![is(self.rows()), one]];
         let mut rules = self.layer.tensors(I8, scales);
         for (name, size_n, _) in self.matrices() {
             let shape = [is(self.num_local_experts), is(size_n), one];
@@ -111,31 +131,17 @@ impl Operation for Int8LayerConfig {
         self.layer.check_inputs(inputs, positive)
     }
 
-    /// The last size has more than 1024 k, so that f32 does not have every sum.
+    /// A covering array of strength 3 over [`Operation::axes`].
     fn lattice() -> Result<Vec<Self>> {
-        let activations = [Activation::Silu, Activation::SwigluOai, Activation::SiluNoMul];
-        let mut all = Vec::new();
-        for dtype in HALF {
-            for activation in activations {
-                for experts in EXPERTS {
-                    for (sizes, block_size_k) in
-                        [([36, 20], 32), ([160, 64], 128), ([1056, 12], 64)]
-                    {
-                        let sides: &[bool] = if experts.2 == 1 { &[false, true] } else { &[false] };
-                        for &on_input in sides {
-                            all.push(Self {
-                                layer: QuantizedLayer::generated(
-                                    dtype, activation, experts, sizes, on_input,
-                                ),
-                                quantizer: Some(ActivationRule::Product),
-                                block_size_k: Some(block_size_k),
-                            });
-                        }
-                    }
-                }
-            }
-        }
-        Ok(all)
+        let layer = |config| match config {
+            CaseConfig::Int8Moe(config) => Some(config),
+            _ => None,
+        };
+        Ok(space().axes().configs(3).into_iter().filter_map(layer).collect())
+    }
+
+    fn axes() -> Result<Option<Axes>> {
+        Ok(Some(space().axes()))
     }
 
     fn computation(&self, case: &Case<'_>) -> Result<Option<Box<dyn Defined>>> {
@@ -173,7 +179,23 @@ impl Operation for Int8LayerConfig {
     }
 
     fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
-        walk::judge(case, &Int8Moe::new(case, self)?)
+        self.layer.each_reading(|layer, prescale| {
+            let config = Self { layer, ..self.clone() };
+            let mut layer = Int8Moe::reading(case, &config, prescale)?;
+            let mut best: Option<(usize, Vec<OutputReport>)> = None;
+            for rule in self.rules() {
+                layer.rule = rule;
+                let reports = walk::judge(case, &layer)?;
+                let wrong = wrong_values(&reports);
+                if best.as_ref().is_none_or(|(least, _)| wrong < *least) {
+                    best = Some((wrong, reports));
+                }
+                if wrong == 0 {
+                    break;
+                }
+            }
+            Ok(best.map(|(_, reports)| reports).unwrap_or_default())
+        })
     }
 
     fn fixes_every_bit(&self) -> bool {
@@ -184,4 +206,26 @@ impl Operation for Int8LayerConfig {
         let layer = QuantizedLayer { size_m: 1, ..self.layer.clone() };
         Some((Self { layer, ..self.clone() }.into(), &ROWS))
     }
+}
+
+/// The axes of a layer; a case has three tokens.
+fn space() -> Space<Int8LayerConfig> {
+    let layer =
+        QuantizedLayer::generated(HALF[0], Activation::Silu, EXPERT_RANKS[0].1, 1, [36, 20]);
+    let base = Int8LayerConfig { layer, quantizer: None, block_size_k: None };
+    // The last size has more than 1024 k, so that f32 does not have every sum.
+    let sizes = [(36, 20, 32), (160, 64, 128), (1056, 12, 64)];
+    let sizes = sizes.map(|(h, i, block)| (format!("{h} x {i}, sums of {block}"), (h, i, block)));
+    let rules: Vec<_> = QUANTIZERS
+        .iter()
+        // Does not fix every code, so a case has no outputs.
+        .filter(|(_, rule)| *rule != ActivationRule::ProductApproximate)
+        .map(|(name, rule)| ((*name).to_owned(), *rule))
+        .collect();
+    expert_axes(Space::new(base, |_| {}), |c| &mut c.layer)
+        .axis("hidden_size x intermediate_size", sizes, |c, &(h, i, block)| {
+            (c.layer.hidden_size, c.layer.intermediate_size) = (h, i);
+            c.block_size_k = Some(block);
+        })
+        .axis("quantizer", rules, |c, &rule| c.quantizer = Some(rule))
 }

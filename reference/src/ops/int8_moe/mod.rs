@@ -17,6 +17,7 @@ use crate::num::tensor::DType;
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Mistake, known};
 use crate::ops::int8_mm::int8_weight;
+use crate::ops::layer_rules::Prescale;
 use crate::ops::quantized_moe::{
     QUANTIZED, codes, halves, ignore_map, scales_of_first_expert, swap_halves,
 };
@@ -52,6 +53,11 @@ struct Int8Moe {
 
 impl Int8Moe {
     fn new(case: &Case<'_>, c: &Int8LayerConfig) -> Result<Self> {
+        Self::reading(case, c, Prescale::RoundedWeight)
+    }
+
+    /// The layer with this rounding of router weights on x, if they multiply x.
+    fn reading(case: &Case<'_>, c: &Int8LayerConfig, prescale: Prescale) -> Result<Self> {
         let stack = |(name, n, k): (&str, usize, usize)| {
             let weight = case.input(&format!("{name}_weight"))?;
             let scales = case.input(&format!("{name}_weight_scale"))?.elements::<f32>();
@@ -59,10 +65,11 @@ impl Int8Moe {
             (0..c.num_local_experts).map(one).collect::<Result<Vec<_>>>()
         };
         let [w13, w2] = c.matrices();
+        let (x, topk_weights) = c.layer.weighted_x(case, prescale)?;
         Ok(Self {
-            x: case.input("x")?.elements::<u16>().into_owned(),
+            x,
             topk_ids: case.input("topk_ids")?.elements::<i32>().into_owned(),
-            topk_weights: case.input("topk_weights")?.elements::<f32>().into_owned(),
+            topk_weights,
             map: case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned()),
             weights: [stack(w13)?, stack(w2)?],
             rule: c.rule().unwrap_or(ActivationRule::Product),
@@ -80,6 +87,12 @@ impl Int8Moe {
     fn local_experts(&self) -> Result<Vec<Option<usize>>> {
         let (topk_ids, topk_weights) = (&self.topk_ids, &self.topk_weights);
         self.layer().local_experts(Routed { top_k: self.config.top_k, topk_ids, topk_weights })
+    }
+
+    /// Whether router weights multiply the product with w13 (`which` 0) or w2.
+    fn weights_product(&self, which: usize) -> bool {
+        let c = &self.config;
+        !c.rules.router_weight_on_x && c.apply_router_weight_on_input == (which == 0)
     }
 
     /// Quantizes rows `[_, cols]` by the layer's rule. A row with an infinity or NaN has the scale NaN.
@@ -167,7 +180,7 @@ impl Computation for Int8Moe {
         let (h, i) = (c.hidden_size, c.intermediate_size);
         let [(_, w13_size_n, _), _] = c.matrices();
         let a1q = self.quantize(&self.x, h)?;
-        let gate_up = self.stage(0, a1q.to_slots(c.top_k)).bits()?;
+        let gate_up = self.stage(0, a1q.to_slots(c.slots_of_x())).bits()?;
         let activated = self.layer().activate_bits(&narrow_bits(&gate_up), Chain::Canonical)?;
         let a2q = self.quantize(&activated, i)?;
         let mut all: Vec<Expected> = self.quantized(0, &a1q).into();

@@ -49,7 +49,7 @@ impl Stage {
     ) -> Result<Vec<T>> {
         let (layer, size_n) = (&self.layer, self.size_n());
         let experts = layer.local_experts()?;
-        let routed = layer.config.apply_router_weight_on_input == (self.which == 0);
+        let routed = layer.weights_product(self.which);
         let mut out = vec![none; self.slots.len() * size_n];
         for (e, weight) in layer.weights[self.which].iter().enumerate() {
             let is_mine = |(_, slot): &(usize, &usize)| experts[**slot] == Some(e);

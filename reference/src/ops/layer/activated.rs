@@ -32,7 +32,7 @@ pub(crate) fn bounded(
     locate: Locate,
 ) -> Result<(OutputReport, Vec<usize>)> {
     let (rows, size_i) = (c.size_m * c.top_k, c.intermediate_size);
-    let definition = Definition::new(c.activation);
+    let definition = c.definition;
     let ty = c.dtype;
     let apply = |chain| definition.apply_bits(gate_up, ty, size_i, chain);
     let (expected, chain) = nearer(values, apply(Chain::Canonical)?, apply(Chain::Upstream).ok());

@@ -2,6 +2,7 @@
 //! stage of the case, or from a recomputed one if the case lacks it.
 
 pub(crate) mod activated;
+pub(crate) mod carried;
 pub(crate) mod summed;
 
 use std::borrow::Cow;
@@ -13,7 +14,7 @@ use crate::judge::pattern::Values;
 use crate::judge::picture::Picture;
 use crate::judge::power::{Accepted, Power};
 use crate::judge::{Diagnosis, OutputReport, Verdict, plain};
-use crate::moe::activation::Activation;
+use crate::moe::activation::{Activation, Definition};
 use crate::moe::router::Router;
 use crate::moe::widen;
 use crate::num::interval::Bound;
@@ -34,6 +35,8 @@ pub(crate) struct Stages {
     pub(crate) intermediate_size: usize,
     /// Activation between the products.
     pub(crate) activation: Activation,
+    /// The activation with the parameters of the case.
+    pub(crate) definition: Definition,
     /// Type of all stages.
     pub(crate) dtype: ScalarType,
     /// Router of the case's logits, and the number of experts.
@@ -263,6 +266,26 @@ impl Best {
     /// Whether everything is explained.
     fn done(&self) -> bool {
         self.found.is_some_and(Outcome::is_final)
+    }
+}
+
+/// Router weights on the product that the config does not name: if the other product passes, which it
+/// does with its weights, they are on both.
+pub(crate) fn name_both_sides(reports: &mut [OutputReport]) {
+    for [name, other] in [["gate_up", "down"], ["down", "gate_up"]] {
+        let passes = |r: &OutputReport| r.name == other && r.verdict == Verdict::Pass;
+        if !reports.iter().any(passes) {
+            continue;
+        }
+        let of_side = |r: &&mut OutputReport| r.name == name;
+        let diagnoses = reports.iter_mut().filter(of_side).filter_map(|r| r.diagnosis.as_mut());
+        for diagnosis in diagnoses.filter(|d| d.id == "router-weight-on-the-other-side") {
+            diagnosis.id = "router-weight-on-both".to_owned();
+            diagnosis.text = format!(
+                "router weights multiply this product too, though the config applies them to `{other}`, \
+                 which is right: they are applied twice"
+            );
+        }
     }
 }
 

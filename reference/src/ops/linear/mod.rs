@@ -1,24 +1,23 @@
 //! One quantized matrix product.
 
+mod lattice;
 mod product;
 mod quantized;
 
 use serde_json::{Value, json};
 
 use crate::judge::{Declared, OutputReport};
-use crate::layers::ParallelStyle;
 use crate::moe::layer::{input_global_scale, quantize_rows};
 use crate::num::dims::Shape;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
+use crate::ops::Operation;
+use crate::ops::axes::Axes;
 use crate::ops::case::Case;
 use crate::ops::draw::{ROWS, Rng, activations};
 use crate::ops::quant::keys::{
     QUANT_KEYS, check_matrix, contradiction, extend, insert_some, quant_json, quant_keys,
     scale_factor, schedule_json, with_quant_keys,
-};
-use crate::ops::quant::lattice::{
-    DEVICE, LINEAR_SHAPES, Probe, deployment, on_rank, parallel, quants, scheme,
 };
 use crate::ops::quant::stack::{Stack, add_halves, defined};
 use crate::ops::quant::tensors::Matrix;
@@ -27,11 +26,9 @@ use crate::ops::quant::{QuantConfig, finite_scales, packed, states_factor, unord
 use crate::ops::schema::{
     CaseError, Demand, Dim, Inputs, Reader, TensorRule, not_negative, rule, stored,
 };
-use crate::ops::tensors::{F32, FLAGS};
-use crate::ops::{Operation, is_read_back};
+use crate::ops::tensors::F32;
 use crate::products::schedule::{Extras, Schedule, ScheduleChoice};
 use crate::quantize::ActivationRule;
-use crate::select::{LinearDesc, select_linear};
 use crate::weight::Weight;
 use crate::{Error, Result};
 
@@ -87,37 +84,13 @@ impl Operation for LinearConfig {
         Ok(config)
     }
 
+    /// Every legal combination of [`Operation::axes`], in an order of its own.
     fn lattice() -> Result<Vec<Self>> {
-        let parallels = [
-            None,
-            parallel(2, 1, ParallelStyle::Column),
-            parallel(2, 0, ParallelStyle::Row),
-            parallel(4, 3, ParallelStyle::Row),
-        ];
-        let config = |quant: QuantConfig, (size_k, size_n)| LinearConfig {
-            quant,
-            size_m: 1,
-            size_n,
-            size_k,
-            scale_factor: None,
-            schedule: None,
-            quantizer: None,
-        };
-        // A combination of types that fits no shape need not be combined with the other axes.
-        let mut probe = Probe::default();
-        let quants: Vec<_> =
-            quants().filter(|q| config(q.clone(), (384, 192)).is_offered(&mut probe)).collect();
-        let mut configs = Vec::new();
-        for quant in quants {
-            for tp in parallels {
-                for has_bias in FLAGS {
-                    let quant = on_rank(&quant, tp, has_bias);
-                    configs.extend(LINEAR_SHAPES.map(|shape| config(quant.clone(), shape)));
-                }
-            }
-        }
-        configs.retain(|c| c.is_offered(&mut probe));
-        Ok(configs)
+        Ok(lattice::configs())
+    }
+
+    fn axes() -> Result<Option<Axes>> {
+        Ok(Some(lattice::space().axes()))
     }
 
     fn json(&self) -> Value {
@@ -224,21 +197,6 @@ impl Operation for LinearConfig {
         let schedule = defined.then_some(ScheduleChoice::Canonical);
         case.config = Self { scale_factor: stated, schedule, ..c }.into();
         Ok(())
-    }
-}
-
-impl LinearConfig {
-    /// Whether the reference accepts every case of this config.
-    fn is_offered(&self, probe: &mut Probe) -> bool {
-        let desc = LinearDesc {
-            input_size: whole_k(&self.quant, self.size_k),
-            input_size_per_partition: self.size_k,
-            output_size_per_partition: self.size_n,
-            options: deployment(),
-        };
-        is_read_back(self)
-            && probe.takes(&self.quant)
-            && select_linear(&scheme(&self.quant), &desc, &DEVICE).chosen.is_some()
     }
 }
 

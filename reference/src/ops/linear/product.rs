@@ -11,7 +11,7 @@ use crate::num::dims::Shape;
 use crate::num::scalar::ScalarType;
 use crate::ops::case::Case;
 use crate::ops::quant::source::Source;
-use crate::products::{Class, Extras};
+use crate::products::Extras;
 
 /// The report on `y` of a `linear` case that declares a schedule.
 pub(super) fn by_schedule(
@@ -86,7 +86,7 @@ pub(super) fn by_bound(
             ..Hints::default()
         },
     };
-    let undeclared = c.schedule.is_none() && declared.class == Class::any_order();
+    let undeclared = c.schedule.is_none() && !declared.states_class();
     if quant.input_dtype == Some(ScalarType::FLOAT8_E4M3FN) && undeclared {
         let product = Product {
             x: &elements(input),

@@ -2,13 +2,13 @@
 
 use super::MoeConfig;
 use crate::layers::{ExpertPlacement, determine_expert_map};
-use crate::moe::activation::Definition;
 use crate::moe::align::{Absent, Align};
-use crate::moe::layer::{Layer, Stages};
+use crate::moe::layer::{Arithmetic, Layer, Routed, Stages};
 use crate::num::array::{FloatView2, rows_of};
 use crate::num::dims::Shape;
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
+use crate::ops::layer_rules::Prescale;
 use crate::ops::draw::{ROWS, Rng, activations};
 use crate::ops::quant::stack::{Stack, add_halves, defined};
 use crate::ops::quant::values::whole_k;
@@ -85,7 +85,7 @@ pub(super) fn add_stages(
         orders: [orders[0].as_deref(), orders[1].as_deref()],
         num_experts: c.num_experts,
         expert_map: map.as_deref(),
-        activation: Definition::new(c.activation),
+        activation: c.definition(),
         dtype: c.quant.dtype,
         input_dtype: c.quant.input_dtype,
         router_weight_on_input: c.apply_router_weight_on_input,
@@ -98,8 +98,7 @@ pub(super) fn add_stages(
     if let Some(choice) = &c.schedule_w2 {
         how.w2 = choice.resolve(w2, c.quant.dtype, input)?;
     }
-    let x = FloatView2::from_rows("x", c.quant.dtype, c.hidden_size, &x)?;
-    let stages = defined(&c.quant, layer.forward(x, routed, &how))?;
+    let stages = defined(&c.quant, forward(&layer, c, &x, routed, &how))?;
     case.add_output("topk_weights", Tensor::from_array("topk_weights", routing.topk_weights)?);
     case.add_output("topk_ids", Tensor::from_array("topk_ids", routing.topk_ids)?);
     for (name, values) in [
@@ -118,6 +117,30 @@ pub(super) fn add_stages(
         add_halves(case, name, c.quant.dtype, shape, stage.into_bits())?;
     }
     Ok(true)
+}
+
+/// The stages of x; with router weights on x, those of a row of x for each slot.
+fn forward(
+    layer: &Layer<'_>,
+    c: &MoeConfig,
+    x: &[u16],
+    routed: Routed<'_>,
+    how: &Arithmetic,
+) -> Result<Stages> {
+    let (h, dtype) = (c.hidden_size, c.quant.dtype);
+    if !c.rules.router_weight_on_x {
+        return layer.forward(FloatView2::from_rows("x", dtype, h, x)?, routed, how);
+    }
+    let weights = routed.topk_weights;
+    let rows = Prescale::RoundedWeight.apply(x, weights, [c.top_k, h], dtype);
+    let ones = vec![1.0; weights.len()];
+    let by_slot = Routed { top_k: 1, topk_weights: &ones, ..routed };
+    let x = FloatView2::from_rows("x", dtype, h, &rows)?;
+    let gate_up = layer.gate_up(x, by_slot, &how.w13)?;
+    let activated = layer.activate(gate_up.view(), how.chain)?;
+    let down = layer.down(activated.view(), by_slot, &how.w2)?;
+    let y = layer.sum(down.view(), c.top_k, how.chain)?;
+    Ok(Stages { gate_up, activated, down, y })
 }
 
 /// The permutations of a generated case, which are stable sorts.

@@ -1,7 +1,9 @@
 //! A Mixture-of-Experts layer.
 
 mod draw;
+mod lattice;
 mod product;
+mod readings;
 mod routes;
 mod source;
 mod walk;
@@ -12,19 +14,20 @@ use serde_json::{Value, json};
 
 use crate::Result;
 use crate::judge::{Declared, OutputReport};
-use crate::layers::ParallelStyle;
 use crate::moe::ScoringFunc;
-use crate::moe::activation::Activation;
+use crate::moe::activation::{Activation, Columns, Definition};
 use crate::moe::router::Router;
 use crate::num::dims::Shape;
+use crate::ops::Operation;
+use crate::ops::axes::Axes;
 use crate::ops::case::Case;
 use crate::ops::draw::Rng;
 use crate::ops::layer::Stages;
+use crate::ops::layer_rules::{LayerRules, RULE_KEYS};
 use crate::ops::quant::keys::{
     QUANT_KEYS, at_most, check_matrix, extend, insert_some, quant_json, quant_keys, rank,
     scale_factor, schedule_json, with_quant_keys,
 };
-use crate::ops::quant::lattice::{DEVICE, Probe, deployment, on_rank, parallel, quants, scheme};
 use crate::ops::quant::packed::matrices;
 use crate::ops::quant::stack::Stack;
 use crate::ops::quant::tensors::{Matrix, blocks, topk};
@@ -32,10 +35,8 @@ use crate::ops::quant::{QuantConfig, finite_scales, ranks, unordered};
 use crate::ops::schema::{
     CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_map, rule, stored,
 };
-use crate::ops::tensors::{F32, FLAGS, I32};
-use crate::ops::{Operation, is_read_back};
+use crate::ops::tensors::{F32, I32};
 use crate::products::schedule::ScheduleChoice;
-use crate::select::{MoeActivation, MoeDesc, select_moe};
 
 /// Config of `moe`.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,10 +75,12 @@ pub struct MoeConfig {
     pub schedule_w13: Option<ScheduleChoice>,
     /// Schedule of `down`, if its bits are declared.
     pub schedule_w2: Option<ScheduleChoice>,
+    /// Router weights on x, the layout of gate and up, the activation's parameters.
+    pub rules: LayerRules,
 }
 
-/// H × I. With I = 128 < H, a group of 128 is all of w2's K but not of w13's.
-const MOE_SHAPES: [(usize, usize); 4] = [(128, 64), (128, 128), (256, 128), (256, 192)];
+/// The layout of `swigluoai` where none is stated.
+pub(super) const DEFAULT_LAYOUT: Columns = Columns::Interleaved;
 
 impl MoeConfig {
     /// N of w13: 2I for gate and up, I for an activation without up.
@@ -93,9 +96,20 @@ impl MoeConfig {
             hidden_size: self.hidden_size,
             intermediate_size: self.intermediate_size,
             activation: self.activation,
+            definition: self.definition(),
             dtype: self.quant.dtype,
             router: Some((self.router(), self.num_experts)),
         }
+    }
+
+    /// The activation; `swigluoai` has gate and up in turn unless the case states otherwise.
+    pub(super) fn definition(&self) -> Definition {
+        self.rules.definition(self.activation, DEFAULT_LAYOUT)
+    }
+
+    /// Whether router weights multiply the product with w13 (`first`) or w2.
+    pub(super) const fn weights_product(&self, first: bool) -> bool {
+        !self.rules.router_weight_on_x && self.apply_router_weight_on_input == first
     }
 
     /// The layer's router.
@@ -106,7 +120,7 @@ impl MoeConfig {
 
 impl Operation for MoeConfig {
     fn keys() -> &'static [&'static str] {
-        const KEYS: [&str; QUANT_KEYS.len() + 16] = with_quant_keys([
+        const KEYS: [&str; QUANT_KEYS.len() + 21] = with_quant_keys([
             "size_m",
             "num_experts",
             "top_k",
@@ -123,6 +137,11 @@ impl Operation for MoeConfig {
             "scale_factor_w2",
             "schedule_w13",
             "schedule_w2",
+            RULE_KEYS[0],
+            RULE_KEYS[1],
+            RULE_KEYS[2],
+            RULE_KEYS[3],
+            RULE_KEYS[4],
         ]);
         &KEYS
     }
@@ -133,17 +152,19 @@ impl Operation for MoeConfig {
             ["scale_factor_w13", "scale_factor_w2"].map(|key| scale_factor(r, key, &quant));
         let [scale_factor_w13, scale_factor_w2] = factors;
         let (ep_size, ep_rank) = rank(r, "ep_size", "ep_rank")?;
+        let activation = r.name("activation", Activation::NAMED)?;
+        let (rules, on_gate_up) = LayerRules::read(r, activation)?;
         let config = MoeConfig {
             quant,
-            size_m: r.size("size_m")?,
+            size_m: r.count("size_m")?,
             num_experts: r.size("num_experts")?,
             top_k: r.size("top_k")?,
             hidden_size: r.size("hidden_size")?,
             intermediate_size: r.size("intermediate_size")?,
-            activation: r.name("activation", Activation::NAMED)?,
+            activation,
             scoring_func: r.name("scoring_func", ScoringFunc::NAMED)?,
             renormalize: r.flag("renormalize", false)?,
-            apply_router_weight_on_input: r.flag("apply_router_weight_on_input", false)?,
+            apply_router_weight_on_input: on_gate_up,
             block_size_m: r.size("block_size_m")?,
             ep_size,
             ep_rank,
@@ -151,6 +172,7 @@ impl Operation for MoeConfig {
             scale_factor_w2: scale_factor_w2?,
             schedule_w13: r.schedule("schedule_w13")?,
             schedule_w2: r.schedule("schedule_w2")?,
+            rules,
         };
         let (h, i) = (config.hidden_size, config.intermediate_size);
         at_most("top_k", config.top_k, "num_experts", config.num_experts)?;
@@ -164,62 +186,13 @@ impl Operation for MoeConfig {
         Ok(config)
     }
 
-    /// Activations, experts, ranks and scoring functions are assigned to the formats in turn
-    /// instead of forming a product, so that each value still occurs often with every other axis.
+    /// A covering array of strength 3 over [`Operation::axes`].
     fn lattice() -> Result<Vec<Self>> {
-        // (num_experts, top_k, ep_size, ep_rank)
-        let experts = [
-            (4, 2, 1, 0),
-            (2, 1, 1, 0),
-            (6, 3, 3, 1),
-            (3, 3, 1, 0),
-            (8, 4, 4, 3),
-            (5, 2, 2, 1),
-            (1, 1, 1, 0),
-        ];
-        let parallels = [None, parallel(2, 1, ParallelStyle::Row)];
-        // Activations without an up projection come last, so that batches of older versions keep
-        // their cases.
-        let gated: Vec<Activation> =
-            Activation::NAMED.iter().map(|&(_, a)| a).filter(|a| a.is_gated()).collect();
-        let config = |quant: QuantConfig, (hidden_size, intermediate_size), turn: usize| {
-            let (num_experts, top_k, ep_size, ep_rank) = experts[turn % experts.len()];
-            MoeConfig {
-                quant,
-                size_m: 1,
-                num_experts,
-                top_k,
-                hidden_size,
-                intermediate_size,
-                activation: gated[turn % gated.len()],
-                scoring_func: ScoringFunc::NAMED[turn / 2 % ScoringFunc::NAMED.len()].1,
-                renormalize: !turn.is_multiple_of(3),
-                apply_router_weight_on_input: turn % 11 == 10,
-                block_size_m: [16, 8, 32, 48, 64][turn % 5],
-                ep_size,
-                ep_rank,
-                scale_factor_w13: None,
-                scale_factor_w2: None,
-                schedule_w13: None,
-                schedule_w2: None,
-            }
-        };
-        let mut probe = Probe::default();
-        let quants: Vec<_> =
-            quants().filter(|q| config(q.clone(), (256, 128), 0).is_offered(&mut probe)).collect();
-        let mut configs = Vec::new();
-        for quant in quants {
-            for tp in parallels {
-                for has_bias in FLAGS {
-                    let quant = on_rank(&quant, tp, has_bias);
-                    for shape in MOE_SHAPES {
-                        configs.push(config(quant.clone(), shape, configs.len()));
-                    }
-                }
-            }
-        }
-        configs.retain(|c| c.is_offered(&mut probe));
-        Ok(configs)
+        lattice::configs()
+    }
+
+    fn axes() -> Result<Option<Axes>> {
+        Ok(Some(lattice::space().axes()))
     }
 
     fn json(&self) -> Value {
@@ -240,6 +213,9 @@ impl Operation for MoeConfig {
         insert_some(&mut v, "scale_factor_w2", self.scale_factor_w2);
         insert_some(&mut v, "schedule_w13", self.schedule_w13.as_ref().map(schedule_json));
         insert_some(&mut v, "schedule_w2", self.schedule_w2.as_ref().map(schedule_json));
+        if let Some(map) = v.as_object_mut() {
+            self.rules.add_to(map);
+        }
         v
     }
 
@@ -324,8 +300,7 @@ impl Operation for MoeConfig {
         let mut reports = matrices(case, quant, "w13_", w13, self.scale_factor_w13, Some(i))?;
         reports.extend(matrices(case, quant, "w2_", w2, self.scale_factor_w2, None)?);
         reports.extend(routes::judge(case, self)?);
-        reports.extend(product::judge(case, self, declared)?);
-        reports.extend(walk::judge(case, self, declared)?);
+        reports.extend(readings::judge(case, self, declared)?);
         Ok(reports)
     }
 
@@ -340,23 +315,5 @@ impl Operation for MoeConfig {
 
     fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
         draw::case(self, case, rng)
-    }
-}
-
-impl MoeConfig {
-    /// Whether the reference accepts every case of this config.
-    fn is_offered(&self, probe: &mut Probe) -> bool {
-        let Some(activation) = MoeActivation::from_name(self.activation.name()) else {
-            return false;
-        };
-        let desc = MoeDesc {
-            activation,
-            apply_router_weight_on_input: self.apply_router_weight_on_input,
-            options: deployment(),
-            ..MoeDesc::new(self.hidden_size, self.intermediate_size)
-        };
-        is_read_back(self)
-            && probe.takes(&self.quant)
-            && select_moe(&scheme(&self.quant), &desc, &DEVICE).chosen.is_some()
     }
 }

@@ -2,17 +2,23 @@
 //!
 //! A row of `gate_up`, `activated` and `down` is one (token, slot) pair: row
 //! `token · top_k + slot`. This module judges each product from the previous stage of the case.
-//! [`super::walk`] judges products with a declared schedule, with 8-bit activations, or after a
-//! stage that the case lacks.
+//! [`super::walk`] judges products with a declared schedule, or after a stage that the case lacks.
 
 use super::MoeConfig;
-use crate::judge::OutputReport;
-use crate::judge::product::{Declared, Hints, Part, Stage, decoded};
+use crate::judge::product::{Declared, Hints, Part, Stage};
+use crate::judge::scheduled::Product;
+use crate::judge::{OutputReport, Verdict, known};
+use crate::moe::layer::bounds::with_integer_scales;
+use crate::moe::layer::{input_global_scale, quantize_rows_by};
 use crate::num::dims::Shape;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
+use crate::ops::layer::halves;
 use crate::ops::quant::source::Source;
 use crate::ops::routing::stated_or_routed;
-use crate::products::Extras;
+use crate::products::{Extras, Rows};
+use crate::quantize::Int8Rule;
 use crate::weight::Weight;
 use crate::{Error, Result};
 
@@ -31,10 +37,14 @@ impl Assignment {
         let map = case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
         let mut local = Vec::with_capacity(ids.len());
         for (row, &id) in ids.iter().enumerate() {
+            if id == -1 {
+                local.push(None);
+                continue;
+            }
             let expert = usize::try_from(id).ok().filter(|&e| e < c.num_experts);
             let Some(expert) = expert else {
                 let at = [row / c.top_k, row % c.top_k];
-                let expected = format!("an expert below {}", c.num_experts);
+                let expected = format!("an expert below {}, or -1", c.num_experts);
                 return Err(Error::value("out.topk_ids", &at, id, expected));
             };
             local.push(match &map {
@@ -88,46 +98,124 @@ pub(super) fn judge(
     Ok(reports)
 }
 
+/// The stage that a product is judged from, if the case has it.
+fn before<'c>(case: &'c Case<'c>, name: &str) -> Option<&'c Tensor<'c>> {
+    if name == "gate_up" { case.inputs.get("x") } else { case.output("activated") }
+}
+
+/// Whether [`expert_product`] judges `name`: 8-bit rows need a scale, which a row with an infinity or NaN
+/// does not have.
+pub(crate) fn is_judged(case: &Case<'_>, c: &MoeConfig, name: &str) -> bool {
+    let Some(before) = before(case, name) else { return false };
+    let dtype = c.quant.dtype;
+    let finite = |bits: &u16| dtype.to_f64((*bits).into()).is_finite();
+    c.quant.input_dtype.is_none() || before.elements::<u16>().iter().all(finite)
+}
+
 /// Judges `gate_up` or `down` by its bound from the previous stage of the case; `None` if the case
-/// lacks either, or activations are 8-bit.
+/// lacks either, or the rows cannot be quantized. Int8 rows follow any of the known rules.
 pub(crate) fn expert_product(
     case: &Case<'_>,
     c: &MoeConfig,
     declared: &Declared,
     name: &'static str,
 ) -> Result<Option<OutputReport>> {
+    if case.output(name).is_none() || !is_judged(case, c, name) {
+        return Ok(None);
+    }
+    let mut best: Option<OutputReport> = None;
+    let rules: &[Int8Rule] = match c.quant.input_dtype {
+        Some(ScalarType::INT8) => &[Int8Rule::Quotient, Int8Rule::Product],
+        _ => &[Int8Rule::Quotient],
+    };
+    for &rule in rules {
+        let report = product_by(case, c, declared, (name, rule))?;
+        let Some(report) = report else { continue };
+        if report.verdict != Verdict::Fail {
+            return Ok(Some(report));
+        }
+        if best.as_ref().is_none_or(|best| report.mismatches < best.mismatches) {
+            best = Some(report);
+        }
+    }
+    Ok(best)
+}
+
+/// The operands of a product, a row for each slot.
+struct Operands {
+    codes: Vec<u32>,
+    values: Rows,
+    scales: Option<Vec<f32>>,
+}
+
+impl Operands {
+    fn new(
+        c: &MoeConfig,
+        (before, first): (&Tensor<'_>, bool),
+        weights: &[Weight<'_>],
+        rule: Int8Rule,
+    ) -> Result<Self> {
+        let cols = if first { c.hidden_size } else { c.intermediate_size };
+        let how = (c.quant.input_dtype, rule);
+        let factor = match c.quant.input_dtype {
+            Some(ScalarType::INT8) => input_global_scale(weights),
+            _ => 1.0,
+        };
+        let by_token = first && !c.rules.router_weight_on_x;
+        let count = if by_token { c.size_m } else { c.size_m * c.top_k };
+        let bits = halves(before, [count, cols])?;
+        let mut rows = quantize_rows_by(&bits, c.quant.dtype, how, cols, factor)?;
+        if by_token {
+            rows = rows.to_slots(cols, c.top_k);
+        }
+        let ty = c.quant.input_dtype.unwrap_or(c.quant.dtype);
+        let values = Rows::decode(ty, cols, rows.codes.iter().copied())?;
+        Ok(Self { codes: rows.codes, values, scales: rows.scales })
+    }
+}
+
+/// [`expert_product`] by one rule for int8 rows.
+fn product_by(
+    case: &Case<'_>,
+    c: &MoeConfig,
+    declared: &Declared,
+    (name, rule): (&'static str, Int8Rule),
+) -> Result<Option<OutputReport>> {
     let first = name == "gate_up";
-    let before = if first { Some(case.input("x")?) } else { case.output("activated") };
-    let (Some(found), Some(before), None) = (case.output(name), before, c.quant.input_dtype) else {
+    let (Some(found), Some(before)) = (case.output(name), before(case, name)) else {
         return Ok(None);
     };
-    let mut rows = decoded(before)?;
-    if first {
-        let tokens: Vec<usize> = (0..c.size_m * c.top_k).map(|row| row / c.top_k).collect();
-        let missing = || Error::size("rows of x", rows.rows(), c.size_m);
-        rows = rows.select(&tokens).ok_or_else(missing)?;
-    }
     let (h, i) = (c.hidden_size, c.intermediate_size);
     let (prefix, shape) = match first {
         true => ("w13_", Shape::new(h, c.w13_size_n())),
         false => ("w2_", Shape::new(i, h)),
     };
     let source = Source::new(case, &c.quant, prefix, shape);
-    let weights = source.weights()?;
+    let stored = source.weights()?;
+    let operands = Operands::new(c, (before, first), &stored, rule)?;
+    let integers = match c.quant.input_dtype {
+        Some(ScalarType::INT8) if stored.iter().any(|w| w.scales.rows() > 1) => {
+            Some(with_integer_scales(&stored)?)
+        }
+        _ => None,
+    };
+    let weights = integers.as_deref().unwrap_or(&stored);
     let assignment = Assignment::new(case, c)?;
-    let parts = assignment.parts(&weights);
-    let orders = source.orders(&weights)?;
-    let routers = (c.apply_router_weight_on_input == first).then_some(&assignment.weights[..]);
+    let parts = assignment.parts(weights);
+    let orders = source.orders(&stored)?;
+    let is_weighted = c.weights_product(first);
+    let routers = is_weighted.then_some(&assignment.weights[..]);
+    let scales = operands.scales.as_deref();
     let stage = Stage {
         name,
         found,
-        rows,
+        rows: operands.values,
         radius: None,
         parts: &parts,
         orders: orders.as_deref(),
-        extras: Extras { activation_scales: None, router_weights: routers },
+        extras: Extras { activation_scales: scales, router_weights: routers },
         dtype: c.quant.dtype,
-        input_dtype: None,
+        input_dtype: c.quant.input_dtype,
         declared,
         top_k: Some(c.top_k),
         hints: Hints {
@@ -135,8 +223,23 @@ pub(crate) fn expert_product(
             tensor_parallel: c.quant.tensor_parallel.filter(|_| !first),
             unused_g_idx: None,
             is_gated: c.activation.is_gated(),
+            is_unpermuted: false,
             mistaken: None,
         },
     };
-    stage.judge().map(Some)
+    let fp8 = c.quant.input_dtype == Some(ScalarType::FLOAT8_E4M3FN);
+    if !fp8 || declared.states_class() {
+        return stage.judge().map(Some);
+    }
+    let product = Product {
+        x: &operands.codes,
+        input: ScalarType::FLOAT8_E4M3FN,
+        dtype: c.quant.dtype,
+        weights,
+        expert_of: Some(&assignment.local),
+        orders: orders.as_deref(),
+        activation_scales: scales,
+        router_weights: routers,
+    };
+    known::judge(stage, &product).map(Some)
 }

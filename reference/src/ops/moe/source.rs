@@ -2,7 +2,6 @@
 
 use super::MoeConfig;
 use crate::Result;
-use crate::moe::activation::Definition;
 use crate::moe::layer::{Layer, Routed};
 use crate::num::dims::Shape;
 use crate::ops::case::Case;
@@ -39,8 +38,12 @@ impl<'c> Source<'c> {
         };
         let (w13, order13) = part("w13_", Shape::new(h, config.w13_size_n()))?;
         let (w2, order2) = part("w2_", Shape::new(i, h))?;
-        let (topk_ids, topk_weights) =
+        let (topk_ids, mut topk_weights) =
             stated_or_routed(case, &config.router(), config.num_experts)?;
+        if config.rules.router_weight_on_x {
+            // x has them already.
+            topk_weights.fill(1.0);
+        }
         let map = case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
         Ok(Self { config, w13, w2, orders: [order13, order2], map, topk_ids, topk_weights })
     }
@@ -54,7 +57,7 @@ impl<'c> Source<'c> {
             orders: [self.orders[0].as_deref(), self.orders[1].as_deref()],
             num_experts: c.num_experts,
             expert_map: self.map.as_deref(),
-            activation: Definition::new(c.activation),
+            activation: c.definition(),
             dtype: c.quant.dtype,
             input_dtype: c.quant.input_dtype,
             router_weight_on_input: c.apply_router_weight_on_input,

@@ -1,5 +1,6 @@
 //! Every combination of formats, types, group sizes and ranks that the reference accepts.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 use crate::config::{
@@ -10,6 +11,8 @@ use crate::layers::{ParallelStyle, TensorParallel};
 use crate::layouts::marlin::{InputDtype, Options, prepare};
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::scalar::ScalarType;
+use crate::ops::CaseConfig;
+use crate::ops::axes::{Space, shown};
 use crate::ops::draw::Rng;
 use crate::ops::quant::{CheckpointFormat, QuantConfig, weight};
 use crate::ops::tensors::{FLAGS, HALF};
@@ -27,6 +30,75 @@ const GROUPS: [GroupSize; 5] = [
     GroupSize::Of(64),
     GroupSize::Of(128),
 ];
+
+/// The axes of the quantized matrices of `linear` and `moe`: formats, types, groups and orders, of
+/// which upstream has kernels for some combinations. `quant` is where a config has them.
+pub(crate) fn quant_axes<C>(space: Space<C>, quant: fn(&mut C) -> &mut QuantConfig) -> Space<C>
+where
+    C: Clone + Into<CaseConfig> + Send + Sync + 'static,
+{
+    let weights = formats::ALL.iter().flat_map(|&format| {
+        let of = move |&ty: &ScalarType| (format!("{format} {ty}"), (format, ty));
+        format.weight_types().iter().map(of)
+    });
+    let inputs =
+        INPUTS.map(|input| (input.map_or("16 bits".to_owned(), |ty| ty.to_string()), input));
+    let probe = RefCell::new(Probe::default());
+    let types = ["weight", "dtype", "input_dtype"];
+    let copy = move |c: &C| quant(&mut c.clone()).clone();
+    space
+        .axis("weight", weights, move |c, &(format, ty)| {
+            (quant(c).checkpoint_format, quant(c).weight_type) = (format, ty);
+        })
+        .axis("dtype", shown(HALF), move |c, &ty| quant(c).dtype = ty)
+        .axis("input_dtype", inputs, move |c, &ty| quant(c).input_dtype = ty)
+        .axis("group_size", shown(GROUPS), move |c, &size| quant(c).group_size = size)
+        .axis("desc_act", shown(FLAGS), move |c, &flag| quant(c).desc_act = flag)
+        .illegal("upstream has no kernel for these types", &types, move |c| {
+            !probe.borrow_mut().takes(&copy(c))
+        })
+        .illegal("the format has groups of one size", &["weight", "group_size"], move |c| {
+            let q = copy(c);
+            q.checkpoint_format.fixed_group().is_some_and(|fixed| fixed != q.group_size)
+        })
+        .illegal("only GPTQ's files have a g_idx", &["weight", "desc_act"], move |c| {
+            let q = copy(c);
+            q.desc_act && !q.checkpoint_format.has_act_order()
+        })
+}
+
+/// Every tensor-parallel rank of the lattices, with labels.
+pub(crate) fn ranks(
+    styles: &[(usize, usize, ParallelStyle)],
+) -> Vec<(String, Option<TensorParallel>)> {
+    let of = |&(size, rank, style): &(usize, usize, ParallelStyle)| {
+        (format!("{} {rank}/{size}", style.name()), parallel(size, rank, style))
+    };
+    std::iter::once(("whole".to_owned(), None)).chain(styles.iter().map(of)).collect()
+}
+
+/// Sets what follows from the other keys: whether a rank holds the whole K.
+pub(crate) fn settle(quant: &mut QuantConfig) {
+    let row = quant.tensor_parallel.is_some_and(|tp| tp.style == ParallelStyle::Row);
+    quant.is_k_full = act_order::is_k_full(quant.desc_act, row);
+}
+
+/// The first of the formats, with channel scales.
+pub(crate) fn plain_quant() -> QuantConfig {
+    let format = formats::ALL[0];
+    QuantConfig {
+        checkpoint_format: format,
+        weight_type: format.weight_types()[0],
+        dtype: HALF[0],
+        input_dtype: None,
+        group_size: GroupSize::Channel,
+        desc_act: false,
+        is_k_full: true,
+        has_bias: false,
+        tensor_parallel: None,
+        convention: None,
+    }
+}
 
 /// K × N of one rank. Includes K = 128, where a group of 128 covers all of K, and N an odd multiple
 /// of 64.

@@ -109,11 +109,7 @@ impl<'o, 'c: 'o> Outputs<'o, 'c> {
         let of_rank = variants::scales_of_a_rank(self.context, self.quant, &full_name, found);
         Some(of_rank.unwrap_or_else(|| {
             let expected: Elements = prepared.scales.iter_bits().collect();
-            let e8 = prepared.scales.ty().storage_bits() == 8;
-            let layout = match e8 && self.context.options.input_dtype != InputDtype::Fp8 {
-                true => prepared.scale_layout.with_quads(),
-                false => prepared.scale_layout,
-            };
+            let layout = variants::scale_layout(self.context);
             let candidates = variants::scales(self.context);
             self.stack.subject(name, found, expected, Box::new(layout), candidates).judge()
         }))

@@ -67,7 +67,8 @@ pub fn weight(
         },
         global_scale: quant.checkpoint_format.has_global_scale().then(|| {
             // 2^-20 to 2^4: Marlin multiplies by up to 2^119.
-            f32::from_bits(rng.between(107, 130) << 23 | rng.next_u32() >> 9)
+            let calm = rng.calmness();
+            f32::from_bits(rng.between(107 - calm, 130 - calm) << 23 | rng.next_u32() >> 9)
         }),
         bias,
     };
@@ -124,11 +125,14 @@ fn scales(rng: &mut Rng, quant: &QuantConfig, groups: usize, size_n: usize) -> R
                 (false, None) => 254,
                 (false, Some(_)) => 249,
             };
+            let max = calmed(rng, max, 130, 1);
             let bytes = eight_bits(rng, kind, len, max, (120, 130));
             Table::new(format.scale, groups, size_n, TableData::B8(bytes))
         }
         CheckpointFormat::Block(format) => {
-            let bytes = eight_bits(rng, kind, len, 0x7e, (0x30, 0x60));
+            // Three bits of e4m3 are its mantissa.
+            let max = calmed(rng, 0x7e, 0x60, 8);
+            let bytes = eight_bits(rng, kind, len, max, (0x30, 0x60));
             Table::new(format.scale, groups, size_n, TableData::B8(bytes))
         }
         CheckpointFormat::Int(_) | CheckpointFormat::Fp8 => {
@@ -138,10 +142,19 @@ fn scales(rng: &mut Rng, quant: &QuantConfig, groups: usize, size_n: usize) -> R
     }
 }
 
+/// The largest code of a scale: `max`, or of a calm stream the `usual` one, `step` codes less for each
+/// of its powers of two.
+fn calmed(rng: &Rng, max: u8, usual: u8, step: u8) -> u8 {
+    match rng.calmness() {
+        0 => max,
+        calm => max.min(usual.saturating_sub(step.saturating_mul(calm as u8)).max(2)),
+    }
+}
+
 /// Scales of one byte, from 0 to `max`, mostly in `usual`.
 fn eight_bits(rng: &mut Rng, kind: usize, len: usize, max: u8, usual: (u8, u8)) -> Vec<u8> {
     let between = |rng: &mut Rng, (a, b): (u8, u8)| rng.between(a.into(), b.into()) as u8;
-    let usual = (usual.0, usual.1.min(max));
+    let usual = (usual.0.min(max), usual.1.min(max));
     let same = between(rng, usual);
     let mut bytes: Vec<u8> = (0..len)
         .map(|i| match kind {
@@ -169,8 +182,12 @@ fn half_scales(rng: &mut Rng, kind: usize, quant: &QuantConfig, len: usize) -> V
     let sums =
         if rng.is_hard() && quant.dtype == ScalarType::BFLOAT16 { u32::from(SUMS) } else { 0 };
     let largest = (1 << exponent) - 2 - headroom.max(sums);
-    let usual = (1 << (exponent - 1)) - 1;
+    let usual = (1u32 << (exponent - 1)) - 1;
     let full = (1 << mantissa) - 1;
+    let calm = rng.calmness();
+    // The usual scales are below 1, and those of a calm stream smaller by its powers of two.
+    let usual = usual - calm.min(usual - 10);
+    let largest: u32 = if calm == 0 { largest } else { largest.min(usual - 1) };
     let number = |e: u32, m: u32| (e << mantissa | m) as u16;
     let fraction = |rng: &mut Rng| rng.between(0, full);
     let same = number(usual - 3, fraction(rng));
@@ -195,7 +212,9 @@ fn half_scales(rng: &mut Rng, kind: usize, quant: &QuantConfig, len: usize) -> V
 pub(crate) fn bias_bits(rng: &mut Rng, dtype: ScalarType) -> u16 {
     let (exponent, mantissa) = fields(dtype);
     let top = (1u32 << exponent) - 2;
-    let usual = (1 << (exponent - 1)) - 1;
+    let usual = (1u32 << (exponent - 1)) - 1;
+    let usual = usual - rng.calmness().min(usual - 6);
+    let top = if rng.calmness() == 0 { top } else { usual + 2 };
     let e = match rng.below(10) {
         0 => rng.between(0, top),
         1 => 0,

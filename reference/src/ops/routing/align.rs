@@ -7,7 +7,20 @@ use crate::moe::align::{Absent, Align, Aligned, Run};
 use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
 
-/// Judges `sorted_token_ids`, `expert_ids` and `num_tokens_post_padded`, if present.
+/// Ids as [`Align::run`] takes them. Entries whose id is no expert are skipped: engines mark them by −1 or
+/// by `num_experts`. (A wrong id in a case's routing has its own report.)
+pub(in crate::ops) fn skipped(ids: &[i32]) -> Vec<i32> {
+    ids.iter().map(|&id| if id < 0 { i32::MAX } else { id }).collect()
+}
+
+/// The treatments of absent experts, with the remark on a case that follows the second.
+const FORMS: [(Absent, Option<&str>); 2] = [
+    (Absent::Ignore, None),
+    (Absent::Mark, Some("blocks of experts of other ranks are marked -1")),
+];
+
+/// Judges `sorted_token_ids`, `expert_ids` and `num_tokens_post_padded`, if present. Blocks of absent
+/// experts are either omitted or marked; the form that leaves fewer values wrong is reported.
 pub(crate) fn judge(
     case: &Case<'_>,
     topk_ids: &[i32],
@@ -15,39 +28,70 @@ pub(crate) fn judge(
     block_size: usize,
     map: Option<&Tensor<'_>>,
 ) -> Result<Vec<OutputReport>> {
-    let [sorted, labels, total] =
-        ["sorted_token_ids", "expert_ids", "num_tokens_post_padded"].map(|name| case.output(name));
-    if sorted.is_none() && labels.is_none() && total.is_none() {
+    let names = ["sorted_token_ids", "expert_ids", "num_tokens_post_padded"];
+    if names.iter().all(|name| case.output(name).is_none()) {
         return Ok(Vec::new());
     }
+    let ids = skipped(topk_ids);
     let map = map.map(|m| m.elements::<i32>());
-    // Blocks of absent experts are either omitted or marked; the labels of the case decide which.
-    let marked = labels.is_some_and(|l| l.elements::<i32>().contains(&-1));
-    let absent = if marked { Absent::Mark } else { Absent::Ignore };
-    // A wrong id in the case's routing has its own report and is ignored here.
-    let ids: Vec<i32> = topk_ids.iter().map(|&i| if i < 0 { i32::MAX } else { i }).collect();
-    let align = Align { block_size, num_experts, expert_map: map.as_deref(), absent };
-    let aligned = align.run(&ids)?;
+    let mut best: Option<Vec<OutputReport>> = None;
+    for (absent, remark) in FORMS {
+        let align = Align { block_size, num_experts, expert_map: map.as_deref(), absent };
+        let reports = judge_form(case, &align, &ids, remark)?;
+        let wrong = |reports: &[OutputReport]| reports.iter().map(|r| r.mismatches).sum::<usize>();
+        if best.as_deref().is_none_or(|best| wrong(&reports) < wrong(best)) {
+            best = Some(reports);
+        }
+        if map.is_none() {
+            break;
+        }
+    }
+    Ok(best.unwrap_or_default())
+}
+
+/// The reports on a case in one form, with its remark.
+fn judge_form(
+    case: &Case<'_>,
+    align: &Align<'_>,
+    ids: &[i32],
+    remark: Option<&str>,
+) -> Result<Vec<OutputReport>> {
+    let aligned = align.run(ids)?;
+    let block = align.block_size;
     let mut reports = Vec::new();
-    if let Some(found) = total {
+    if let Some(found) = case.output("num_tokens_post_padded") {
         let expected = [aligned.num_tokens_post_padded];
         reports.push(exact("num_tokens_post_padded", found, &expected, |place| {
-            format!("the experts' tokens, each padded to blocks of {block_size}: {place}")
+            format!("the experts' tokens, each padded to blocks of {block}: {place}")
         })?);
     }
-    if let Some(found) = labels {
+    if let Some(found) = case.output("expert_ids") {
         let mut report = exact("expert_ids", found, &aligned.expert_ids, |place| {
             format!("a block belongs to another expert: {place}")
         })?;
-        if marked {
-            report.note = Some("blocks of experts of other ranks are marked -1".to_owned());
+        report.note = remark.map(str::to_owned);
+        if report.verdict == Verdict::Fail
+            && let Some(cause) = unmapped(&found.elements::<i32>(), &aligned, block)
+        {
+            report.diagnosis = Some(cause);
         }
         reports.push(report);
     }
-    if let Some(found) = sorted {
-        reports.push(tokens(found, &aligned, block_size, ids.len())?);
+    if let Some(found) = case.output("sorted_token_ids") {
+        reports.push(tokens(found, &aligned, block, ids.len())?);
     }
     Ok(reports)
+}
+
+/// The cause of labels that are the global ids of their blocks' experts.
+fn unmapped(found: &[i32], aligned: &Aligned, block: usize) -> Option<Diagnosis> {
+    let blocks = |run: &Run| run.tokens.len().div_ceil(block);
+    let global = aligned.runs.iter();
+    let global = global.flat_map(|run| std::iter::repeat_n(run.expert as i32, blocks(run)));
+    (found.len() > 2 && global.eq(found.iter().copied())).then(|| {
+        let text = "expert_ids holds global ids: the expert map was not applied";
+        Diagnosis::explains("expert-map-missing", text)
+    })
 }
 
 /// A wrong position of `sorted_token_ids`.

@@ -1,5 +1,6 @@
 //! Ids and weights of a family's router, judged by the rule's second implementation in f64.
 
+use super::rows::{self, Arranged, TopkOrder};
 use super::tokens::TokenInputs;
 use super::{mismatch, passing};
 use crate::Result;
@@ -16,9 +17,15 @@ pub(crate) fn judge(
     case: &Case<'_>,
     rule: &RoutingRule,
     logits: &[f32],
-    block: Option<&Block>,
+    (block, order): (Option<&Block>, TopkOrder),
 ) -> Result<Vec<OutputReport>> {
     let [_, experts] = case.input("router_logits")?.dims2()?;
+    let padding = rows::padding(logits, experts, false);
+    if block.is_some() {
+        rows::refuse_padding(logits, experts, &padding)?;
+    }
+    let is_plain = padding.is_empty() && order == TopkOrder::Sorted;
+    let logits = rows::without_padding(logits, experts, &padding);
     let bias = case.inputs.get("e_score_correction_bias").map(|t| t.elements::<f32>());
     let scale = case.inputs.get("expert_scale").map(|t| t.elements::<f32>());
     let tensors =
@@ -27,10 +34,17 @@ pub(crate) fn judge(
     if ids.is_none() && weights.is_none() {
         return Ok(Vec::new());
     }
-    let logits = rows_of("router_logits", logits, experts)?;
+    let logits = rows_of("router_logits", &logits, experts)?;
     let own = TokenInputs::read(&case.inputs, rule, block)?;
     let routing = rule.route_tokens(logits, tensors, own.tokens())?;
     let made = routing.routed()?;
+    let expected = (made.ids(), made.weights());
+    let arranged = match is_plain {
+        true => None,
+        false => Some(Arranged::new(case, padding, order, expected, rule.top_k)?),
+    };
+    let (file, case) = (case, arranged.as_ref().map_or(case, |a| &a.case));
+    let (ids, weights) = (case.output("topk_ids"), case.output("topk_weights"));
     let found_ids = ids.map(|t| t.elements::<i32>());
     let found_weights = weights.map(|t| t.elements::<f32>());
     let id = found_ids.as_deref().unwrap_or(made.ids());
@@ -61,6 +75,9 @@ pub(crate) fn judge(
         let bits: Vec<u32> = weight.iter().map(|x| x.to_bits()).collect();
         let expected: Vec<u32> = made.weights().iter().map(|x| x.to_bits()).collect();
         reports.push(report("topk_weights", &bits, &expected, &wrong.weights));
+    }
+    if let Some(arranged) = &arranged {
+        arranged.restore(file, experts + rule.shared_experts, &mut reports);
     }
     Ok(reports)
 }

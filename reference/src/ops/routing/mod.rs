@@ -5,13 +5,19 @@ pub(in crate::ops) mod block;
 pub(in crate::ops) mod families;
 mod ids;
 mod logits;
+mod rows;
+pub(in crate::ops) mod stated;
 pub(in crate::ops) mod tokens;
 mod weights;
+
+use rows::Arranged;
+pub use rows::TopkOrder;
 
 use crate::formats::float_type;
 use crate::judge::compare::Mismatch;
 use crate::judge::picture::Picture;
 use crate::judge::{Diagnosis, OutputReport, Verdict};
+use crate::moe::ScoringFunc;
 use crate::moe::bound::{Bounds, Roundings};
 use crate::moe::router::{Router, Routing, token_expert_indices};
 use crate::num::array::rows_of;
@@ -96,7 +102,39 @@ pub(in crate::ops) fn topk(
     logits: &[f32],
     tensor: &Tensor<'_>,
 ) -> Result<Vec<OutputReport>> {
+    topk_in(case, router, logits, tensor, TopkOrder::Sorted)
+}
+
+/// [`topk`] with entries in `order`. Ids of padding rows, whose logits order no experts, must be distinct
+/// experts; their weights are not compared.
+pub(in crate::ops) fn topk_in(
+    case: &Case<'_>,
+    router: Router<'_>,
+    logits: &[f32],
+    tensor: &Tensor<'_>,
+    order: TopkOrder,
+) -> Result<Vec<OutputReport>> {
     let [_, experts] = tensor.dims2()?;
+    let padding = rows::padding(logits, experts, router.scoring_func == ScoringFunc::Sigmoid);
+    if padding.is_empty() && order == TopkOrder::Sorted {
+        return by_either_rule(case, router, logits, experts);
+    }
+    let logits = rows::without_padding(logits, experts, &padding);
+    let routing = router.route(rows_of("router_logits", &logits, experts)?)?;
+    let routed = routing.routed()?;
+    let expected = (routed.ids(), routed.weights());
+    let arranged = Arranged::new(case, padding, order, expected, router.top_k)?;
+    let mut reports = by_either_rule(&arranged.case, router, &logits, experts)?;
+    arranged.restore(case, experts, &mut reports);
+    Ok(reports)
+}
+
+fn by_either_rule(
+    case: &Case<'_>,
+    router: Router<'_>,
+    logits: &[f32],
+    experts: usize,
+) -> Result<Vec<OutputReport>> {
     let rounded = by_rule(case, router.clone(), logits, experts)?;
     let wrong = |reports: &[OutputReport]| reports.iter().map(|r| r.mismatches).sum::<usize>();
     if wrong(&rounded) == 0 || router.score_type() == ScalarType::FLOAT32 {

@@ -2,24 +2,25 @@
 
 use serde_json::{Value, json};
 
-use super::{Fp8Mm, judge};
+use super::{Fp8Mm, judge, lattice};
 use crate::Result;
 use crate::judge::{Declared, OutputReport};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::Tensor;
+use crate::ops::axes::Axes;
 use crate::ops::case::Case;
 use crate::ops::computation::{Defined, ids};
 use crate::ops::draw::Rng;
 use crate::ops::draw::activation_bits;
 use crate::ops::draw::{e4m3, small};
 use crate::ops::fp8_blocks::{
-    BlockSize, Fp8Operands, SCALES, block_schedules, check_scales, default_schedule, draw_scales,
+    BlockSize, Fp8Operands, SCALES, check_scales, default_schedule, draw_scales,
 };
 use crate::ops::quant::keys::schedule_json;
 use crate::ops::schema::{CaseError, Demand, Inputs, Reader, TensorRule, finite, stored};
 use crate::ops::tensors::half;
-use crate::ops::tensors::{E4M3, F32, FLAGS, HALF, HALF_TYPES, input, is, output, whole};
-use crate::ops::w8a8_fp8::{read_convention, schedules};
+use crate::ops::tensors::{E4M3, F32, HALF_TYPES, input, is, output, whole};
+use crate::ops::w8a8_fp8::read_convention;
 use crate::ops::{CaseConfig, Operation};
 use crate::products::schedule::ScheduleChoice;
 use crate::products::schedule::{Fp8Kernel, GroupSum, Schedule};
@@ -135,32 +136,13 @@ impl Operation for Fp8MmConfig {
         finite(&inputs["weight_scale"])
     }
 
-    /// K of one instruction, of part of a promotion interval, and of several intervals.
+    /// A covering array of strength 3 over [`Operation::axes`].
     fn lattice() -> Result<Vec<Self>> {
-        let mut all = Vec::new();
-        for dtype in HALF {
-            for schedule in schedules(dtype)?.into_iter().map(Some).chain([None]) {
-                for (size_m, size_n, size_k) in [(1, 16, 32), (3, 24, 160), (17, 40, 384)] {
-                    for (per_act_token_quant, per_out_ch_quant) in [(false, false), (true, true)] {
-                        for has_bias in FLAGS {
-                            all.push(Fp8MmConfig {
-                                dtype,
-                                size_m,
-                                size_n,
-                                size_k,
-                                per_act_token_quant,
-                                per_out_ch_quant,
-                                block: None,
-                                has_bias,
-                                schedule: schedule.clone(),
-                            });
-                        }
-                    }
-                }
-            }
-            all.extend(Self::with_blocks(dtype)?);
-        }
-        Ok(all)
+        lattice::configs()
+    }
+
+    fn axes() -> Result<Option<Axes>> {
+        Ok(Some(lattice::space()?.axes()))
     }
 
     fn computation(&self, case: &Case<'_>) -> Result<Option<Box<dyn Defined>>> {
@@ -233,40 +215,5 @@ impl Fp8MmConfig {
                 [vec![self.size_m, groups], vec![blocks, groups]]
             }
         }
-    }
-
-    /// Configs with blocks: one group, a narrow last block of N, and several of both.
-    fn with_blocks(dtype: ScalarType) -> Result<Vec<Self>> {
-        let mut all = Vec::new();
-        let small = BlockSize { n: 16, k: 32 };
-        for schedule in block_schedules(dtype)?.into_iter().map(Some).chain([None]) {
-            for (size_m, size_n, size_k, block) in [
-                (1, 16, 128, BlockSize::DEEPSEEK),
-                (3, 136, 256, BlockSize::DEEPSEEK),
-                (17, 40, 96, small),
-            ] {
-                let fits = |s: &ScheduleChoice| {
-                    matches!(s, ScheduleChoice::Given(s)
-                    if s.group_sum.and_then(|g| g.every).is_none_or(|every| every <= block.k))
-                };
-                if schedule.as_ref().is_some_and(|s| !fits(s)) {
-                    continue;
-                }
-                for has_bias in FLAGS {
-                    all.push(Self {
-                        dtype,
-                        size_m,
-                        size_n,
-                        size_k,
-                        per_act_token_quant: false,
-                        per_out_ch_quant: false,
-                        block: Some(block),
-                        has_bias,
-                        schedule: schedule.clone(),
-                    });
-                }
-            }
-        }
-        Ok(all)
     }
 }

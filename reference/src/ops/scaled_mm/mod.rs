@@ -1,6 +1,7 @@
 //! A product of e4m3fn activations and an e4m3fn weight.
 
 mod config;
+mod lattice;
 mod w4a8;
 
 pub use config::Fp8MmConfig;
@@ -20,7 +21,7 @@ use crate::ops::fp8_blocks::{
 };
 use crate::ops::w8a8_fp8::{
     E4M3_TYPE, better_diagnosis, declared_as, fp8_weight, is_declared, mistaken_weights,
-    other_promotion,
+    with_promotion, without_promotion,
 };
 use crate::products::Extras as BoundExtras;
 use crate::products::schedule::{Extras, Fp8BlockKernel, Fp8Kernel, Schedule};
@@ -96,7 +97,7 @@ impl Fp8Mm {
             input_dtype: Some(E4M3_TYPE),
             declared: &declared,
             top_k: None,
-            hints: Hints { mistaken: Some(&mistaken), ..Hints::default() },
+            hints: Hints { mistaken: Some(&mistaken), is_unpermuted: true, ..Hints::default() },
         };
         match self.config.schedule.is_some() || is_declared(given) {
             true => stage.judge().map(Some),
@@ -133,8 +134,10 @@ impl Computation for Fp8Mm {
 
     fn mistakes() -> Vec<Mistake<Self>> {
         list! {
-            "promotion-missing", "sums were not promoted to f32, or where the schedule does not" =>
-                |c| other_promotion(&mut c.schedule);
+            "promotion-missing", "sums were not promoted to f32, where the schedule does" =>
+                |c| without_promotion(&mut c.schedule);
+            "promotion-added", "sums were promoted to f32, where the schedule does not" =>
+                |c| with_promotion(&mut c.schedule);
             "activation-scale-inverted", "the activations' scale divides where it multiplies" =>
                 |c| c.a_scales.iter_mut().for_each(|s| *s = 1.0 / *s);
             "activation-scale-of-first-row", "the first row's scale was taken for all rows" =>

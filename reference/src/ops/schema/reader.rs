@@ -156,6 +156,17 @@ impl<'m> Reader<'m> {
         Ok(self.optional(key, "an integer from 0 to 2^31 - 1", read)?.unwrap_or(0))
     }
 
+    /// A number of rows: 0 to 2^31 − 1.
+    pub(crate) fn count(&self, key: &str) -> Result<usize, CaseError> {
+        match self.get(key) {
+            Some(_) => self.index(key),
+            None => {
+                self.note(key, || KeyKind::Index);
+                Err(self.missing(key))
+            }
+        }
+    }
+
     pub(crate) fn integer(&self, key: &str) -> Result<i64, CaseError> {
         self.note(key, || KeyKind::Integer);
         self.optional(key, "an integer", Value::as_i64)?.ok_or_else(|| self.missing(key))

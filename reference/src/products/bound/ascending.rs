@@ -107,6 +107,18 @@ fn starts(promotion: usize, split: Split, size_k: usize) -> Vec<usize> {
 }
 
 impl Class {
+    /// The members of the class that do not divide k among thread blocks.
+    #[must_use]
+    pub(crate) fn unsplit(&self) -> Self {
+        let order = match &self.order {
+            Order::Ascending(set) => {
+                Order::Ascending(Ascending { splits: vec![Split::Whole], ..set.clone() })
+            }
+            other => other.clone(),
+        };
+        Self { order, ..self.clone() }
+    }
+
     /// The members of the class for products of `size_k`, each with a descriptive name. Members
     /// that differ only in the order of f32 additions are merged. A class without members returns
     /// itself.

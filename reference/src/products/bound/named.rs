@@ -7,6 +7,9 @@ use crate::products::schedule::{FP8_UNIT, MOST_PARTS, PROMOTIONS, SPLIT_TILES, U
 use crate::products::tensor_core::{Accumulator, Architecture, Instruction, KSplit, UNITS, Unit};
 use crate::{Error, Result};
 
+/// The name of a class of one unit.
+const OF_UNIT: &str = "matrix-unit-any-order";
+
 impl Class {
     /// The named classes.
     pub fn named() -> Vec<Self> {
@@ -41,12 +44,14 @@ impl Class {
     ///
     /// # Errors
     /// [`Error::Size`] with all names, or with the number that is out of range;
-    /// [`Error::Unsupported`] for JSON that states no class.
+    /// [`Error::Unsupported`] for JSON that states no class, or another one under the name of a
+    /// named class.
     pub fn parse(text: &str) -> Result<Self> {
         if text.trim_start().starts_with('{') {
             let class: Self = serde_json::from_str(text)
                 .map_err(|e| Error::unsupported(format!("class `{text}`"), e.to_string()))?;
             class.validate()?;
+            class.expect_own_name()?;
             return Ok(class);
         }
         let classes = Self::named();
@@ -57,6 +62,29 @@ impl Class {
             .find(|c| c.name == text)
             .cloned()
             .ok_or_else(|| Error::size("class", format!("`{text}`"), expected))
+    }
+
+    /// Checks that no report of this class can be taken for one of another, named class.
+    fn expect_own_name(&self) -> Result<()> {
+        let refuse = |reason: String| {
+            Err(Error::unsupported(format!("the name `{}` of a class as JSON", self.name), reason))
+        };
+        let name = &self.name;
+        if name.is_empty() || name.len() > 64 || !name.bytes().all(|b| (b' '..=b'~').contains(&b)) {
+            return refuse("a name is 1 to 64 characters of printable ASCII".to_owned());
+        }
+        // A member's name begins with that of its class.
+        let head = name.split([':', ',']).next().unwrap_or(name).trim();
+        let named = Self::named().into_iter().filter(|named| named != self);
+        let derived = [Self::exact(), Self::integer_groups(1), Self::int8(1, 1)];
+        let names = named.chain(derived).map(|class| class.name);
+        let mut names = names.chain([OF_UNIT.to_owned()]);
+        match names.find(|known| known.eq_ignore_ascii_case(head)) {
+            Some(known) => {
+                refuse(format!("`{known}` is the name of another class: choose another"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Every kernel that sums f16 or bf16 products on a matrix unit from Turing on, or with fused
@@ -135,7 +163,7 @@ impl Class {
             Accumulator::S32 => Adder::Exact,
         };
         let (order, reduction) = (Order::Any, Reduction::F32 { steps: 1 });
-        let name = "matrix-unit-any-order".to_owned();
+        let name = OF_UNIT.to_owned();
         Self { name, adder, order, reduction, scales_in_unit: false }
     }
 

@@ -2,9 +2,10 @@
 
 use std::borrow::Cow;
 
-use super::Finding;
-use super::scene::{Sample, Scene, Setup, spread};
+use super::scene::{Scene, Setup, spread};
 use super::terms::{Line, Terms};
+use super::weigh::Sample;
+use super::{Finding, best_of};
 use crate::weight::{Table, Weight};
 
 /// Largest number of wrong columns; more have another cause.
@@ -18,16 +19,20 @@ pub(super) fn parameters(scene: &Scene<'_>) -> Option<Finding> {
     if count > MAX_COLUMNS {
         return None;
     }
-    of(scene, "bias-of-another-column", "bias", nearest_biases, |w, n, from| {
-        w.bias = Some(with_column(w.bias.as_ref()?, n, from));
-        Some(())
-    })
-    .or_else(|| {
-        of(scene, "scale-of-another-column", "scales", nearest_scales, |w, n, from| {
-            w.scales = with_column(&w.scales, n, from);
-            Some(())
-        })
-    })
+    best_of([
+        &|| {
+            of(scene, "bias-of-another-column", "bias", nearest_biases, |w, n, from| {
+                w.bias = Some(with_column(w.bias.as_ref()?, n, from));
+                Some(())
+            })
+        },
+        &|| {
+            of(scene, "scale-of-another-column", "scales", nearest_scales, |w, n, from| {
+                w.scales = with_column(&w.scales, n, from);
+                Some(())
+            })
+        },
+    ])
 }
 
 /// The table with column `n` replaced by column `from`.
@@ -105,7 +110,7 @@ fn of(
             format!("columns have the {what} of another: {}", named.join(", "))
         }
     };
-    Some(Finding::new(outcome.named(id, &text)))
+    Some(Finding::of(outcome, id, &text))
 }
 
 /// The columns other than n for which `distance` is least.

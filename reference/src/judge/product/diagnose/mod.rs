@@ -32,6 +32,7 @@ mod shards;
 mod stale;
 mod suspects;
 mod terms;
+mod weigh;
 mod weights;
 
 use std::borrow::Cow;
@@ -49,26 +50,76 @@ pub(super) struct Finding {
     pub(super) diagnosis: Diagnosis,
     /// The part of the sum that explains it.
     pub(super) cause: Option<Cause>,
+    /// Evidence less the cost of its description, in bits; infinite for a fact about all wrong
+    /// elements.
+    score: f64,
 }
+
+/// A finding with as many bits of evidence ends the search.
+const DECISIVE: f64 = 64.0;
 
 impl Finding {
     fn new(diagnosis: Diagnosis) -> Self {
-        Self { diagnosis, cause: None }
+        Self { diagnosis, cause: None, score: f64::NEG_INFINITY }
+    }
+
+    /// The finding that a known mistake is the cause.
+    fn of(outcome: Outcome, id: &str, text: &str) -> Self {
+        Self { diagnosis: outcome.named(id, text), cause: None, score: outcome.score }
+    }
+
+    fn is_near(&self) -> bool {
+        self.diagnosis.text.contains(NEARLY)
+    }
+
+    /// Whether no other suspect is likely to be better.
+    fn is_decisive(&self) -> bool {
+        self.diagnosis.strength == Strength::Explains && self.score >= DECISIVE
+    }
+
+    /// Whether this finding ranks above the other under the same convention: a cause above a place,
+    /// an exact prediction above one to within some units, and then the score.
+    fn beats(&self, other: Option<&Self>) -> bool {
+        let rank = |f: &Self| (f.diagnosis.strength == Strength::Place, f.is_near());
+        other.is_none_or(|other| match rank(self).cmp(&rank(other)) {
+            std::cmp::Ordering::Equal => self.score > other.score,
+            order => order.is_lt(),
+        })
     }
 
     /// Whether this finding is more certain than the other, or leaves fewer values unexplained.
     fn says_more(&self, other: &Self) -> bool {
-        let rank = |f: &Self| {
-            let near = f.diagnosis.text.contains(NEARLY);
-            (f.diagnosis.strength as u8, near, f.diagnosis.unexplained)
-        };
+        let rank = |f: &Self| (f.diagnosis.strength as u8, f.is_near(), f.diagnosis.unexplained);
         rank(self) < rank(other)
     }
 
     /// A fact about all wrong elements.
     fn plain(id: &str, text: impl Into<String>) -> Self {
-        Self::new(Diagnosis::explains(id, text))
+        Self::fact(Diagnosis::explains(id, text))
     }
+
+    fn fact(diagnosis: Diagnosis) -> Self {
+        Self { score: f64::INFINITY, ..Self::new(diagnosis) }
+    }
+}
+
+/// The higher ranking of two findings; the first of equal ones.
+fn better(best: Option<Finding>, other: Finding) -> Option<Finding> {
+    if other.beats(best.as_ref()) { Some(other) } else { best }
+}
+
+/// The best of several searches; a decisive finding ends them.
+fn best_of<const N: usize>(finders: [&dyn Fn() -> Option<Finding>; N]) -> Option<Finding> {
+    let mut best: Option<Finding> = None;
+    for find in finders {
+        if let Some(finding) = find() {
+            best = better(best, finding);
+        }
+        if best.as_ref().is_some_and(Finding::is_decisive) {
+            break;
+        }
+    }
+    best
 }
 
 /// A mistake that may affect the whole product: how a part is then computed, or `None` if it makes
@@ -79,7 +130,7 @@ type Suspect<'s> = KnownMistake<'s, usize, Setup<'s>>;
 /// another convention than the report assumes. Without a cause, states their location.
 pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     let mut place = place::of(scene);
-    let mut fewest = scene.wrong.len();
+    let (mut fewest, mut right_rows) = (scene.wrong.len(), scene.right_rows());
     let mut best = search(scene);
     let is_final = |best: &Option<Finding>| {
         best.as_ref().is_some_and(|f| f.diagnosis.strength == Strength::Explains)
@@ -102,9 +153,10 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
             break;
         }
         let other = scene.under(convention, &bounded, &wrong);
-        // A convention with far fewer wrong elements is more likely that of the kernel.
-        if wrong.len() * 2 < fewest {
-            fewest = wrong.len();
+        // A convention with far fewer wrong elements, or with more rows that are right, is more likely
+        // that of the kernel.
+        if wrong.len() * 2 < fewest || other.right_rows() > right_rows {
+            (fewest, right_rows) = (wrong.len(), other.right_rows());
             place = place::of(&other).map(|p| format!("under the convention `{name}`, {p}"));
         }
         // What leaves more elements unexplained than are wrong under the declared convention explains nothing.
@@ -133,8 +185,7 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     }
 }
 
-/// The first suspect that explains the wrong elements, otherwise the one that leaves the fewest
-/// unexplained.
+/// The suspect with the highest score.
 fn search(scene: &Scene<'_>) -> Option<Finding> {
     let finders: [fn(&Scene<'_>) -> Option<Finding>; 10] = [
         numbers::plain,
@@ -155,12 +206,10 @@ fn search(scene: &Scene<'_>) -> Option<Finding> {
         if named && i + 1 == finders.len() {
             break;
         }
-        let Some(finding) = find(scene) else { continue };
-        let explains = finding.diagnosis.strength == Strength::Explains;
-        if best.as_ref().is_none_or(|b| finding.says_more(b)) {
-            best = Some(finding);
+        if let Some(finding) = find(scene) {
+            best = better(best, finding);
         }
-        if explains {
+        if best.as_ref().is_some_and(Finding::is_decisive) {
             break;
         }
     }
@@ -190,13 +239,11 @@ fn whole(scene: &Scene<'_>) -> Option<Finding> {
     let cost = (suspects.len().max(1) as f64).log2();
     let mut best: Option<(Outcome, &Suspect<'_>)> = None;
     for suspect in &suspects {
-        let Some(outcome) = scene.weigh_setups(&suspect.make, None, cost) else { continue };
-        if outcome.beats(best.map(|b| b.0)) {
+        if let Some(outcome) = scene.weigh_setups(&suspect.make, cost)
+            && outcome.beats(best.map(|b| b.0))
+        {
             best = Some((outcome, suspect));
         }
-        if outcome.is_final() {
-            break;
-        }
     }
-    best.map(|(outcome, suspect)| Finding::new(outcome.named(suspect.id, &suspect.text)))
+    best.map(|(outcome, suspect)| Finding::of(outcome, suspect.id, &suspect.text))
 }

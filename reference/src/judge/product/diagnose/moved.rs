@@ -1,7 +1,7 @@
 //! Exchanged columns and rows, and rows of another expert, token or slot.
 
-use super::Finding;
 use super::scene::{Routers, Scene, Setup, explains, spread_to};
+use super::{Finding, best_of};
 use crate::layouts::marlin::ScalePermutation;
 use crate::products::Bounded;
 
@@ -49,17 +49,28 @@ pub(super) fn columns(scene: &Scene<'_>) -> Option<Finding> {
         };
         rows.iter().filter(other).take(outliers + 1).count() <= outliers
     };
+    let distance = |n: usize, from: usize| -> f64 {
+        let of = |row: &usize| {
+            scene.bounded[row * size_n + from].ratio(scene.found[row * size_n + n]).min(1e3)
+        };
+        rows.iter().map(of).sum()
+    };
+    // Among columns that hold, the nearest: a wide bound may hold many.
+    let nearest = |n: usize, candidates: &mut dyn Iterator<Item = usize>| {
+        candidates
+            .filter(|&from| from != n && holds(n, from))
+            .map(|from| (distance(n, from), from))
+            .min_by(|a, b| a.0.total_cmp(&b.0))
+            .map(|(_, from)| from)
+    };
     // With few rows, a column may match many others by chance; then only wrong columns are
     // candidates, each once.
     let few = rows.len() < 4;
     let mut moved: Vec<(usize, usize)> = Vec::new();
     for n in spread_to(&wrong, LOOKED_AT) {
-        let others = (0..if few { 0 } else { size_n }).filter(|&from| from != n);
-        let mut candidates = wrong.iter().copied().filter(|&from| from != n).chain(others);
-        let from = candidates.find(|&from| {
-            let taken = few && moved.iter().any(|m| m.1 == from);
-            !taken && holds(n, from)
-        })?;
+        let free = |from: &usize| !few || moved.iter().all(|m| m.1 != *from);
+        let from = nearest(n, &mut wrong.iter().copied().filter(free))
+            .or_else(|| nearest(n, &mut (0..if few { 0 } else { size_n })))?;
         moved.push((n, from));
     }
     let (id, text, map) = name_columns(scene, &moved, wrong.len());
@@ -68,10 +79,7 @@ pub(super) fn columns(scene: &Scene<'_>) -> Option<Finding> {
         Some(map) => (0..size_n).map(|n| (n, map(n))).collect(),
         None if wrong.len() <= LOOKED_AT => moved.clone(),
         None => {
-            let find = |&n: &usize| {
-                let from = (0..size_n).find(|&from| from != n && holds(n, from))?;
-                Some((n, from))
-            };
+            let find = |&n: &usize| Some((n, nearest(n, &mut (0..size_n))?));
             wrong.iter().map(find).collect::<Option<_>>()?
         }
     };
@@ -82,7 +90,7 @@ pub(super) fn columns(scene: &Scene<'_>) -> Option<Finding> {
     });
     let cost = if map.is_some() { 4.0 } else { all.len() as f64 * (size_n as f64).log2() };
     let outcome = scene.weigh(predicted, cost)?;
-    Some(Finding::new(outcome.named(id, &text)))
+    Some(Finding::of(outcome, id, &text))
 }
 
 /// Maps a column to its source in a named order.
@@ -120,7 +128,7 @@ fn name_columns(
             }
         }
     }
-    if let Some(how) = known_order(moved) {
+    if let Some(how) = known_order(moved).filter(|_| !scene.stage.hints.is_unpermuted) {
         return ("columns-moved", format!("the columns (n) are in the order of {how}"), None);
     }
     let all = if count > 2 { format!(" ({count} in all)") } else { String::new() };
@@ -159,10 +167,12 @@ pub(super) fn rows(scene: &Scene<'_>) -> Option<Finding> {
             Row { part, row, cols }
         })
         .collect();
-    moved_rows(scene, &rows)
-        .or_else(|| experts(scene, &rows))
-        .or_else(|| tokens(scene, &rows))
-        .or_else(|| slots(scene, &rows))
+    best_of([
+        &|| moved_rows(scene, &rows),
+        &|| experts(scene, &rows),
+        &|| tokens(scene, &rows),
+        &|| slots(scene, &rows),
+    ])
 }
 
 /// The finding that rows were computed by these setups, if all of their elements agree.
@@ -181,7 +191,7 @@ fn confirmed<'s>(
         cost += (choices.max(1) as f64).log2();
     }
     let outcome = scene.weigh(predicted, cost)?;
-    Some(Finding::new(outcome.named(id, text)))
+    Some(Finding::of(outcome, id, text))
 }
 
 /// A wrong row, and some of its columns.
@@ -192,10 +202,15 @@ struct Row {
 }
 
 impl Row {
-    fn holds(&self, scene: &Scene<'_>, setup: &Setup<'_>) -> bool {
-        scene
-            .bounds(setup, &[self.row], &self.cols, None)
-            .is_some_and(|b| self.explained(scene, &b))
+    /// The sum of the columns' errors over their bounds under a setup that explains them.
+    fn held(&self, scene: &Scene<'_>, setup: &Setup<'_>) -> Option<f64> {
+        let bounded = scene.bounds(setup, &[self.row], &self.cols, None)?;
+        self.explained(scene, &bounded).then(|| self.distance(scene, &bounded))
+    }
+
+    fn distance(&self, scene: &Scene<'_>, bounded: &[Bounded]) -> f64 {
+        let found = self.cols.iter().map(|n| scene.found[self.row * scene.size_n + n]);
+        bounded.iter().zip(found).map(|(b, x)| b.ratio(x).min(1e3)).sum()
     }
 
     /// Whether all columns except at most two, which may have another cause, are explained.
@@ -206,16 +221,22 @@ impl Row {
     }
 }
 
+/// The candidate with the least distance; the first of equal ones.
+fn least(held: impl Iterator<Item = (f64, usize)>) -> Option<usize> {
+    held.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, at)| at)
+}
+
 fn moved_rows(scene: &Scene<'_>, sample: &[Row]) -> Option<Finding> {
     let size_n = scene.size_n;
     let mut moved = Vec::new();
     for row in sample {
-        let from = (0..scene.home.len()).filter(|&from| from != row.row).find(|from| {
+        let held = |from: usize| {
             let bounded: Vec<_> =
                 row.cols.iter().map(|n| scene.bounded[from * size_n + n]).collect();
-            row.explained(scene, &bounded)
-        })?;
-        moved.push((row.row, from));
+            row.explained(scene, &bounded).then(|| (row.distance(scene, &bounded), from))
+        };
+        let others = (0..scene.home.len()).filter(|&from| from != row.row);
+        moved.push((row.row, least(others.filter_map(held))?));
     }
     let text = match moved[..] {
         [(a, from_a), (b, from_b)] if (from_a, from_b) == (b, a) => {
@@ -235,17 +256,16 @@ fn moved_rows(scene: &Scene<'_>, sample: &[Row]) -> Option<Finding> {
     });
     let cost = 2.0 + moved.len() as f64 * (scene.home.len() as f64).log2();
     let outcome = scene.weigh(predicted, cost)?;
-    Some(Finding::new(outcome.named("rows-moved", &text)))
+    Some(Finding::of(outcome, "rows-moved", &text))
 }
 
 fn experts(scene: &Scene<'_>, sample: &[Row]) -> Option<Finding> {
     let parts = scene.stage.parts;
     let mut used = Vec::new();
     for row in sample {
-        let other = (0..parts.len())
-            .filter(|&p| p != row.part)
-            .find(|&p| row.holds(scene, &scene.right(p)))?;
-        used.push((row, other));
+        let held = |p: usize| Some((row.held(scene, &scene.right(p))?, p));
+        let others = (0..parts.len()).filter(|&p| p != row.part);
+        used.push((row, least(others.filter_map(held))?));
     }
     let named: Vec<String> = used
         .iter()
@@ -271,9 +291,11 @@ fn tokens(scene: &Scene<'_>, sample: &[Row]) -> Option<Finding> {
         let rows = vec![row.row; sources.len()];
         let setup = Setup { sources: Some(sources.clone()), ..scene.right(row.part) };
         let bounded = scene.bounds(&setup, &rows, &row.cols, None)?;
-        let fits = |(_, bounded): &(usize, &[Bounded])| row.explained(scene, bounded);
-        let (from, _) = sources.into_iter().zip(bounded.chunks(row.cols.len())).find(fits)?;
-        used.push((row.row, from));
+        let held = |(from, bounded): (usize, &[Bounded])| {
+            row.explained(scene, bounded).then(|| (row.distance(scene, bounded), from))
+        };
+        let all = sources.into_iter().zip(bounded.chunks(row.cols.len()));
+        used.push((row.row, least(all.filter_map(held))?));
     }
     let named: Vec<String> = used
         .iter()
@@ -296,15 +318,15 @@ fn slots(scene: &Scene<'_>, sample: &[Row]) -> Option<Finding> {
         // Router weights are applied last, so found values are proportional to them.
         let wanted = f64::from(weights[row.row]) * scene.found[i] / scene.bounded[i].exact;
         let near = |w: f32| (f64::from(w) / wanted - 1.0).abs() < 0.02;
-        let from = (0..weights.len())
-            .filter(|&from| weights[from] != weights[row.row] && near(weights[from]))
-            .find(|&from| {
-                let mut other = weights.to_vec();
-                other[row.row] = weights[from];
-                let setup = Setup { routers: Routers::These(other), ..scene.right(row.part) };
-                row.holds(scene, &setup)
-            })?;
-        used.push((row.row, from));
+        let held = |from: usize| {
+            let mut other = weights.to_vec();
+            other[row.row] = weights[from];
+            let setup = Setup { routers: Routers::These(other), ..scene.right(row.part) };
+            Some((row.held(scene, &setup)?, from))
+        };
+        let others = (0..weights.len())
+            .filter(|&from| weights[from] != weights[row.row] && near(weights[from]));
+        used.push((row.row, least(others.filter_map(held))?));
     }
     let top_k = scene.stage.top_k.unwrap_or(1);
     let named: Vec<String> = used

@@ -1,10 +1,13 @@
 //! Mistakes that need no other product: zeros, infinities and factors.
 
-use super::Finding;
 use super::scene::Scene;
+use super::weigh::Scope;
+use super::{Finding, better};
 use crate::judge::numbers::number;
 use crate::judge::plain::{self as plain_names, floats};
+use crate::judge::power;
 use crate::judge::{Diagnosis, Strength};
+use crate::num::scalar::ScalarType;
 use crate::products::{Bounded, Convention};
 
 /// Zeros, NaN, infinities or one constant in place of numbers, and numbers in place of zeros.
@@ -41,23 +44,25 @@ fn absent(scene: &Scene<'_>, count: usize) -> Option<Finding> {
     rows.dedup();
     let cols: Vec<usize> = (0..scene.size_n).collect();
     let parts = scene.stage.parts;
+    let cost = ((parts.len() * Convention::NAMED.len()) as f64).log2();
+    let mut best: Option<Finding> = None;
     for (p, part) in parts.iter().enumerate() {
-        let cost = (parts.len() as f64).log2() + 2.0;
-        let outcome = Convention::NAMED.iter().find_map(|&(_, convention)| {
+        for &(_, convention) in Convention::NAMED {
             let other = scene.under(convention, scene.bounded, scene.wrong);
-            let bounded = other.bounds(&other.right(p), &rows, &cols, None)?;
+            let Some(bounded) = other.bounds(&other.right(p), &rows, &cols, None) else { continue };
             let places =
                 rows.iter().flat_map(|row| cols.iter().map(move |n| row * scene.size_n + n));
-            other.weigh(places.zip(bounded), cost)
-        });
-        if let Some(outcome) = outcome {
+            let Some(outcome) = other.weigh(places.zip(bounded), cost) else { continue };
             let text = format!(
                 "rows of experts that are not on this rank hold the product with expert {}: their \
                  id, -1, was used as an index",
                 part.global
             );
-            return Some(Finding::new(outcome.named("absent-expert-indexed", &text)));
+            best = better(best, Finding::of(outcome, "absent-expert-indexed", &text));
         }
+    }
+    if best.is_some() {
+        return best;
     }
     let text = "rows of experts that are not on this rank are not zero";
     (count == scene.wrong.len()).then(|| Finding::plain("absent-expert-not-zero", text))
@@ -72,7 +77,7 @@ fn constant_rows(scene: &Scene<'_>) -> Option<Finding> {
     };
     let constant: Vec<bool> = (0..scene.home.len().min(rows.rows())).map(constant).collect();
     let is_nan = |i: usize| scene.found[i].is_nan();
-    plain_names::constant_rows(&constant, scene.size_n, scene.wrong, is_nan).map(Finding::new)
+    plain_names::constant_rows(&constant, scene.size_n, scene.wrong, is_nan).map(Finding::fact)
 }
 
 /// Infinities and NaN among other wrong numbers.
@@ -95,7 +100,7 @@ pub(super) fn special(scene: &Scene<'_>) -> Option<Finding> {
     Some(Finding::new(diagnosis))
 }
 
-/// One factor for all wrong elements of a part.
+/// One factor for all elements of a part, of its wrong rows or columns, or of their rectangle.
 pub(super) fn factor(scene: &Scene<'_>) -> Option<Finding> {
     if scene.wrong.len() < 4 {
         return None;
@@ -105,18 +110,25 @@ pub(super) fn factor(scene: &Scene<'_>) -> Option<Finding> {
         factors.push((bad.part, of_part(scene, bad.part)?));
     }
     let &(_, first) = factors.first()?;
-    let scaled = |i: usize| {
-        let part = scene.home[i / scene.size_n];
-        let &(_, f) = factors.iter().find(|(p, _)| Some(*p) == part)?;
+    let scaled = |i: usize, f: f64| {
         let b = &scene.bounded[i];
-        let radius = spread(b, f);
+        let radius = spread(b, f, scene.stage.dtype);
         let exact = b.exact * f;
         let (lo, hi) = (exact - radius, exact + radius);
-        Some((i, Bounded { exact, lo, hi, below: radius, above: radius, ..*b }))
+        (i, Bounded { exact, lo, hi, centre: exact, below: radius, above: radius, ..*b })
     };
     // The factor is fitted to one element of each part.
     let cost = 12.0 * factors.len() as f64;
-    let outcome = scene.weigh(scene.wrong.iter().filter_map(|&i| scaled(i)), cost)?;
+    let in_scope = |scope: Scope| {
+        let mut predicted = Vec::new();
+        for (bad, &(_, f)) in scene.bad.iter().zip(&factors) {
+            let (rows, cols) = scope.within(scene, bad);
+            let at = rows.iter().flat_map(|r| cols.iter().map(move |n| r * scene.size_n + n));
+            predicted.extend(at.map(|i| scaled(i, f)));
+        }
+        scene.weigh(predicted, cost)
+    };
+    let outcome = Scope::ALL.into_iter().find_map(in_scope)?;
     let named: Vec<String> = factors
         .iter()
         .take(4)
@@ -141,15 +153,15 @@ pub(super) fn factor(scene: &Scene<'_>) -> Option<Finding> {
     let global = scene.stage.parts.iter().any(|p| p.weight.global_scale.is_some());
     if scene.stage.name == "gate_up" && one_half && global {
         text += ": gate and up have a global scale each, and one of them was applied to both";
-        return Some(Finding::new(outcome.named("gate-scale-on-up", &text)));
+        return Some(Finding::of(outcome, "gate-scale-on-up", &text));
     }
-    Some(Finding::new(outcome.named("constant-factor", &text)))
+    Some(Finding::of(outcome, "constant-factor", &text))
 }
 
 /// The factor that most wrong elements of a part allow; `None` if it is 1 or turns numbers into
 /// zeros.
 fn of_part(scene: &Scene<'_>, part: usize) -> Option<f64> {
-    let of = |&i: &usize| ratios(&scene.bounded[i], scene.found[i]);
+    let of = |&i: &usize| ratios(&scene.bounded[i], scene.found[i], scene.stage.dtype);
     let mut all: Vec<(f64, f64)> = scene
         .wrong
         .iter()
@@ -172,17 +184,19 @@ fn of_part(scene: &Scene<'_>, part: usize) -> Option<f64> {
 }
 
 /// The factors by which the exact number may have been multiplied before its roundings.
-fn ratios(b: &Bounded, found: f64) -> Option<(f64, f64)> {
+fn ratios(b: &Bounded, found: f64, ty: ScalarType) -> Option<(f64, f64)> {
     if b.exact == 0.0 || b.is_unbounded() {
         return None;
     }
     let factor = found / b.exact;
-    let radius = spread(b, factor) / b.exact.abs();
+    let radius = spread(b, factor, ty) / b.exact.abs();
     Some((factor - radius, factor + radius))
 }
 
-/// How far an element may be from its exact value after a factor: errors scale with the value, and
-/// a change of the ulp at most doubles them.
-fn spread(b: &Bounded, factor: f64) -> f64 {
-    b.below.max(b.above) * factor.abs() * 3.0
+/// How far an element may be from its exact value after a factor: its bound scales with it, and so does
+/// the last rounding, unless the product has another exponent.
+fn spread(b: &Bounded, factor: f64, ty: ScalarType) -> f64 {
+    let half = |x: f64| power::unit(ty, x) / 2.0;
+    let grown = half(b.exact * factor) - factor.abs() * half(b.exact);
+    b.below.max(b.above) * factor.abs() + grown.max(0.0)
 }

@@ -59,7 +59,7 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
         };
         let how = if adder.saturates { "saturate" } else { "wrap around" };
         let text = format!("{what}, where large sums {how}");
-        return Some(Finding::new(outcome.named(ID, &text)));
+        return Some(Finding::of(outcome, ID, &text));
     }
     wrapped_parts(scene, cost)
 }
@@ -82,7 +82,7 @@ fn wrapped_parts(scene: &Scene<'_>, cost: f64) -> Option<Finding> {
     let outcome = scene.weigh(predicted, cost)?;
     let text = "the scaled sums of groups were added in 32 bits in several parts of K, where large sums \
                 wrap around: values differ by multiples of 2^32";
-    Some(Finding::new(outcome.named(ID, text)))
+    Some(Finding::of(outcome, ID, text))
 }
 
 /// Element `i` moved by the multiple of 2^32 that is nearest to what was found, and the largest number of wraps that its

@@ -41,6 +41,8 @@ pub(super) fn of(scene: &Scene<'_>) -> Option<String> {
             parts.push(format!("expert {}{some}", part.global));
         } else if rows.iter().all(|&r| scene.home[r].is_none()) {
             parts.push("rows of experts that are not on this rank".to_owned());
+        } else if let Some(which) = experts(scene, &rows) {
+            parts.push(which);
         } else if last - first + 1 == rows.len() {
             parts.push(format!("rows {first} to {last}"));
         } else if rows.len() <= 4 {
@@ -54,6 +56,27 @@ pub(super) fn of(scene: &Scene<'_>) -> Option<String> {
     }
     let number = if all == 2 { "both".to_owned() } else { format!("all {all}") };
     Some(format!("{number} wrong elements are in {}", parts.join(", ")))
+}
+
+/// The experts that have wrong rows, if others have right ones only.
+fn experts(scene: &Scene<'_>, rows: &BTreeSet<usize>) -> Option<String> {
+    let (mut wrong, mut right) = (Vec::new(), Vec::new());
+    for part in scene.stage.parts.iter().filter(|p| !p.rows.is_empty()) {
+        let is_wrong = part.rows.iter().any(|row| rows.contains(row));
+        if is_wrong { &mut wrong } else { &mut right }.push(part.global.to_string());
+    }
+    let absent = rows.iter().any(|&row| scene.home[row].is_none());
+    if right.is_empty() || absent || wrong.len() < 2 {
+        return None;
+    }
+    let named = |mut of: Vec<String>| {
+        let more = if of.len() > 8 { ", ..." } else { "" };
+        of.truncate(8);
+        format!("{}{more}", of.join(", "))
+    };
+    let right_ones = if right.len() == 1 { "expert" } else { "experts" };
+    let (wrong, right) = (named(wrong), named(right));
+    Some(format!("the rows of experts {wrong} (those of {right_ones} {right} are right)"))
 }
 
 fn columns(scene: &Scene<'_>, cols: &BTreeSet<usize>) -> Option<String> {

@@ -9,7 +9,8 @@ use std::borrow::Cow;
 
 use super::scene::{Scene, Setup, spread_to};
 use super::terms::{Line, Terms};
-use super::{Finding, weights};
+use super::weigh::Scope;
+use super::{Finding, best_of, better, weights};
 
 /// Number of columns that are searched for a common cause.
 const COLUMNS: usize = 6;
@@ -33,7 +34,7 @@ struct Part {
     factor: f64,
 }
 
-/// Finds the first part of the sum that explains the wrong elements.
+/// Finds the part of the sum that explains the wrong elements best.
 pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     let mut terms = Vec::new();
     for bad in scene.bad.iter().take(3) {
@@ -49,18 +50,29 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     }
     let tried = terms.iter().map(|t| t.weight.scales.rows()).max().unwrap_or(1);
     let cost = hypotheses(first.stored.len(), tried);
-    for part in parts.into_iter().take(TRIED) {
+    let mut best: Option<Finding> = None;
+    for part in parts.into_iter().take(2 * TRIED) {
         let edit: &(dyn Fn(usize, usize, f64) -> f64 + Sync) =
             &|at, _, w| if part.k[at] { w * part.factor } else { w };
-        if let Some(outcome) = scene.weigh_setups(&|p| Some(scene.right(p)), Some(edit), cost) {
-            let mut finding = Finding::new(outcome.named(part.id, &part.text));
+        let right = |p: usize| Some(scene.right(p));
+        let outcome = scene.weigh_scopes(Scope::of_k(scene), &right, Some(edit), cost);
+        if let Some(outcome) = outcome {
+            let mut finding = Finding::of(outcome, part.id, &part.text);
             finding.cause = Some(first.cause(|at| part.k[at]));
-            return Some(finding);
+            best = better(best, finding);
         }
     }
-    other_groups_scales(scene, &terms)
-        .or_else(|| weights::one_code(scene))
-        .or_else(|| weights::one_scale(scene))
+    if best.as_ref().is_some_and(Finding::is_decisive) {
+        return best;
+    }
+    let others =
+        best_of([&|| other_groups_scales(scene, &terms), &|| weights::one_code(scene), &|| {
+            weights::one_scale(scene)
+        }]);
+    match others {
+        Some(other) => better(best, other),
+        None => best,
+    }
 }
 
 /// Logarithm of the number of parts that are tried: groups, ranges of steps and single k, each
@@ -212,6 +224,7 @@ fn other_groups_scales(scene: &Scene<'_>, terms: &[Terms<'_>]) -> Option<Finding
     };
     let sum = |t: usize, l: usize, g: usize| sums[t][l][g];
     let mut tries = 0..SCALES;
+    let mut best: Option<Finding> = None;
     for g in 0..count {
         for from in (0..count).filter(|&from| from != g) {
             let of =
@@ -230,14 +243,14 @@ fn other_groups_scales(scene: &Scene<'_>, terms: &[Terms<'_>]) -> Option<Finding
                 Some(Setup { weight: Cow::Owned(weight), ..scene.right(part) })
             };
             let cost = 2.0 * (count as f64).log2();
-            if let Some(outcome) = scene.weigh_setups(&setup, None, cost) {
+            if let Some(outcome) = scene.weigh_scopes(Scope::of_k(scene), &setup, None, cost) {
                 let text = format!("group {g} of k was given the scales of group {from}");
                 let id = "group-scales-of-another-group";
-                let mut finding = Finding::new(outcome.named(id, &text));
+                let mut finding = Finding::of(outcome, id, &text);
                 finding.cause = Some(first.cause(|at| first.groups[at] == g));
-                return Some(finding);
+                best = better(best, finding);
             }
         }
     }
-    None
+    best
 }

@@ -9,14 +9,11 @@ use super::setup::Picked;
 pub(super) use super::setup::{Edit, Routers, Setup};
 use crate::act_order;
 pub(super) use crate::judge::mistake::holds as explains;
-use crate::judge::mistake::{Comparison, Outcome, near};
 use crate::products::{Bounded, Convention, Extras, Judge, Recipe, Rows};
 use crate::weight::{Groups, Weight};
 
 /// Number of wrong rows and columns on which a suspect is tried, and number of others.
 const SAMPLE: usize = 8;
-/// Number of parts (experts) on which a suspect is tried.
-const PARTS: usize = 4;
 
 /// A failed product.
 pub(in crate::judge::product) struct Scene<'s> {
@@ -50,13 +47,6 @@ pub(super) struct Bad {
 fn main(of: &BTreeMap<usize, usize>) -> Vec<usize> {
     let most = of.values().copied().max().unwrap_or(0);
     of.iter().filter(|(_, count)| **count * 4 >= most).map(|(&at, _)| at).collect()
-}
-
-/// A rectangle of elements of one part.
-pub(super) struct Sample {
-    pub(super) part: usize,
-    pub(super) rows: Vec<usize>,
-    pub(super) cols: Vec<usize>,
 }
 
 impl<'s> Scene<'s> {
@@ -142,6 +132,13 @@ impl<'s> Scene<'s> {
         }
     }
 
+    /// Number of rows without a wrong element.
+    pub(super) fn right_rows(&self) -> usize {
+        let mut rows: Vec<usize> = self.wrong.iter().map(|i| i / self.size_n).collect();
+        rows.dedup();
+        self.home.len() - rows.len()
+    }
+
     pub(super) fn is_wrong(&self, row: usize, n: usize) -> bool {
         self.wrong.binary_search(&(row * self.size_n + n)).is_ok()
     }
@@ -221,157 +218,6 @@ impl<'s> Scene<'s> {
         let judge = Judge { weight, order: None, recipe: &recipe, class: &class, extras };
         judge.bounds_of(&picked, &|i| cols[i], &activations, radius.as_ref()).ok()
     }
-
-    /// Two lists of samples. A suspect must explain every sample of the first (wrong rows, with
-    /// some right columns) or of the second (wrong columns, with some right rows).
-    pub(super) fn samples(&self) -> [Vec<Sample>; 2] {
-        let of = |more_rows: bool| {
-            let sample = |bad: &Bad| {
-                let part = &self.stage.parts[bad.part];
-                let (mut rows, mut cols) = (spread(&bad.main_rows), Vec::new());
-                // Include columns that are wrong in these rows, so that the sample does not miss
-                // all of them.
-                for &row in &rows {
-                    let wrong: Vec<usize> =
-                        bad.main_cols.iter().copied().filter(|&n| self.is_wrong(row, n)).collect();
-                    cols.extend(spread_to(&wrong, SAMPLE.div_ceil(rows.len())));
-                }
-                cols.extend(spread(&bad.main_cols));
-                if more_rows {
-                    rows.extend(spread(&part.rows));
-                } else {
-                    cols.extend(spread_to(&(0..self.size_n).collect::<Vec<_>>(), SAMPLE));
-                }
-                Sample { part: bad.part, rows: distinct(rows), cols: distinct(cols) }
-            };
-            self.bad.iter().take(PARTS).map(sample).collect()
-        };
-        [of(false), of(true)]
-    }
-
-    /// Whether nearly every element of a sample matches `setup`. One wrong element in ten may have
-    /// another cause.
-    pub(super) fn holds(&self, sample: &Sample, setup: &Setup<'_>, edit: Option<Edit<'_>>) -> bool {
-        let Some(bounded) = self.bounds(setup, &sample.rows, &sample.cols, edit) else {
-            return false;
-        };
-        let places = sample.rows.iter().flat_map(|&r| sample.cols.iter().map(move |&n| (r, n)));
-        let (mut left, mut wrong) = (0, 0);
-        for ((row, n), b) in places.zip(&bounded) {
-            let is_wrong = self.is_wrong(row, n);
-            wrong += usize::from(is_wrong);
-            let x = self.found[row * self.size_n + n];
-            if !explains(b, x) && !self.is_near(b, x) {
-                if !is_wrong && !b.is_unbounded() {
-                    return false;
-                }
-                left += 1;
-            }
-        }
-        left * 8 <= wrong
-    }
-
-    /// Whether a number is within a few units in the last place of a prediction.
-    fn is_near(&self, made: &Bounded, found: f64) -> bool {
-        near(made, found, made.exact.abs(), self.stage.dtype)
-    }
-
-    /// Compares the setups of `make`, changed by `edit`, with all elements, if they hold for the
-    /// affected parts, rows or columns. Samples are tried first.
-    pub(super) fn weigh_setups(
-        &self,
-        make: &dyn Fn(usize) -> Option<Setup<'s>>,
-        edit: Option<Edit<'_>>,
-        cost: f64,
-    ) -> Option<Outcome> {
-        let samples = self.samples();
-        let sampled = |list: &Vec<Sample>| {
-            !list.is_empty()
-                && list.iter().all(|s| make(s.part).is_some_and(|m| self.holds(s, &m, edit)))
-        };
-        let [rows, columns] = [sampled(&samples[0]), sampled(&samples[1])];
-        let tile = rows
-            || columns
-            || self.bad.iter().take(PARTS).all(|bad| {
-                let (rows, cols) = (spread(&bad.main_rows), spread(&bad.main_cols));
-                let sample = Sample { part: bad.part, rows, cols };
-                make(bad.part).is_some_and(|m| self.holds(&sample, &m, edit))
-            });
-        let scopes = [
-            (rows && columns, Scope::Parts),
-            (rows, Scope::Rows),
-            (columns, Scope::Columns),
-            (tile, Scope::Tile),
-        ];
-        let mut best: Option<Outcome> = None;
-        for (_, scope) in scopes.into_iter().filter(|s| s.0) {
-            let predicted = self.predicted(make, edit, scope)?;
-            let mut all = self.compared(predicted);
-            // Rows and columns were chosen by their wrong elements, so their location is no
-            // evidence.
-            all.total = if matches!(scope, Scope::Parts) { self.found.len() } else { 0 };
-            let Some(outcome) = all.outcome(cost) else { continue };
-            if outcome.beats(best) {
-                best = Some(outcome);
-            }
-            if outcome.is_final() {
-                break;
-            }
-        }
-        best
-    }
-
-    /// The elements that a suspect changes in a scope, with its predictions.
-    fn predicted(
-        &self,
-        make: &dyn Fn(usize) -> Option<Setup<'s>>,
-        edit: Option<Edit<'_>>,
-        scope: Scope,
-    ) -> Option<Vec<(usize, Bounded)>> {
-        let all: Vec<usize> = (0..self.size_n).collect();
-        let mut predicted = Vec::new();
-        for bad in &self.bad {
-            let part = &self.stage.parts[bad.part];
-            let (rows, cols) = match scope {
-                Scope::Parts => (&part.rows, &all),
-                Scope::Rows => (&bad.main_rows, &all),
-                Scope::Columns => (&part.rows, &bad.main_cols),
-                Scope::Tile => (&bad.main_rows, &bad.main_cols),
-            };
-            let bounded = self.bounds(&make(bad.part)?, rows, cols, edit)?;
-            let places = rows.iter().flat_map(|&r| cols.iter().map(move |&n| r * self.size_n + n));
-            predicted.extend(places.zip(bounded));
-        }
-        Some(predicted)
-    }
-
-    /// Compares a prediction of some elements with the output; all other elements are predicted to
-    /// be right.
-    pub(super) fn weigh(
-        &self,
-        predicted: impl IntoIterator<Item = (usize, Bounded)>,
-        cost: f64,
-    ) -> Option<Outcome> {
-        self.compared(predicted).outcome(cost)
-    }
-
-    fn compared(&self, predicted: impl IntoIterator<Item = (usize, Bounded)>) -> Comparison {
-        let ty = self.stage.dtype;
-        Comparison::of_bounds(self.bounded, predicted, self.found, self.wrong, ty)
-    }
-}
-
-/// The elements to which a suspect applies.
-#[derive(Clone, Copy)]
-enum Scope {
-    /// All elements of the parts with wrong ones.
-    Parts,
-    /// The rows with wrong elements.
-    Rows,
-    /// The columns with wrong elements.
-    Columns,
-    /// The rectangle of both.
-    Tile,
 }
 
 /// [`SAMPLE`] of `values`, evenly spaced.
@@ -385,10 +231,4 @@ pub(super) fn spread_to(values: &[usize], count: usize) -> Vec<usize> {
         return values.iter().copied().take(count).collect();
     }
     (0..count).map(|i| values[i * (values.len() - 1) / (count - 1)]).collect()
-}
-
-fn distinct(mut values: Vec<usize>) -> Vec<usize> {
-    values.sort_unstable();
-    values.dedup();
-    values
 }

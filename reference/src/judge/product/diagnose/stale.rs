@@ -1,9 +1,10 @@
 //! Tiles of k that were multiplied with the activations of another tile: a pipeline stage that was
 //! read before it was written, or after it was overwritten.
 
-use super::Finding;
 use super::scene::{Scene, Setup, spread_to};
 use super::terms::Terms;
+use super::weigh::Scope;
+use super::{Finding, better};
 
 /// Number of columns that are examined.
 const COLUMNS: usize = 4;
@@ -42,6 +43,7 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
         }
     }
     let cost = (tried.max(1) as f64).log2();
+    let mut best: Option<Finding> = None;
     for [at, from, tile] in fitting.into_iter().take(4) {
         let make = |part: usize| {
             let right = scene.right(part);
@@ -52,19 +54,19 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
             gather.copy_within(from..from + tile, at);
             Some(Setup { gather: Some(gather.into()), ..right })
         };
-        if let Some(outcome) = scene.weigh_setups(&make, None, cost) {
+        if let Some(outcome) = scene.weigh_scopes(Scope::of_k(scene), &make, None, cost) {
             let text = format!(
                 "k {at} to {} were multiplied with the activations of k {from} to {}: a stage of \
                  the pipeline was read before it was written, as where a barrier is missing",
                 at + tile - 1,
                 from + tile - 1
             );
-            let mut finding = Finding::new(outcome.named("stale-k-tile", &text));
+            let mut finding = Finding::of(outcome, "stale-k-tile", &text);
             finding.cause = Some(first.cause(|k| (at..at + tile).contains(&k)));
-            return Some(finding);
+            best = better(best, finding);
         }
     }
-    None
+    best
 }
 
 /// Whether a tile's products with another tile's activations explain the residual of nearly every

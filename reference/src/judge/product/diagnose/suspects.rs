@@ -202,7 +202,7 @@ fn biases<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
             Some(ScalePermutation::Grouped),
         ),
     ];
-    for (id, text, packed) in orders {
+    for (id, text, packed) in orders.into_iter().filter(|_| !scene.stage.hints.is_unpermuted) {
         all.push(Suspect::new(id, text, move |part| {
             scene.changed(part, |w| {
                 let bias = w.bias.as_ref()?;
@@ -256,6 +256,7 @@ fn scales<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     ];
     let mut all: Vec<Suspect<'s>> = orders
         .into_iter()
+        .filter(|_| !scene.stage.hints.is_unpermuted)
         .map(|(id, text, packed)| {
             Suspect::new(id, text, move |part| {
                 scene.changed(part, |w| {

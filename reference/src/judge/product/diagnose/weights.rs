@@ -3,8 +3,9 @@
 use std::borrow::Cow;
 
 use super::Finding;
-use super::scene::{Sample, Scene, Setup, spread_to};
+use super::scene::{Scene, Setup, spread_to};
 use super::terms::{Line, ROWS, Terms};
+use super::weigh::Sample;
 use crate::num::scalar::ScalarType;
 use crate::products::Bounded;
 use crate::weight::Weight;
@@ -59,7 +60,7 @@ pub(super) fn one_code(scene: &Scene<'_>) -> Option<Finding> {
     }
     let outcome = scene.weigh(predicted, cost)?;
     let text = format!("one weight of a column is wrong: {}", texts.join("; "));
-    let mut finding = Finding::new(outcome.named("wrong-code", &text));
+    let mut finding = Finding::of(outcome, "wrong-code", &text);
     finding.cause = shown;
     Some(finding)
 }
@@ -203,7 +204,7 @@ pub(super) fn one_scale(scene: &Scene<'_>) -> Option<Finding> {
         shown.get_or_insert(terms.cause(|at| terms.groups[at] == g));
     }
     let outcome = scene.weigh(predicted, cost)?;
-    let mut finding = Finding::new(outcome.named("group-scale-off", &texts.join("; ")));
+    let mut finding = Finding::of(outcome, "group-scale-off", &texts.join("; "));
     finding.cause = shown;
     Some(finding)
 }

@@ -4,25 +4,27 @@
 //! A recomputed stage is either exact, if the case declares its arithmetic, or given by bounds that
 //! hold for every kernel; bounds propagate to the next stage.
 
+mod mistakes;
 mod products;
 
 use std::borrow::Cow;
 
-use super::MoeConfig;
 use super::source::Source;
+use super::{MoeConfig, product};
 use crate::Result;
 use crate::judge::power::Power;
 use crate::judge::product::{DEQUANTIZING, Reading};
 use crate::judge::{Declared, Diagnosis, OutputReport, Strength, Verdict, pattern};
 use crate::moe::layer::{Layer, Routed, bounds};
-use crate::moe::{Chain, narrow, sum};
+use crate::moe::{Chain, sum};
 use crate::num::array::{into_vec, rows_of};
 use crate::num::interval::Bound;
-use crate::num::scalar::{self, ScalarType};
+use crate::num::scalar::ScalarType;
 use crate::ops::case::Case;
+use crate::ops::layer::carried::{Values, half_width, rounded};
 use crate::ops::layer::{Locate, Stage, activated, expert, halves, summed, with_expert};
-use crate::products::Convention;
 use crate::products::schedule::ScheduleChoice;
+use crate::quantize::Int8Rule;
 
 /// The stages, first to last.
 const NAMES: [&str; 4] = ["gate_up", "activated", "down", "y"];
@@ -31,26 +33,9 @@ const NAMES: [&str; 4] = ["gate_up", "activated", "down", "y"];
 const CARRIED_REMEDY: &str =
     "record the stage before it, or declare `schedule_w13` and `schedule_w2` in the case's config";
 
-/// The values of a stage.
-enum Values<'c> {
-    Bits(Cow<'c, [u16]>),
-    Bounds(Vec<Bound>),
-}
-
-impl Values<'_> {
-    fn bounds(&self, ty: ScalarType) -> Cow<'_, [Bound]> {
-        match self {
-            Self::Bits(bits) => {
-                Cow::Owned(bits.iter().map(|&b| Bound::exactly(ty.to_f64(b.into()))).collect())
-            }
-            Self::Bounds(bounds) => Cow::Borrowed(bounds),
-        }
-    }
-}
-
 /// Judges every stage of the case, except the products that `product` judges. Stages whose bounds
-/// are carried over recomputed stages are judged under each possible convention, until one explains
-/// them.
+/// are carried over recomputed stages are judged under each convention and each rule for int8 rows: one
+/// choice must explain them all. If none does, the choice that leaves the fewest values wrong is reported.
 pub(super) fn judge(
     case: &Case<'_>,
     c: &MoeConfig,
@@ -60,29 +45,38 @@ pub(super) fn judge(
         Some(convention) => vec![convention],
         None => DEQUANTIZING.to_vec(),
     };
-    let mut judged: Vec<Judged> = Vec::new();
-    for convention in conventions {
+    let rules: &[Int8Rule] = match c.quant.input_dtype {
+        Some(ScalarType::INT8) => &[Int8Rule::Quotient, Int8Rule::Product],
+        _ => &[Int8Rule::Quotient],
+    };
+    let choices = rules.iter().flat_map(|rule| conventions.iter().map(move |c| (*c, *rule)));
+    let mut first: Option<Vec<Judged>> = None;
+    let mut best: Option<(usize, Vec<Judged>)> = None;
+    for (convention, int8) in choices {
         let one = Declared { convention: Some(convention), ..declared.clone() };
-        let carried_only = !judged.is_empty();
-        let next = judge_as(case, c, (&one, declared.convention), carried_only)?;
-        if !carried_only {
-            judged = next;
-        } else {
-            for next in next {
-                let old = judged.iter_mut().find(|old| old.report.name == next.report.name);
-                if let Some(old) = old
-                    && (old.report.verdict, next.report.verdict) != (Verdict::Fail, Verdict::Fail)
-                    && old.report.verdict == Verdict::Fail
-                {
-                    *old = next;
-                }
-            }
+        let walk = Walk::new(case, c, &one, int8);
+        let next = judge_as(&walk, first.is_some())?;
+        let of_first = first.get_or_insert_with(Vec::new);
+        let mut carried = Vec::new();
+        for judged in next {
+            let list = if judged.carried { &mut carried } else { &mut *of_first };
+            list.push(judged);
         }
-        if !judged.iter().any(|j| j.carried && j.report.verdict == Verdict::Fail) {
+        let failed = carried.iter().filter(|j| j.report.verdict == Verdict::Fail);
+        let wrong = failed.map(|j| j.report.mismatches.max(1)).sum();
+        if best.as_ref().is_none_or(|(least, _)| wrong < *least) {
+            best = Some((wrong, carried));
+        }
+        if wrong == 0 {
             break;
         }
     }
-    Ok(judged.into_iter().map(|j| j.report).collect())
+    let carried = best.into_iter().flat_map(|(_, carried)| carried);
+    let mut all: Vec<Judged> = first.into_iter().flatten().chain(carried).collect();
+    for judged in all.iter_mut().filter(|j| j.carried && j.report.verdict == Verdict::Fail) {
+        mistakes::explain(case, c, declared, (rules, &mut judged.report))?;
+    }
+    Ok(all.into_iter().map(|j| j.report).collect())
 }
 
 /// A report, and whether its bounds were carried over recomputed stages.
@@ -92,21 +86,16 @@ struct Judged {
 }
 
 /// Judges every stage of the case under one convention, except the products that [`super::product`]
-/// judges by their bound from the previous stage of the case.
-fn judge_as(
-    case: &Case<'_>,
-    c: &MoeConfig,
-    (declared, strict): (&Declared, Option<Convention>),
-    carried_only: bool,
-) -> Result<Vec<Judged>> {
+/// judges by their bound from the previous stage of the case; only carried bounds if `carried_only`.
+fn judge_as(walk: &Walk<'_>, carried_only: bool) -> Result<Vec<Judged>> {
+    let (case, c) = (walk.case, walk.config);
     let Some(last) = NAMES.iter().rposition(|name| case.output(name).is_some()) else {
         return Ok(Vec::new());
     };
-    let walk = Walk::new(case, c, declared, strict);
     let mut reports = Vec::new();
     // The previous stage, and the last stage that the case has.
     let mut before = match case.inputs.get("x") {
-        Some(x) => Some(Values::Bits(halves(x, [c.size_m, c.hidden_size])?)),
+        Some(x) => Some(Values::Bits(halves(x, walk.shape_of_x())?)),
         None => None,
     };
     let mut from = "x";
@@ -116,34 +105,23 @@ fn judge_as(
         if let (Some(found), Some(known)) = (found, &before) {
             let found = halves(found, walk.shape(stage))?;
             let own = stage == 0 || from == NAMES[stage - 1];
+            let is_product = stage.is_multiple_of(2);
             let mut carried = false;
             let report = match known {
-                Values::Bits(_) if carried_only && (own || walk.is_exact(stage)) => None,
-                Values::Bits(bits) if walk.is_exact(stage) => {
-                    Some(walk.exact(stage, bits, &found, walk.source(&mut source)?)?)
-                }
-                Values::Bits(bits) if own && stage == 1 => {
-                    Some(activated::judge(case, &c.stages(), bits, &found)?)
-                }
-                Values::Bits(bits) if own && stage == 3 => {
-                    Some(summed::judge(case, &c.stages(), bits, &found)?)
-                }
-                _ if own && c.quant.input_dtype.is_none() => None,
+                Values::Bits(bits) if walk.is_exact(stage) => match carried_only {
+                    true => None,
+                    false => Some(walk.exact(stage, bits, &found, walk.source(&mut source)?)?),
+                },
+                Values::Bits(bits) if own && !is_product => match (carried_only, stage) {
+                    (true, _) => None,
+                    (_, 1) => Some(activated::judge(case, &c.stages(), bits, &found)?),
+                    _ => Some(summed::judge(case, &c.stages(), bits, &found)?),
+                },
+                _ if own && product::is_judged(case, c, name) => None,
                 _ => {
-                    let source = walk.source(&mut source)?;
-                    let every_bit = match known {
-                        Values::Bits(bits) if own && !carried_only => {
-                            walk.known_schedule(stage, bits, source)?
-                        }
-                        _ => None,
-                    };
-                    if every_bit.is_none() {
-                        carried = true;
-                        let bounds = walk.bounds(stage, known, source)?;
-                        Some(walk.carried(stage, from, &found, &bounds))
-                    } else {
-                        every_bit
-                    }
+                    carried = true;
+                    let bounds = walk.bounds(stage, known, walk.source(&mut source)?)?;
+                    Some(walk.carried(stage, from, &found, &bounds))
                 }
             };
             reports.extend(report.map(|report| Judged { report, carried }));
@@ -172,8 +150,8 @@ struct Walk<'c> {
     case: &'c Case<'c>,
     config: &'c MoeConfig,
     declared: &'c Declared,
-    /// The convention that the caller declares, if any; known schedules must follow it.
-    strict: Option<Convention>,
+    /// How rows become int8.
+    int8: Int8Rule,
     /// Both products are canonical; then the activation and the sum are also canonical.
     canonical: bool,
 }
@@ -183,11 +161,11 @@ impl<'c> Walk<'c> {
         case: &'c Case<'c>,
         config: &'c MoeConfig,
         declared: &'c Declared,
-        strict: Option<Convention>,
+        int8: Int8Rule,
     ) -> Self {
         let canonical = |s: &Option<ScheduleChoice>| s.as_ref().is_some_and(|s| s.name().is_some());
         let canonical = canonical(&config.schedule_w13) && canonical(&config.schedule_w2);
-        Self { case, config, declared, strict, canonical }
+        Self { case, config, declared, int8, canonical }
     }
 
     /// The layer, read on first use.
@@ -210,6 +188,16 @@ impl<'c> Walk<'c> {
         }
     }
 
+    /// Rows of `gate_up` for each row of x: x has a row for each slot if router weights multiply it.
+    fn slots_of_x(&self, top_k: usize) -> usize {
+        if self.config.rules.router_weight_on_x { 1 } else { top_k }
+    }
+
+    fn shape_of_x(&self) -> [usize; 2] {
+        let c = self.config;
+        [c.size_m * c.top_k / self.slots_of_x(c.top_k), c.hidden_size]
+    }
+
     fn schedule(&self, stage: usize) -> Option<&ScheduleChoice> {
         match stage {
             0 => self.config.schedule_w13.as_ref(),
@@ -226,8 +214,9 @@ impl<'c> Walk<'c> {
     /// The bits of a stage whose arithmetic is declared.
     fn recompute(&self, stage: usize, before: &[u16], source: &Source<'_>) -> Result<Vec<u16>> {
         let (layer, routed) = (source.layer(), source.routed());
+        let of_x = Routed { top_k: self.slots_of_x(routed.top_k), ..routed };
         match (stage, self.schedule(stage)) {
-            (0, Some(choice)) => layer.gate_up_bits(before, routed, &source.schedule(choice, 0)?),
+            (0, Some(choice)) => layer.gate_up_bits(before, of_x, &source.schedule(choice, 0)?),
             (2, Some(choice)) => layer.down_bits(before, routed, &source.schedule(choice, 1)?),
             (1, _) => layer.activate_bits(before, Chain::Canonical),
             _ => layer.sum_bits(before, routed.top_k, Chain::Canonical),
@@ -236,16 +225,26 @@ impl<'c> Walk<'c> {
 
     /// Bounds on a stage that hold for every kernel.
     fn bounds(&self, stage: usize, before: &Values<'_>, source: &Source<'_>) -> Result<Vec<Bound>> {
-        let (layer, routed): (Layer<'_>, Routed<'_>) = (source.layer(), source.routed());
+        self.bounds_of(stage, before, (source.layer(), source.routed()))
+    }
+
+    fn bounds_of(
+        &self,
+        stage: usize,
+        before: &Values<'_>,
+        (layer, routed): (Layer<'_>, Routed<'_>),
+    ) -> Result<Vec<Bound>> {
         layer.validate()?;
         let before = before.bounds(layer.dtype);
         let convention = self.declared.convention.unwrap_or_default();
-        let declared = bounds::Declared { convention, class: &self.declared.class };
+        let declared =
+            bounds::Declared { convention, class: &self.declared.class, int8: self.int8 };
+        let of_x = Routed { top_k: self.slots_of_x(routed.top_k), ..routed };
         let (hidden, size_i) = (layer.hidden_size(), layer.intermediate_size());
         let cols = [hidden, layer.activation.width_in(size_i), size_i, hidden][stage];
         let before = rows_of("the previous stage", &before, cols)?;
         let made = match stage {
-            0 => layer.gate_up_bounds(before, routed, declared),
+            0 => layer.gate_up_bounds(before, of_x, declared),
             1 => layer.activation.bounds(before, layer.dtype),
             2 => layer.down_bounds(before, routed, declared),
             _ => sum::bounds(bounds::of_tokens(before, routed.top_k)?, layer.dtype),
@@ -331,20 +330,7 @@ impl<'c> Walk<'c> {
     /// Describes the bounds carried from stage `from`.
     fn carried_class(&self, from: &str, bounds: &[Bound]) -> String {
         let ty = self.config.quant.dtype;
-        // Half the width of each bound in steps of the type; infinite without a bound.
-        let mut widths: Vec<f64> = bounds
-            .iter()
-            .filter(|b| !b.interval.is_empty())
-            .map(|b| match b.interval.lo.is_finite() && b.interval.hi.is_finite() {
-                true => {
-                    let [lo, hi] = [b.interval.lo, b.interval.hi].map(|x| rounded(ty, x));
-                    ty.steps(lo.into(), hi.into()) / 2.0
-                }
-                false => f64::INFINITY,
-            })
-            .collect();
-        widths.sort_by(f64::total_cmp);
-        let median = widths.get(widths.len() / 2).copied().unwrap_or(0.0);
+        let median = half_width(bounds, ty);
         let reading = Reading::Within(self.declared.convention.unwrap_or_default());
         format!(
             "bound: {}, convention `{}`, carried from `{from}`; median half-width {median} steps \
@@ -374,14 +360,5 @@ impl<'c> Walk<'c> {
         };
         report.first_mismatch = Some(stage_of.mismatch(first, expert));
         Some(place)
-    }
-}
-
-/// `value` rounded once to FLOAT16 or BFLOAT16.
-fn rounded(ty: ScalarType, value: f64) -> u16 {
-    match ty {
-        _ if value.is_nan() => narrow(ty, f32::NAN),
-        ScalarType::FLOAT16 => scalar::f64_to_f16_rne(value),
-        _ => scalar::f64_to_bf16_rne(value),
     }
 }

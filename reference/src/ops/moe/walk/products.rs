@@ -2,13 +2,11 @@
 
 use super::{NAMES, Walk};
 use crate::Result;
+use crate::judge::OutputReport;
 use crate::judge::scheduled::{self, Product};
-use crate::judge::{OutputReport, known};
-use crate::num::scalar::ScalarType;
 use crate::num::tensor::Tensor;
 use crate::ops::moe::product;
 use crate::ops::moe::source::Source;
-use crate::products::Class;
 use crate::products::schedule::ScheduleChoice;
 
 impl Walk<'_> {
@@ -24,23 +22,6 @@ impl Walk<'_> {
             || product::expert_product(self.case, self.config, self.declared, NAMES[stage]);
         self.with_product(stage, before, source, |found, product| {
             scheduled::judge(NAMES[stage], found, product, choice, bounded)
-        })
-    }
-
-    /// Without a declared schedule: a pass if a known schedule gives every bit of a product of e4m3
-    /// activations, quantized from the previous stage of the case.
-    pub(super) fn known_schedule(
-        &self,
-        stage: usize,
-        before: &[u16],
-        source: &Source<'_>,
-    ) -> Result<Option<OutputReport>> {
-        let fp8 = source.layer().input_dtype == Some(ScalarType::FLOAT8_E4M3FN);
-        if !fp8 || stage % 2 == 1 || self.declared.class != Class::any_order() {
-            return Ok(None);
-        }
-        self.with_product(stage, before, source, |found, product| {
-            Ok(known::by_schedule(NAMES[stage], found, &product, self.strict))
         })
     }
 
@@ -62,7 +43,7 @@ impl Walk<'_> {
         };
         let mut rows = layer.quantized(before, cols, weights)?;
         if first {
-            rows = rows.to_slots(cols, routed.top_k);
+            rows = rows.to_slots(cols, self.slots_of_x(routed.top_k));
         }
         let product = Product {
             x: &rows.codes,
@@ -72,7 +53,7 @@ impl Walk<'_> {
             expert_of: Some(&experts),
             orders: layer.orders[usize::from(!first)],
             activation_scales: rows.scales.as_deref(),
-            router_weights: (layer.router_weight_on_input == first).then_some(routed.topk_weights),
+            router_weights: self.config.weights_product(first).then_some(routed.topk_weights),
         };
         let Some(found) = self.case.output(NAMES[stage]) else {
             return Err(crate::Error::missing(NAMES[stage], "a stage to judge"));

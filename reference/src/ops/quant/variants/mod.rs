@@ -9,7 +9,7 @@ mod weight;
 
 pub(super) use other::{bias, global_scale, input_global_scale, sort_indices, sorted_g_idx, zeros};
 pub(super) use ranks::scales_of_a_rank;
-pub(super) use scales::scales;
+pub(super) use scales::{scale_layout, scales};
 pub(super) use weight::qweight;
 
 use crate::judge::compare::{Candidate, Elements};

@@ -21,12 +21,10 @@ fn unpermuted(c: &Context<'_>) -> Option<Vec<Table>> {
 }
 
 /// The layout of the scales, including the reordering in fours.
-fn scale_layout(c: &Context<'_>) -> ScaleLayout {
-    let byte = c.prepared.scales.ty().storage_bits() == 8;
-    if byte && c.options.input_dtype != InputDtype::Fp8 {
-        c.prepared.scale_layout.with_quads()
-    } else {
-        c.prepared.scale_layout
+pub(in crate::ops::quant) fn scale_layout(c: &Context<'_>) -> ScaleLayout {
+    match c.prepared.scales.ty().storage_bits() {
+        8 => c.prepared.scale_layout.of_bytes(c.options.input_dtype.activations()),
+        _ => c.prepared.scale_layout,
     }
 }
 

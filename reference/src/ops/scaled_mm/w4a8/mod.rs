@@ -15,7 +15,9 @@ use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Form, Mistake, codes, judge_some, known};
 use crate::ops::fp8_blocks::transposed;
 use crate::ops::scaled_mm::Fp8MmConfig;
-use crate::ops::w8a8_fp8::{E4M3_TYPE, better_diagnosis, other_promotion};
+use crate::ops::w8a8_fp8::{
+    E4M3_TYPE, better_diagnosis_among, with_promotion, without_promotion,
+};
 use crate::prepare::w4a8_fp8::PreparedScales;
 use crate::products::schedule::{Fp8Kernel, Schedule};
 use crate::weight::{Codes, Groups, Table, Weight};
@@ -167,8 +169,10 @@ impl Computation for W4a8Mm {
                 };
             "activation-scale-inverted", "the activations' scale divides where it multiplies" =>
                 |c| c.a_scales.iter_mut().for_each(|s| *s = 1.0 / *s);
-            "promotion-missing", "sums were not promoted to f32, or where the schedule does not" =>
-                |c| other_promotion(&mut c.schedule);
+            "promotion-missing", "sums were not promoted to f32, where the schedule does" =>
+                |c| without_promotion(&mut c.schedule);
+            "promotion-added", "sums were promoted to f32, where the schedule does not" =>
+                |c| with_promotion(&mut c.schedule);
         }
     }
 }
@@ -181,7 +185,15 @@ fn judge(case: &Case<'_>, mm: &W4a8Mm, given: &Declared) -> Result<Vec<OutputRep
         && let Some(mut report) = report(case, &mm.product()?, given)?
     {
         if report.verdict == Verdict::Fail {
-            better_diagnosis(&mut report, &elements(found), mm);
+            // A mistake in scales that the case has right is no cause.
+            let passes =
+                |name: &str| reports.iter().any(|r| r.name == name && r.verdict == Verdict::Pass);
+            let may_be = |mistake: &Mistake<W4a8Mm>| {
+                let Some(wrong) = (mistake.make)(mm.clone()) else { return false };
+                let pairs = wrong.prepared().into_iter().zip(mm.prepared());
+                pairs.filter(|(o, _)| passes(&o.name)).all(|(w, r)| w.elements == r.elements)
+            };
+            better_diagnosis_among(&mut report, &elements(found), mm, may_be);
         }
         reports.push(report);
     }

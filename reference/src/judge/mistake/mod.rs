@@ -4,11 +4,12 @@
 //! It must also be specific: given the number of mistakes tried, a match by chance must be
 //! improbable. See [`Comparison::outcome`].
 
+mod bounds;
+
 use serde::Serialize;
 
 use super::Diagnosis;
-use crate::num::scalar::ScalarType;
-use crate::products::Bounded;
+pub(crate) use bounds::{holds, near};
 
 /// The certainty of a diagnosis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -70,8 +71,15 @@ pub(crate) struct Comparison {
     pub(crate) near_evidence: f64,
     /// Evidence against a match by chance, in bits.
     pub(crate) evidence: f64,
+    /// Of a comparison with bounds: how much nearer the found numbers, right ones included, are to the
+    /// prediction than to the right results, in bits.
+    pub(crate) nearer: Option<f64>,
     /// Values that the mistake changes visibly.
     pub(crate) changed: usize,
+    /// Changed values that a kernel with the mistake would hardly give, since they lie far from the
+    /// prediction in a wide bound; and those near it.
+    pub(crate) loose: usize,
+    pub(crate) close: usize,
     /// Number of all values if the mistake itself predicts which values are wrong, so that their
     /// location is evidence. 0 if the wrong values were used to choose the mistake's location.
     pub(crate) total: usize,
@@ -84,6 +92,10 @@ pub(crate) struct Outcome {
     pub(crate) unexplained: usize,
     /// Whether values differ from the prediction by a few units in the last place.
     pub(crate) near: bool,
+    /// Evidence less the cost of the mistake's description, in bits. The highest score wins.
+    pub(crate) score: f64,
+    /// Whether a better mistake is possible.
+    by_bounds: bool,
 }
 
 /// Bits by which the evidence must exceed the logarithm of the number of mistakes tried;
@@ -91,10 +103,11 @@ pub(crate) struct Outcome {
 const MARGIN: f64 = 4.3;
 /// The remark on a prediction that values match only approximately.
 pub(crate) const NEARLY: &str = "to within a few units in the last place";
-/// A value is near a prediction within this many units in the last place.
-const NEAR: f64 = 4.0;
-/// Number of explained values that is reported even if the mistake is not specific.
+/// Number of explained values that is reported even if each of them is hardly outside its bound, as
+/// after another order of roundings; for mistakes from a list, which are described by few bits.
 const MANY: usize = 32;
+/// The largest cost of a mistake from a list.
+const LISTED: f64 = 16.0;
 
 impl Comparison {
     /// Counts one value of `width` bits that is compared bit for bit.
@@ -129,60 +142,37 @@ impl Comparison {
         self.evidence += if bits.is_nan() { 0.0 } else { bits.clamp(0.0, 10.0) };
     }
 
-    /// Compares a predicted product with the found one. `predicted` are the elements that the
-    /// mistake changes, without duplicates; `wrong` are the indices out of bound, ascending.
-    ///
-    /// A right element may lie within both bounds. Then distances decide: with the mistake, found
-    /// numbers would lie near its exact results and not near the right ones.
-    pub(crate) fn of_bounds(
-        right: &[Bounded],
-        predicted: impl IntoIterator<Item = (usize, Bounded)>,
-        found: &[f64],
-        wrong: &[usize],
-        ty: ScalarType,
-    ) -> Self {
-        let mut all = Self::default();
-        let mut ratio = Likelihood::default();
-        for (i, made) in predicted {
-            let (x, own) = (found[i], &right[i]);
-            let holds = holds(&made, x);
-            let size = made.exact.abs().max(x.abs());
-            let near = x.is_finite() && near(&made, x, size, ty);
-            all.changed += usize::from(!(own.lo..=own.hi).contains(&made.exact));
-            if wrong.binary_search(&i).is_err() {
-                // An element without a bound carries no evidence.
-                let broken = !holds && !made.is_unbounded() && !own.is_unbounded();
-                all.broken += usize::from(broken);
-                all.near_broken += usize::from(broken && near);
-                ratio.add(own, &made, x, ty);
-            } else if holds {
-                let radius = made.below.max(made.above);
-                all.explained_float(x - own.exact, radius);
-            } else if near {
-                all.near += 1;
-                let radius = reach(size, ty) + made.below.max(made.above);
-                let bits = ((x - own.exact).abs() / radius).log2();
-                all.near_evidence += if bits.is_nan() { 0.0 } else { bits.clamp(0.0, 10.0) };
-            }
-        }
-        all.unexplained = wrong.len() - all.explained;
-        all.broken += usize::from(ratio.contradicts());
-        all
+    /// The evidence by which mistakes are ranked, in bits.
+    fn gain(&self) -> f64 {
+        self.nearer.unwrap_or(self.evidence)
+    }
+
+    /// Whether more than a quarter of the changed values lie far from their prediction. Bounds cover
+    /// the worst case; the numbers of a kernel with the mistake would be much closer.
+    pub(crate) fn is_loose(&self) -> bool {
+        let all = self.loose + self.close;
+        all >= 4 && self.loose * 4 > all
     }
 
     /// The outcome if 2^`cost` mistakes were tried. A mistake is rejected if it leaves more than a
     /// tenth of the wrong values unexplained, contradicts a right value, or may fit by chance.
     pub(crate) fn outcome(&self, cost: f64) -> Option<Outcome> {
         let wrong = self.explained + self.unexplained;
+        if self.is_loose() {
+            return None;
+        }
         let fits = self.broken == 0 && self.explained > 0 && self.unexplained * 10 <= wrong;
-        let specific = self.evidence + self.localized() >= cost + MARGIN;
+        let evidence = self.gain().max(self.evidence) + self.localized();
+        let specific = evidence >= cost + MARGIN;
         let strength = match self.unexplained {
             0 if specific => Strength::Explains,
             // The bounds are so wide that they also contain right values.
-            _ if specific || self.explained >= MANY => Strength::Consistent,
+            _ if specific || self.explained >= MANY && cost <= LISTED => Strength::Consistent,
             _ => return self.nearly(cost),
         };
-        let outcome = Outcome { strength, unexplained: self.unexplained, near: false };
+        let (unexplained, by_bounds) = (self.unexplained, self.nearer.is_some());
+        let score = self.gain() - cost;
+        let outcome = Outcome { strength, unexplained, near: false, score, by_bounds };
         if fits { Some(outcome) } else { self.nearly(cost) }
     }
 
@@ -195,7 +185,8 @@ impl Comparison {
             && left * 10 <= wrong
             && self.evidence + self.near_evidence >= cost + 4.0 * MARGIN;
         let (strength, unexplained) = (Strength::Consistent, left);
-        fits.then_some(Outcome { strength, unexplained, near: true })
+        let (score, by_bounds) = (self.gain() - cost, self.nearer.is_some());
+        fits.then_some(Outcome { strength, unexplained, near: true, score, by_bounds })
     }
 
     /// Evidence, in bits, from the wrong values being exactly those that the mistake changes.
@@ -206,55 +197,6 @@ impl Comparison {
         }
         let count = self.explained as f64;
         (count * (self.total as f64 / count).log2()).clamp(0.0, 64.0)
-    }
-}
-
-/// Whether a kernel of the class that `bounded` describes may produce `found`.
-pub(crate) fn holds(bounded: &Bounded, found: f64) -> bool {
-    !bounded.is_unbounded() && bounded.ratio(found) <= 1.0
-}
-
-/// Half a unit in the last place, relative to the value.
-fn roundoff(ty: ScalarType) -> f64 {
-    if ty == ScalarType::FLOAT16 { 2f64.powi(-11) } else { 2f64.powi(-8) }
-}
-
-/// [`NEAR`] units in the last place at the magnitude `size`.
-fn reach(size: f64, ty: ScalarType) -> f64 {
-    NEAR * 2.0 * roundoff(ty) * size
-}
-
-/// Whether `found` is within its bound plus a few units in the last place.
-pub(crate) fn near(made: &Bounded, found: f64, size: f64, ty: ScalarType) -> bool {
-    (found - made.exact).abs() <= reach(size, ty) + made.below.max(made.above)
-}
-
-/// Distances of right elements from two predictions, beyond rounding errors.
-#[derive(Debug, Clone, Copy, Default)]
-struct Likelihood {
-    /// Squared distances from the right results.
-    right: f64,
-    /// Squared distances from the results of the mistake.
-    made: f64,
-}
-
-impl Likelihood {
-    /// Counts distances above one unit in the last place plus an eighth of the bound. Bounds cover
-    /// the worst case; actual sums are much closer.
-    fn add(&mut self, right: &Bounded, made: &Bounded, found: f64, ty: ScalarType) {
-        let width = right.below.max(right.above);
-        let unit = (2.0 * roundoff(ty) * right.exact.abs()).max(width / 8.0);
-        let excess = |exact: f64| ((found - exact).abs() / unit - 1.0).max(0.0).powi(2);
-        let (own, other) = (excess(right.exact), excess(made.exact));
-        if own.is_finite() && other.is_finite() {
-            self.right += own;
-            self.made += other;
-        }
-    }
-
-    /// Whether the right elements contradict the mistake.
-    fn contradicts(&self) -> bool {
-        self.made > 4.0 * self.right + 4.0
     }
 }
 
@@ -271,19 +213,22 @@ impl Outcome {
         }
     }
 
-    /// Whether this outcome explains more than the other.
+    /// Whether this outcome is nearer to the found values than the other, with less to describe.
     pub(crate) fn beats(self, other: Option<Self>) -> bool {
-        other.is_none_or(|other| (self.near, self.unexplained) < (other.near, other.unexplained))
+        other.is_none_or(|other| match (self.near, other.near) {
+            (false, true) => true,
+            (true, false) => false,
+            _ => self.score > other.score,
+        })
     }
 
-    /// Whether no other outcome can explain more.
+    /// Whether no other outcome can explain more: every bit is predicted.
     pub(crate) fn is_final(self) -> bool {
-        self.strength == Strength::Explains
+        self.strength == Strength::Explains && !self.by_bounds
     }
 }
 
-/// The first mistake that is the cause, otherwise the one that leaves the fewest values
-/// unexplained. `compare` returns `None` for a mistake that does not apply or changes nothing.
+/// The mistake with the highest score; the first of equal ones. `compare` returns `None` for a mistake that does not apply or changes nothing.
 pub(crate) fn search<'k, 'm: 'k, A: 'm, T: 'm>(
     mistakes: impl ExactSizeIterator<Item = &'k KnownMistake<'m, A, T>>,
     compare: impl Fn(&KnownMistake<'m, A, T>) -> Option<Comparison>,
@@ -326,15 +271,15 @@ mod tests {
     #[test]
     fn a_cause_predicts_all_that_is_wrong_and_nothing_else() {
         let all = compared(&[(1, 2, 2), (5, 6, 6), (7, 7, 7)], 16);
-        let explains = Outcome { strength: Strength::Explains, unexplained: 0, near: false };
-        assert_eq!(all.outcome(5.0), Some(explains));
+        let short = |o: Outcome| (o.strength, o.unexplained, o.near);
+        assert_eq!(all.outcome(5.0).map(short), Some((Strength::Explains, 0, false)));
         // A right value that the mistake would change.
         assert_eq!(compared(&[(1, 2, 2), (5, 6, 6), (7, 8, 7)], 16).outcome(5.0), None);
         // Nine of ten wrong values are enough, eight are not.
         let mut values = vec![(1, 2, 2); 9];
         values.push((1, 2, 3));
-        let some = Outcome { strength: Strength::Consistent, unexplained: 1, near: false };
-        assert_eq!(compared(&values, 16).outcome(5.0), Some(some));
+        let some = Some((Strength::Consistent, 1, false));
+        assert_eq!(compared(&values, 16).outcome(5.0).map(short), some);
         values[0].2 = 4;
         assert_eq!(compared(&values, 16).outcome(5.0), None);
     }

@@ -1,216 +1,18 @@
-//! Quantization of activations to e4m3fn with a scale for each group of k of a row.
+//! The definition of `per_token_group_fp8_quant`, and its known mistakes.
 
-use serde_json::{Value, json};
-
+use super::{GroupQuantConfig, GroupScaleLayout, LeastScale};
 use crate::Result;
 use crate::judge::compare::{Elements, Rows};
-use crate::judge::{Declared, OutputReport};
-use crate::layouts::Layout as _;
-use crate::layouts::deepgemm::{MnMajorScales, ScaleForm};
+use crate::layouts::deepgemm::ScaleForm;
 use crate::moe::widen;
 use crate::num::array::FloatView2;
 use crate::num::element::E4m3fn;
 use crate::num::scalar::ScalarType;
-use crate::num::tensor::{DType, Tensor};
+use crate::num::tensor::DType;
 use crate::ops::case::Case;
-use crate::ops::computation::{Computation, Defined, Expected, Form, Mistake, bitwise, ids, known};
-use crate::ops::draw::{Rng, activations};
-use crate::ops::quant::keys::divisible;
-use crate::ops::schema::{CaseError, Inputs, Reader, TensorRule, finite, stored};
-use crate::ops::tensors::{E4M3, F32, FLAGS, HALF, HALF_TYPES, I32, input, is, name_of, output};
-use crate::ops::{CaseConfig, Operation};
-use crate::quantize::{CodeBy, Fp8GroupOperations, Fp8GroupRule, ScaleBy, per_group_fp8_by};
+use crate::ops::computation::{Computation, Expected, Form, Mistake, known};
+use crate::quantize::{CodeBy, Fp8GroupOperations, ScaleBy, ceil_to_ue8m0, per_group_fp8_by};
 use crate::weight::{Table, TableData};
-
-/// The order of the scales in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum GroupScaleLayout {
-    /// `[M, K / group]`.
-    #[default]
-    RowMajor,
-    /// `[K / group, M]`.
-    ColumnMajor,
-    /// `[K / group, M padded to a multiple of 4]`; padding is not compared.
-    TmaAligned,
-    /// int32 `[⌈K / group / 4⌉, M padded to a multiple of 4]`, four UE8M0 scales in a word.
-    PackedUe8m0,
-}
-
-impl GroupScaleLayout {
-    /// Every layout with its name.
-    pub const NAMED: &'static [(&'static str, Self)] = &[
-        ("row_major", Self::RowMajor),
-        ("column_major", Self::ColumnMajor),
-        ("tma_aligned", Self::TmaAligned),
-        ("packed_ue8m0", Self::PackedUe8m0),
-    ];
-}
-
-/// Config of `per_token_group_fp8_quant`: activations to e4m3fn, with a scale for each group of k.
-///
-/// in: `x` `[M, K]`. out: `x_q` `[M, K]` e4m3fn, `x_s` in memory order ([`GroupScaleLayout`]).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GroupQuantConfig {
-    /// Type of x.
-    pub dtype: ScalarType,
-    /// Rows.
-    pub size_m: usize,
-    /// K.
-    pub size_k: usize,
-    /// k per scale.
-    pub group_size: usize,
-    /// The kernel's operations.
-    pub quantizer: Fp8GroupRule,
-    /// Whether scales are rounded up to powers of two.
-    pub use_ue8m0: bool,
-    /// `scale_layout`: the order of the scales in memory.
-    pub scale_layout: GroupScaleLayout,
-}
-
-impl GroupQuantConfig {
-    fn groups(&self) -> usize {
-        self.size_k / self.group_size.max(1)
-    }
-
-    /// The layout of padded scales.
-    fn padded(&self) -> Result<Option<MnMajorScales>> {
-        let form = match self.scale_layout {
-            GroupScaleLayout::TmaAligned => ScaleForm::Float32,
-            GroupScaleLayout::PackedUe8m0 => ScaleForm::PackedUe8m0,
-            _ => return Ok(None),
-        };
-        MnMajorScales::new(self.groups(), self.size_m, form).map(Some)
-    }
-
-    /// Shape of the scales.
-    fn scales(&self) -> Result<[usize; 2]> {
-        Ok(match (self.scale_layout, self.padded()?) {
-            (_, Some(layout)) => layout.packed_shape(),
-            (GroupScaleLayout::RowMajor, None) => [self.size_m, self.groups()],
-            (_, None) => [self.groups(), self.size_m],
-        })
-    }
-}
-
-impl Operation for GroupQuantConfig {
-    fn keys() -> &'static [&'static str] {
-        &["dtype", "size_m", "size_k", "group_size", "quantizer", "use_ue8m0", "scale_layout"]
-    }
-
-    fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
-        let use_ue8m0 = r.flag("use_ue8m0", false)?;
-        let config = Self {
-            dtype: r.name("dtype", HALF_TYPES)?,
-            size_m: r.size("size_m")?,
-            size_k: r.size("size_k")?,
-            group_size: r.optional_size("group_size")?.unwrap_or(128),
-            quantizer: r.optional_name("quantizer", Fp8GroupRule::NAMED)?.unwrap_or_default(),
-            use_ue8m0,
-            scale_layout: r
-                .optional_name("scale_layout", GroupScaleLayout::NAMED)?
-                .unwrap_or_default(),
-        };
-        divisible("size_k", config.size_k, config.group_size, "whole groups")?;
-        if config.scale_layout == GroupScaleLayout::PackedUe8m0 && !use_ue8m0 {
-            return Err(r.refuse("use_ue8m0", false, "true, for scale_layout packed_ue8m0"));
-        }
-        Ok(config)
-    }
-
-    fn json(&self) -> Value {
-        json!({
-            "dtype": self.dtype.name(), "size_m": self.size_m, "size_k": self.size_k,
-            "group_size": self.group_size,
-            "quantizer": name_of(Fp8GroupRule::NAMED, &self.quantizer),
-            "use_ue8m0": self.use_ue8m0,
-            "scale_layout": name_of(GroupScaleLayout::NAMED, &self.scale_layout),
-        })
-    }
-
-    fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
-        let (m, k) = (is(self.size_m), is(self.size_k));
-        let packed = self.scale_layout == GroupScaleLayout::PackedUe8m0;
-        Ok(vec![
-            input("x", &[stored(self.dtype)], &[m, k]),
-            output("x_q", E4M3, &[m, k]),
-            output("x_s", if packed { I32 } else { F32 }, &self.scales()?.map(is)),
-        ])
-    }
-
-    fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
-        finite(&inputs["x"])
-    }
-
-    /// Rows around TMA's alignment, groups around the word of four scales.
-    fn lattice() -> Result<Vec<Self>> {
-        let mut all = Vec::new();
-        for dtype in HALF {
-            for &(_, quantizer) in Fp8GroupRule::NAMED {
-                for use_ue8m0 in FLAGS {
-                    for &(_, scale_layout) in GroupScaleLayout::NAMED {
-                        if scale_layout == GroupScaleLayout::PackedUe8m0 && !use_ue8m0 {
-                            continue;
-                        }
-                        for (size_m, size_k, group_size) in
-                            [(1, 128, 128), (5, 640, 128), (4, 96, 32), (9, 256, 64)]
-                        {
-                            all.push(Self {
-                                dtype,
-                                size_m,
-                                size_k,
-                                group_size,
-                                quantizer,
-                                use_ue8m0,
-                                scale_layout,
-                            });
-                        }
-                    }
-                }
-            }
-        }
-        Ok(all)
-    }
-
-    fn computation(&self, case: &Case<'_>) -> Result<Option<Box<dyn Defined>>> {
-        Ok(Some(Box::new(GroupQuant::new(case, self)?)))
-    }
-
-    fn mistakes() -> Vec<&'static str> {
-        ids::<GroupQuant>()
-    }
-
-    fn draw_inputs(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
-        case.add_input("x", activations(rng, self.dtype, self.size_m, self.size_k)?);
-        Ok(())
-    }
-
-    fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
-        let quant = GroupQuant::new(case, self)?;
-        match (self.scale_layout, case.output("x_s")) {
-            (GroupScaleLayout::TmaAligned, Some(found)) => {
-                let mut case = case.clone();
-                case.add_output("x_s", self.without_padding(found)?);
-                bitwise(&case, &quant)
-            }
-            _ => bitwise(case, &quant),
-        }
-    }
-
-    fn with_one_row(&self) -> Option<(CaseConfig, &'static [&'static str])> {
-        Some((Self { size_m: 1, ..self.clone() }.into(), &["x"]))
-    }
-}
-
-impl GroupQuantConfig {
-    /// Scales whose padding, which upstream leaves unset, is zero.
-    fn without_padding(&self, scales: &Tensor<'_>) -> Result<Tensor<'static>> {
-        let cols = self.scales()?[1];
-        let values = scales.elements::<f32>();
-        let inside = |(i, &v): (usize, &f32)| if i % cols < self.size_m { v } else { 0.0 };
-        let values = values.iter().enumerate().map(inside).collect();
-        Tensor::from_vec(scales.name(), DType::F32, scales.shape().to_vec(), values)
-    }
-}
 
 /// How scales become powers of two: as the config says, or by mistake.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -218,11 +20,13 @@ enum Rounding {
     Stated,
     Nearest,
     Down,
+    /// Up, and only then at least 1 / (448 · 512).
+    LeastAfter,
 }
 
 /// `per_token_group_fp8_quant`.
 #[derive(Debug, Clone)]
-struct GroupQuant {
+pub(super) struct GroupQuant {
     config: GroupQuantConfig,
     x: Vec<u16>,
     /// The values that scales are computed from; those of `x` by definition.
@@ -237,12 +41,14 @@ struct GroupQuant {
     other_major: bool,
     /// Whether the first scale of four is in the highest byte of a word.
     reversed: bool,
+    /// Scales of groups that a case states, by which its codes are to be judged.
+    found_scales: Option<Vec<f32>>,
 }
 
 impl GroupQuant {
-    fn new(case: &Case<'_>, c: &GroupQuantConfig) -> Result<Self> {
+    pub(super) fn new(case: &Case<'_>, c: &GroupQuantConfig) -> Result<Self> {
         let x = case.input("x")?.elements::<u16>().into_owned();
-        Ok(Self {
+        let quant = Self {
             config: c.clone(),
             scaled_by: x.clone(),
             x,
@@ -252,7 +58,18 @@ impl GroupQuant {
             by_row: false,
             other_major: false,
             reversed: false,
-        })
+            found_scales: None,
+        };
+        Ok(quant.at_least(c.least_scale.unwrap_or(LeastScale::Quantizer)))
+    }
+
+    /// With this rule for the least scale.
+    pub(super) fn at_least(self, least: LeastScale) -> Self {
+        let mut operations = self.operations;
+        if least == LeastScale::MinScalingFactor {
+            operations.least = 1.0 / 512.0;
+        }
+        Self { operations, ..self }
     }
 
     /// Codes `[M, K]` and scales `[M, groups]`.
@@ -264,6 +81,19 @@ impl GroupQuant {
             let made = per_group_fp8_by(rows, group, self.operations, ue8m0)?;
             Ok::<_, crate::Error>(made.into_vecs())
         };
+        if let Some(scales) = &self.found_scales {
+            let code = |(i, &bits): (usize, &u16)| {
+                let scale = scales[i / c.group_size];
+                let value = widen(c.dtype, bits);
+                E4m3fn::from_f32_rne_saturating(match self.operations.code {
+                    CodeBy::Quotient => value / scale,
+                    CodeBy::ScaleReciprocal => value * (1.0 / scale),
+                    CodeBy::MaxReciprocal => value * (448.0 / (scale * 448.0)),
+                })
+            };
+            let codes = self.x.iter().enumerate().map(code).map(|c| c.to_bits().into()).collect();
+            return Ok((codes, scales.clone()));
+        }
         let stated = self.rounding == Rounding::Stated;
         let (codes, scales) = by(&self.scaled_by, c.use_ue8m0 && stated)?;
         let (codes, scales): (Vec<E4m3fn>, Vec<f32>) = if stated && self.scaled_by == self.x {
@@ -346,6 +176,7 @@ impl Rounding {
             Self::Stated => scale,
             Self::Nearest => exponent.round_ties_even().exp2() as f32,
             Self::Down => exponent.floor().exp2() as f32,
+            Self::LeastAfter => ceil_to_ue8m0(scale).max(1.0 / (448.0 * 512.0)),
         }
     }
 }
@@ -364,6 +195,22 @@ impl Computation for GroupQuant {
         Ok(vec![codes, self.stored(&scales)?])
     }
 
+    /// Codes follow from the scales of their groups.
+    fn following(&self, name: &str, found: &[u32]) -> Option<Self> {
+        let (m, groups) = (self.config.size_m, self.config.groups());
+        let at = |i: usize| match self.config.scale_layout {
+            GroupScaleLayout::RowMajor => Some(i),
+            GroupScaleLayout::ColumnMajor => Some(i % groups * m + i / groups),
+            _ => None,
+        };
+        if name != "x_s" || found.len() != m * groups {
+            return None;
+        }
+        let scales: Option<Vec<f32>> =
+            (0..m * groups).map(|i| at(i).map(|i| f32::from_bits(found[i]))).collect();
+        scales.map(|scales| Self { found_scales: Some(scales), ..self.clone() })
+    }
+
     fn mistakes() -> Vec<Mistake<Self>> {
         known! {
             "ue8m0-nearest", "scales were rounded to the nearest power of two, not up" =>
@@ -373,6 +220,11 @@ impl Computation for GroupQuant {
             "ue8m0-down", "scales were rounded down to a power of two, not up" =>
                 |c| if c.config.use_ue8m0 {
                     c.rounding = Rounding::Down;
+                };
+            "least-after-rounding",
+            "the least scale was applied after the scale was rounded up to a power of two" =>
+                |c| if c.config.use_ue8m0 {
+                    c.rounding = Rounding::LeastAfter;
                 };
             "ue8m0-rounding-other",
             "scales were rounded up to powers of two where they should not, or the reverse" =>
