@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _core
 from ._arrays import Typed, array, as_one_of, is_torch, like_any, tensor, typed
-from ._config import dumps
+from ._config import dumps, plain
 from ._report import Report
 
 Tensors = Mapping[str, Any]
@@ -144,7 +144,8 @@ class Case:
         schedule: bool = False,
     ) -> "Case":
         """Case ``index`` of the generator, the same on every machine; with ``config``, a case of that
-        config. Outputs are the reference's.
+        config, whose number of rows (``size_m``) is drawn: ``case.config`` has it. Outputs are the
+        reference's.
 
         ``schedule=True`` declares the schedule of these outputs in the config, for a kernel that has
         the same bits. Without it, and unless ``config`` states a schedule, a kernel may sum in any
@@ -217,7 +218,7 @@ def check(
     ``convention`` and ``class_`` state how a kernel computes products and layers; they are those of
     ``marlinspike check --convention`` and ``--class``. A class is a name or a dict of its fields.
     """
-    case = Case(op, dict(config), dict(inputs), dict(outputs))
+    case = Case(op, plain(config), dict(inputs), dict(outputs))
     return case.check(convention=convention, class_=class_)
 
 
@@ -246,4 +247,4 @@ def assert_correct(
 def reference(op: str, inputs: Tensors, config: Mapping[str, Any]) -> Dict[str, Any]:
     """The outputs that the reference computes for an operation's inputs: torch tensors if an input is
     one, else numpy arrays."""
-    return Case(op, dict(config), dict(inputs)).reference()
+    return Case(op, plain(config), dict(inputs)).reference()
