@@ -183,7 +183,8 @@ impl Comparison {
         let fits = self.broken == self.near_broken
             && self.explained + self.near >= MANY
             && left * 10 <= wrong
-            && self.evidence + self.near_evidence >= cost + 4.0 * MARGIN;
+            && self.evidence + self.near_evidence >= cost + 4.0 * MARGIN
+            && self.nearer.is_none_or(|gain| gain >= cost + 4.0 * MARGIN);
         let (strength, unexplained) = (Strength::Consistent, left);
         let (score, by_bounds) = (self.gain() - cost, self.nearer.is_some());
         fits.then_some(Outcome { strength, unexplained, near: true, score, by_bounds })
