@@ -112,7 +112,7 @@ fn few_zeros_have_no_cause() {
 
 /// Which experts have right rows is part of the place.
 #[test]
-fn experts_with_right_rows_are_told() {
+fn experts_with_right_rows_are_named() {
     let report = planted(SCALED, "down", |m| {
         let mut y = m.compute();
         for (i, y) in y.iter_mut().enumerate() {

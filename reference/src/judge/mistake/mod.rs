@@ -229,7 +229,8 @@ impl Outcome {
     }
 }
 
-/// The mistake with the highest score; the first of equal ones. `compare` returns `None` for a mistake that does not apply or changes nothing.
+/// The mistake with the highest score; the first of equal ones. `compare` returns `None` for a
+/// mistake that does not apply or changes nothing.
 pub(crate) fn search<'k, 'm: 'k, A: 'm, T: 'm>(
     mistakes: impl ExactSizeIterator<Item = &'k KnownMistake<'m, A, T>>,
     compare: impl Fn(&KnownMistake<'m, A, T>) -> Option<Comparison>,
