@@ -5,11 +5,12 @@ use crate::product_model::*;
 use marlinspike::check::{Strength, Verdict};
 use marlinspike_golden::Tier;
 
-const CASES: [(&str, &str); 4] = [
+const CASES: [(&str, &str); 5] = [
     ("linear-f16_awq_u4_g64", "y"),
     ("linear-f16_nvfp4", "y"),
+    ("linear-f16_u4b8_g128_act0", "y"),
+    ("linear-bf16_mxfp8", "y"),
     ("moe-nvfp4_f16", "down"),
-    ("moe-bf16_u8b128_g32_act1", "gate_up"),
 ];
 
 /// xorshift64*.

@@ -2,11 +2,7 @@
 
 use crate::product_model::*;
 use marlinspike::case::{Case, CaseConfig, Op};
-use marlinspike::check::{
-    Diagnosis, OutputReport, Strength, Verdict, add_outputs, check_case, mistaken,
-};
-use marlinspike::num::scalar::ScalarType;
-use marlinspike::num::tensor::{DType, Tensor};
+use marlinspike::check::{OutputReport, Strength, Verdict, add_outputs, check_case, mistaken};
 use marlinspike::vectors::{self, Rng};
 use serde_json::{Value, json};
 
@@ -116,7 +112,7 @@ fn few_zeros_have_no_cause() {
 
 /// Which experts have right rows is part of the place.
 #[test]
-fn experts_with_right_rows_are_told() {
+fn experts_with_right_rows_are_named() {
     let report = planted(SCALED, "down", |m| {
         let mut y = m.compute();
         for (i, y) in y.iter_mut().enumerate() {
@@ -131,100 +127,61 @@ fn experts_with_right_rows_are_told() {
     assert!(text(&report).contains("expert 0 are right"), "{}", text(&report));
 }
 
-fn generated(op: Op, config: Value, seed: u64) -> Case<'static> {
-    let Value::Object(config) = config else { panic!("keys") };
-    let config = CaseConfig::from_json(op, &config).expect("a config");
-    let mut case = vectors::case_of(config, &mut Rng::new(seed)).expect("a case");
-    add_outputs(&mut case).expect("outputs");
-    case
-}
-
-fn of(case: &Case<'_>, output: &str) -> Option<Diagnosis> {
-    let report = check_case(case).expect("a report");
-    report.outputs.into_iter().find(|o| o.name == output).expect("the output").diagnosis
-}
-
 /// A schedule without promotion cannot miss one: its sums were promoted.
 #[test]
 fn promotion_has_a_direction() {
-    let config = |schedule: &str| {
-        json!({
-            "dtype": "bfloat16", "size_m": 9, "size_n": 32, "size_k": 1024,
-            "per_act_token_quant": true, "per_out_ch_quant": true, "schedule": schedule,
-        })
+    let Value::Object(config) = json!({
+        "dtype": "bfloat16", "size_m": 17, "size_n": 40, "size_k": 384, "group_size": 128,
+        "schedule": {
+            "unit": {
+                "architecture": "hopper", "instruction": "wgmma", "a": "float8_e4m3fn",
+                "b": "float8_e4m3fn", "accumulator": "float32", "size_k": 32,
+            },
+            "weights": {"form": "unscaled"}, "rows": "stored", "chunks": "whole",
+            "chunk_sum": {"order": "ascending", "type": "float32"},
+            "epilogue": [
+                {"op": "activation_scale", "type": "float32"},
+                {"op": "channel_scale", "type": "float32"},
+                {"op": "bias", "type": "float32"},
+                {"op": "router_weight", "type": "float32"},
+                {"op": "round", "type": "bfloat16"},
+            ],
+        },
+    }) else {
+        panic!("keys")
     };
-    let case = generated(Op::ScaledMm, config("canonical"), 4);
-    let wrong = mistaken(&case, "promotion-missing").expect("inputs").expect("a difference");
-    let id = of(&wrong, "y").expect("a cause").id;
-    assert!(["promotion-missing", "schedule-split"].contains(&&*id), "{id}");
-    assert!(mistaken(&case, "promotion-added").expect("inputs").is_none());
+    let config = CaseConfig::from_json(Op::W4a8Mm, &config).expect("a config");
+    let mut case = vectors::case_of(config, &mut Rng::new(4)).expect("a case");
+    add_outputs(&mut case).expect("outputs");
+    assert!(mistaken(&case, "promotion-missing").expect("inputs").is_none());
+    let wrong = mistaken(&case, "promotion-added").expect("inputs").expect("a difference");
+    let report = check_case(&wrong).expect("a report");
+    let y = report.outputs.into_iter().find(|o| o.name == "y").expect("y");
+    assert_eq!(cause(&y).as_deref(), Some("promotion-added"), "{:?}", y.diagnosis);
 }
 
-/// Only `y` of a layer: its mistakes are carried through the stages.
+/// Only `y` of a layer: mistakes are carried through the stages that the case lacks.
 #[test]
 fn stages_that_a_case_lacks() {
-    let config = json!({
-        "checkpoint_format": "gptq", "weight_type": "uint4b8", "dtype": "float16",
-        "group_size": 64, "size_m": 6, "num_experts": 8, "top_k": 2, "hidden_size": 128,
-        "intermediate_size": 64, "activation": "silu", "scoring_func": "softmax",
-        "renormalize": true, "block_size_m": 16,
-    });
-    let case = generated(Op::Moe, config, 11);
-    let only_y = |mut case: Case<'static>| {
-        case.outputs.retain(|name, _| name == "y" || name.starts_with("topk"));
-        case
-    };
-    let swapped = |case: &Case<'static>| {
-        let mut other = case.clone();
-        for name in ["w13_qweight", "w13_scales"] {
-            let tensor = case.input(name).expect("a weight");
-            let (shape, n) = (tensor.shape().to_vec(), tensor.shape()[2]);
-            let width = tensor.dtype().bytes();
-            let mut bytes = tensor.bytes().to_vec();
-            bytes.chunks_mut(n * width).for_each(|row| row.rotate_left(n / 2 * width));
-            let tensor = Tensor::new(name, tensor.dtype(), shape, bytes).expect("a tensor");
-            other.add_input(name, tensor);
-        }
-        add_outputs(&mut other).expect("outputs");
+    let bytes = golden(SCALED);
+    let case = Case::parse(&bytes).expect("a case");
+    let CaseConfig::Moe(c) = &case.config else { panic!("a layer") };
+    let (top_k, h, ty) = (c.top_k, c.hidden_size, c.quant.dtype);
+    let down = case.output("down").expect("down").elements::<u16>().into_owned();
+    let term = |i: usize, j: usize| ty.to_f64(down[(i / h * top_k + j) * h + i % h].into());
+    let only_y = |of: &dyn Fn(usize) -> f64| {
         let mut wrong = case.clone();
-        wrong.add_output("y", other.output("y").expect("y").clone());
-        wrong
+        put(&mut wrong, "y", &(0..c.size_m * h).map(of).collect::<Vec<f64>>());
+        wrong.outputs.retain(|name, _| ["y", "topk_ids", "topk_weights"].contains(&&**name));
+        let report = check_case(&wrong).expect("a report");
+        report.outputs.into_iter().find(|o| o.name == "y").expect("y")
     };
-    let found = of(&only_y(swapped(&case)), "y").expect("a cause");
-    assert_eq!(found.id, "gate-up-swapped", "{found:?}");
-
-    // One slot of one token by another expert: the logits of both exchanged.
-    let ids = case.output("topk_ids").expect("ids").elements::<i32>().into_owned();
-    let other = (0..8).find(|e| ![ids[4], ids[5]].contains(e)).expect("another expert");
-    let mut logits = case.input("router_logits").expect("logits").elements::<f32>().into_owned();
-    logits.swap(2 * 8 + ids[4] as usize, 2 * 8 + other as usize);
-    let mut routed = case.clone();
-    let tensor = Tensor::from_vec("router_logits", DType::F32, vec![6, 8], logits);
-    routed.add_input("router_logits", tensor.expect("logits"));
-    add_outputs(&mut routed).expect("outputs");
-    let mut wrong = case.clone();
-    wrong.add_output("y", routed.output("y").expect("y").clone());
-    let found = of(&only_y(wrong), "y").expect("a cause");
-    let text = format!("token 2, slot 0 by expert {other} instead of {}", ids[4]);
-    assert_eq!(found.id, "wrong-expert", "{found:?}");
-    assert!(found.text.contains(&text), "{found:?}");
-
-    // An unknown distortion: a place, and what to add.
-    let mut wrong = case.clone();
-    let y = case.output("y").expect("y");
-    let ty = ScalarType::FLOAT16;
-    let values: Vec<u16> = y
-        .elements::<u16>()
-        .iter()
-        .enumerate()
-        .map(|(i, &b)| {
-            let x = ty.to_f64(b.into());
-            ty.encode_rne(x * (1.0 + 0.3 * ((i * 13 % 17) as f64 / 17.0 - 0.5))) as u16
-        })
-        .collect();
-    let tensor = Tensor::from_vec("y", DType::F16, y.shape().to_vec(), values).expect("y");
-    wrong.add_output("y", tensor);
-    let found = of(&only_y(wrong), "y").expect("a place");
-    assert_eq!(found.strength, Strength::Place, "{found:?}");
-    assert!(found.text.contains("add out.gate_up"), "{found:?}");
+    let dropped = only_y(&|i| (0..top_k - 1).map(|j| term(i, j)).sum());
+    assert_eq!(cause(&dropped).as_deref(), Some("slot-dropped"), "{:?}", dropped.diagnosis);
+    // An unknown distortion has a place, and the outputs that would tell the stage.
+    let noise = |i: usize| 1.0 + 0.6 * ((i * 13 % 17) as f64 / 17.0 - 0.5);
+    let noisy = only_y(&|i| (0..top_k).map(|j| term(i, j)).sum::<f64>() * noise(i));
+    assert_eq!(cause(&noisy), None, "{:?}", noisy.diagnosis);
+    let text = noisy.diagnosis.expect("a place").text;
+    assert!(text.contains("add out.gate_up"), "{text}");
 }

@@ -183,7 +183,8 @@ impl Comparison {
         let fits = self.broken == self.near_broken
             && self.explained + self.near >= MANY
             && left * 10 <= wrong
-            && self.evidence + self.near_evidence >= cost + 4.0 * MARGIN;
+            && self.evidence + self.near_evidence >= cost + 4.0 * MARGIN
+            && self.nearer.is_none_or(|gain| gain >= cost + 4.0 * MARGIN);
         let (strength, unexplained) = (Strength::Consistent, left);
         let (score, by_bounds) = (self.gain() - cost, self.nearer.is_some());
         fits.then_some(Outcome { strength, unexplained, near: true, score, by_bounds })
@@ -228,7 +229,8 @@ impl Outcome {
     }
 }
 
-/// The mistake with the highest score; the first of equal ones. `compare` returns `None` for a mistake that does not apply or changes nothing.
+/// The mistake with the highest score; the first of equal ones. `compare` returns `None` for a
+/// mistake that does not apply or changes nothing.
 pub(crate) fn search<'k, 'm: 'k, A: 'm, T: 'm>(
     mistakes: impl ExactSizeIterator<Item = &'k KnownMistake<'m, A, T>>,
     compare: impl Fn(&KnownMistake<'m, A, T>) -> Option<Comparison>,

@@ -137,6 +137,8 @@ impl Carried<'_> {
 const SAMPLE: [usize; 2] = [4, 2];
 /// Most wrong tokens, and experts, of which each slot is tried with another expert.
 const SLOTS_TRIED: [usize; 2] = [8, 32];
+/// Most products with one weight that these tries take.
+const MOST_WORK: usize = 1 << 28;
 
 impl Walk<'_> {
     /// The bounds of some tokens of a stage under a mistake.
@@ -222,10 +224,17 @@ impl Walk<'_> {
     fn one_slot(&self, c: &Carried<'_>, right: &Changed<'_>, judged: &Judged) -> Option<Diagnosis> {
         let (tokens, top_k) = (self.config.size_m, right.top_k.max(1));
         let per = c.cols(c.found.len(), tokens);
-        let mut bad: Vec<usize> = judged.wrong.iter().map(|i| i / per).collect();
-        bad.dedup();
+        // A few wrong values of a token may have another cause.
+        let mut counts = vec![0usize; tokens];
+        judged.wrong.iter().for_each(|i| counts[i / per] += 1);
+        let most = counts.iter().copied().max().unwrap_or(0);
+        let bad: Vec<usize> =
+            (0..tokens).filter(|&t| counts[t] > 0 && counts[t] * 4 >= most).collect();
         let experts = right.layer.num_experts;
-        if c.stage < 3 || bad.len() > SLOTS_TRIED[0] || experts > SLOTS_TRIED[1] {
+        let matrix = right.layer.hidden_size() * right.layer.intermediate_size();
+        let products = (bad.len() * top_k * top_k * (experts + 1)).saturating_mul(matrix);
+        let many = bad.len() > SLOTS_TRIED[0] || experts > SLOTS_TRIED[1] || products > MOST_WORK;
+        if c.stage < 3 || many {
             return None;
         }
         let ty = self.config.quant.dtype;
