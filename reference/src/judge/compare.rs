@@ -51,7 +51,15 @@ impl Subject<'_> {
             Some(b) if b.unexplained == 0 => Some(b),
             best => structure::diagnose(self, found, mismatches)
                 .or(best)
-                .or_else(|| plain::bits(self, found, mismatches))
+                .or_else(|| {
+                    let fact = plain::bits(self, found, mismatches)?;
+                    let place = structure::confined(self, found).filter(|p| p.id == "confined");
+                    let text = match place {
+                        Some(place) => format!("{}; {}", fact.text, place.text),
+                        None => fact.text,
+                    };
+                    Some(Diagnosis { text, ..fact })
+                })
                 .or_else(|| structure::confined(self, found)),
         }
     }

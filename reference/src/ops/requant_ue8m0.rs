@@ -45,7 +45,7 @@ impl Operation for RequantUe8m0Config {
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
         let sizes = r.sizes("weight_block_size")?.unwrap_or_else(|| vec![128, 128]);
         let [n, k] = sizes[..] else {
-            let found = format!("{} sizes", sizes.len());
+            let found = serde_json::json!(sizes);
             return Err(r.refuse("weight_block_size", found, "rows and columns of a block"));
         };
         let block = BlockSize { n, k };

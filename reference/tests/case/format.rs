@@ -508,9 +508,10 @@ fn values_of_inputs() {
     ] {
         bad(moe().tensor(ints("in.expert_map", &[4], map)), "in.expert_map", &index);
     }
+    // Entries without an expert are skipped.
     for id in [-1, 4] {
         let t = ints("in.topk_ids", &[3, 2], vec![0, 1, 2, id, 3, 0]);
-        bad(align().tensor(t), "in.topk_ids", &[1, 1]);
+        align().tensor(t).ok();
     }
     bad(align().tensor(ints("in.expert_map", &[4], vec![1, 2, -1, -1])), "in.expert_map", &[1]);
     // Outputs may be arbitrarily wrong.

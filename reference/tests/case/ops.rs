@@ -102,7 +102,7 @@ operations! {
     fp8_products wrong_fp8_products ScaledMm 60 50 13,
     fp8_layers wrong_fp8_layers Fp8Moe 24 16 14,
     fp8_groups wrong_fp8_groups PerTokenGroupQuant 96 48 14,
-    static_fp8 wrong_static_fp8 StaticFp8Quant 32 32 9,
+    static_fp8 wrong_static_fp8 StaticFp8Quant 32 128 9,
     mxfp4_quantized wrong_mxfp4_quantized MxFp4Quant 32 32 12,
     requantized_ue8m0 wrong_requantized_ue8m0 RequantUe8m0 12 9 5,
     mxfp4_int8 wrong_mxfp4_int8 E2m1Int8Linear 192 96 13,

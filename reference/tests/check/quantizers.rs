@@ -296,10 +296,6 @@ fn no_rows_are_right() {
         (Op::DynamicInt8Quant, json!({"dtype": "bfloat16", "size_m": 0, "size_k": 64})),
         (Op::PerTokenGroupQuant, json!({"dtype": "bfloat16", "size_m": 0, "size_k": 128})),
         (Op::MxFp4Quant, json!({"dtype": "bfloat16", "size_m": 0, "size_k": 64})),
-        (
-            Op::ScaledFp4Quant,
-            json!({"dtype": "bfloat16", "size_m": 0, "size_k": 64, "is_sf_swizzled_layout": false}),
-        ),
     ] {
         let k = config["size_k"].as_u64().expect("a size") as usize;
         let parsed =

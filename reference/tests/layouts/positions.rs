@@ -98,8 +98,13 @@ fn scales_of_bytes_are_where_the_packing_puts_them() {
             let rows = all.shape[0];
             let layout = ScaleLayout::new(rows, size_n, order, ty).unwrap();
             let eight = activations == Activations::Bits8;
-            let packed =
-                e8m0_scales(&scales.slice_rows(0..rows).unwrap(), ScalarType::BFLOAT16, layout, eight).unwrap();
+            let packed = e8m0_scales(
+                &scales.slice_rows(0..rows).unwrap(),
+                ScalarType::BFLOAT16,
+                layout,
+                eight,
+            )
+            .unwrap();
             for v in &all.values {
                 let found = packed.bits(v.element / size_n, v.element % size_n);
                 let byte = u32::from(bytes[v.row * size_n + v.col]);

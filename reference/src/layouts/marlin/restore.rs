@@ -112,7 +112,8 @@ impl Stored<'_> {
             DType::F8E8M0 | DType::U8 => {
                 let ty = ScalarType::FLOAT8_E8M0FNU;
                 let packed = Table::from_tensor(&self.scales, ty)?;
-                let scales = layout(ty)?.of_bytes(self.input_dtype.activations()).unpack(&packed)?;
+                let scales =
+                    layout(ty)?.of_bytes(self.input_dtype.activations()).unpack(&packed)?;
                 match self.input_dtype {
                     // The kernel's scales are larger by 2^6.
                     InputDtype::Fp8 => Ok((scales.map(ty, |b| b.saturating_sub(6)), None)),

@@ -43,11 +43,7 @@ impl ScalePermutation {
     ///
     /// `size_k` is the logical K of the matrix. Passing another size (the packed K, or the rank's
     /// intermediate size for w13) is a bug that has shipped: in `_process_weights_marlin` of vLLM 0.21.0.
-    pub fn choose(
-        group_size: GroupSize,
-        size_k: LogicalK,
-        activations: Activations,
-    ) -> Self {
+    pub fn choose(group_size: GroupSize, size_k: LogicalK, activations: Activations) -> Self {
         match activations {
             Activations::Bits16 if group_size.is_grouped(size_k) => Self::Grouped,
             _ => Self::Single,

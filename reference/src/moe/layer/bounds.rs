@@ -151,8 +151,9 @@ impl Layer<'_> {
 
     /// How rows enter the products with `weights`.
     fn carrier(&self, weights: &[Weight<'_>], int8: Int8Rule) -> Carrier {
-        let rows = |rule, ty, factor| {
-            Carrier::Rows { rule: RowRule { rule, ty, dtype: self.dtype }, factor }
+        let rows = |rule, ty, factor| Carrier::Rows {
+            rule: RowRule { rule, ty, dtype: self.dtype },
+            factor,
         };
         match self.input_dtype {
             None => Carrier::Unquantized,

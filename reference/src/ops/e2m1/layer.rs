@@ -147,8 +147,8 @@ impl Operation for E2m1MoeConfig {
                         apply_router_weight_on_input: false,
                         rules: LayerRules {
                             // Without it, rows of either layout would be right.
-                            gate_up_layout: (*activation == Activation::SwigluOai)
-                                .then_some(Columns::Halves),
+                            gate_up_layout:
+                                (*activation == Activation::SwigluOai).then_some(Columns::Halves),
                             ..LayerRules::NONE
                         },
                     }));

@@ -15,8 +15,8 @@ use crate::num::array::{FloatView2, rows_of};
 use crate::num::tensor::DType;
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Mistake, known};
-use crate::ops::layer_rules::Prescale;
 use crate::ops::fp8_blocks::{block_weight, move_scales, scale_values};
+use crate::ops::layer_rules::Prescale;
 use crate::ops::quantized_moe::{
     QUANTIZED, codes, halves, ignore_map, scales_of_first_expert, swap_halves,
 };
@@ -144,7 +144,10 @@ impl Fp8Moe {
             _ => return Ok(()),
         };
         let codes = codes.iter().map(|code| u32::from(code.to_bits()));
-        made.codes[row * size_k..][..size_k].iter_mut().zip(codes).for_each(|(to, code)| *to = code);
+        made.codes[row * size_k..][..size_k]
+            .iter_mut()
+            .zip(codes)
+            .for_each(|(to, code)| *to = code);
         if let Scales::Row(all) | Scales::Group { values: all, .. } = &mut made.scales {
             all[row * scales.len()..][..scales.len()].copy_from_slice(&scales);
         }
