@@ -151,7 +151,11 @@ impl LayerRules {
     }
 
     /// The activation with the stated parameters, of rows in the first of [`Self::layouts`].
-    pub(in crate::ops) fn definition(&self, activation: Activation, default: Columns) -> Definition {
+    pub(in crate::ops) fn definition(
+        &self,
+        activation: Activation,
+        default: Columns,
+    ) -> Definition {
         let mut definition = Definition::new(activation);
         definition.columns = self.layouts(activation, default)[0];
         if let Some(limit) = self.swiglu_limit {

@@ -146,8 +146,7 @@ impl CodeRanges {
     /// The ranges of rows of `k` bounds.
     pub(crate) fn new(x: &[Bound], k: usize, dtype: ScalarType, how: Carrier) -> Self {
         let group = if let Carrier::Groups { size, .. } = how { size } else { k.max(1) };
-        let mut all =
-            Self { size_k: k, codes: Vec::new(), exact: Vec::new(), scales: Vec::new() };
+        let mut all = Self { size_k: k, codes: Vec::new(), exact: Vec::new(), scales: Vec::new() };
         for bounds in x.chunks(group) {
             let values: Vec<f32> = bounds.iter().map(|b| finite(centre(b, dtype))).collect();
             let ends: Vec<[f32; 2]> = bounds.iter().map(ends).collect();
@@ -237,7 +236,8 @@ fn quantize(values: Vec<f32>, max: f32, how: Carrier, dtype: ScalarType) -> (f32
             (scale, decoded(rule.ty, codes))
         }
         Carrier::Static(scale) => {
-            let code = |v: f32| f64::from(E4m3fn::from_f32_rne_saturating(v * (1.0 / scale)).to_f32());
+            let code =
+                |v: f32| f64::from(E4m3fn::from_f32_rne_saturating(v * (1.0 / scale)).to_f32());
             (scale, values.into_iter().map(code).collect())
         }
         Carrier::Groups { rule, ue8m0, .. } => {

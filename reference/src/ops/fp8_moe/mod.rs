@@ -1,7 +1,7 @@
 //! A layer of FP8 weights and activations.
 
-mod config;
 mod carried;
+mod config;
 mod walk;
 
 pub use config::Fp8LayerConfig;
@@ -16,8 +16,8 @@ use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Mistake, known};
-use crate::ops::layer_rules::Prescale;
 use crate::ops::fp8_blocks::{BlockSize, block_schedules, block_weight, move_scales, scale_values};
+use crate::ops::layer_rules::Prescale;
 use crate::ops::quantized_moe::{
     QUANTIZED, QuantizedLayer, codes, halves, ignore_map, scales_of_first_expert, swap_halves,
 };
@@ -145,7 +145,10 @@ impl Fp8Moe {
             _ => return Ok(()),
         };
         let codes = codes.iter().map(|code| u32::from(code.to_bits()));
-        made.codes[row * size_k..][..size_k].iter_mut().zip(codes).for_each(|(to, code)| *to = code);
+        made.codes[row * size_k..][..size_k]
+            .iter_mut()
+            .zip(codes)
+            .for_each(|(to, code)| *to = code);
         if let Scales::Row(all) | Scales::Group { values: all, .. } = &mut made.scales {
             all[row * scales.len()..][..scales.len()].copy_from_slice(&scales);
         }

@@ -1,6 +1,7 @@
 //! Judges stage by stage, each from the previous stage of the case. A stage that the case lacks is
 //! recomputed by its schedule.
 
+use super::carried::Quantized;
 use super::{Fp8Moe, scales};
 use crate::Result;
 use crate::judge::compare::elements;
@@ -12,7 +13,6 @@ use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
 use crate::ops::computation::{Expected, judge_some};
 use crate::ops::fp8_blocks::are_powers;
-use super::carried::Quantized;
 use crate::ops::layer::summed;
 use crate::ops::quantized_moe::QUANTIZED;
 use crate::ops::w8a8_fp8::{

@@ -32,8 +32,7 @@ impl Values<'_> {
 }
 
 /// What to record where carried bounds are too weak.
-pub(crate) const REMEDY: &str =
-    "add `out.gate_up`, and `out.activated` or `out.a2q` and `out.a2q_scale`, and `out.down` to the case";
+pub(crate) const REMEDY: &str = "add `out.gate_up`, and `out.activated` or `out.a2q` and `out.a2q_scale`, and `out.down` to the case";
 
 /// The bounds on `activated`; `fused`: also those of a kernel that quantizes it without rounding it first.
 ///

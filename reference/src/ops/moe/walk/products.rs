@@ -2,8 +2,8 @@
 
 use super::{NAMES, Walk};
 use crate::Result;
-use crate::judge::scheduled::{self, Product};
 use crate::judge::OutputReport;
+use crate::judge::scheduled::{self, Product};
 use crate::num::tensor::Tensor;
 use crate::ops::moe::product;
 use crate::ops::moe::source::Source;
