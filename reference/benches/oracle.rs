@@ -5,7 +5,7 @@ use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
 use marlinspike::case::{Activation, ScoringFunc};
 use marlinspike::moe::activation::Definition;
-use marlinspike::moe::layer::bounds::Declared;
+use marlinspike::moe::layer::bounds::{Declared, Int8Layer};
 use marlinspike::moe::layer::{Layer, Routed};
 use marlinspike::moe::router::Router;
 use marlinspike::num::array::{FloatView2, rows_of};
@@ -14,7 +14,6 @@ use marlinspike::num::scalar::{ScalarType, f32_to_f16_rne};
 use marlinspike::products::{
     Class, Convention, Extras, Judge, Recipe, Request, Rows, WeightColumns,
 };
-use marlinspike::quantize::Int8Rule;
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
@@ -111,7 +110,7 @@ fn exact_and_bound_marlin(bencher: Bencher, threads: usize) {
 fn layer_exact_and_bound(bencher: Bencher, threads: usize) {
     bench_layer(bencher, threads, |layer, x, routed| {
         let class = Class::any_order();
-        let int8 = Int8Rule::default();
+        let int8 = Int8Layer::default();
         let declared = Declared { convention: Convention::Marlin, class: &class, int8 };
         layer.bounds(x, routed, declared).expect("bounds").y.len()
     });

@@ -22,6 +22,7 @@ mod int8_moe;
 mod interleaving;
 mod keys;
 mod layer;
+mod layer_readings;
 mod layer_rules;
 mod linear;
 mod load_weights_mxfp4;

@@ -60,6 +60,10 @@ const KEYS: &[(&str, &str)] = &[
     ("ep_size", "expert-parallel ranks"),
     ("epilogue", "the steps after the int32 sum, which make every bit of `y` comparable"),
     ("fp8_type", "meaning of the FP8 codes"),
+    (
+        "gate_up_layout",
+        "where gate and up are in a row of `gate_up`; without it `swigluoai` may have either",
+    ),
     ("gate_up", "order of the gate and up rows in the kernel's w13"),
     ("group_size", "k per scale; -1: one scale per column"),
     ("groups", "scales per row"),
@@ -90,6 +94,10 @@ const KEYS: &[(&str, &str)] = &[
     ("reciprocal", "whether the kernel divides exactly or by an approximate reciprocal"),
     ("renormalize", "whether the chosen weights are divided by their sum"),
     ("requantize", "how codes move to the common scale"),
+    (
+        "router_weight_on",
+        "what router weights multiply: `down`, `gate_up`, or `x`, rounded to its type, before it is quantized",
+    ),
     ("routed_scaling_factor", "factor on the chosen weights"),
     ("scale_factor", "the power of two that block scales were multiplied by"),
     ("scale_factor_w13", "the power of two that w13's block scales were multiplied by"),
@@ -107,6 +115,9 @@ const KEYS: &[(&str, &str)] = &[
     ("schedule_w13", "the schedule of `gate_up`"),
     ("schedule_w2", "the schedule of `down`"),
     ("scoring_func", "logits to scores"),
+    ("swiglu_alpha", "α of gate · σ(α · gate); 1.702 for `swigluoai`, else 1"),
+    ("swiglu_beta", "β of (up + β); 1 for `swigluoai`, else 0"),
+    ("swiglu_limit", "L of min(gate, L) and of up in [-L, L]; 7 for `swigluoai` and `swiglustep`"),
     (
         "sf_layout",
         "tile of the interleaved scales; see [Layouts of 4-bit experts](operations.md#layouts-of-4-bit-experts)",

@@ -10,6 +10,7 @@ mod golden;
 mod golden_damage;
 mod group_quant;
 mod layer_readings;
+mod layer_rules;
 mod limits;
 mod moe_diagnosis;
 mod open_exponential;

@@ -6,14 +6,13 @@ use marlinspike::case::{Activation, CheckpointFormat, QuantConfig};
 use marlinspike::formats::mxfp4;
 use marlinspike::formats::{awq, gptq, nvfp4};
 use marlinspike::moe::activation::Definition;
-use marlinspike::moe::layer::bounds::Declared;
+use marlinspike::moe::layer::bounds::{Declared, Int8Layer};
 use marlinspike::moe::layer::{Layer, Routed, Stages, sum_of_ranks};
 use marlinspike::num::array::FloatView2;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{self, ScalarType};
 use marlinspike::products::tensor_core::{Architecture, Decoded, Instruction, Unit, find};
 use marlinspike::products::{Class, Convention};
-use marlinspike::quantize::Int8Rule;
 use marlinspike::vectors::{Rng, weight};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
@@ -446,7 +445,7 @@ fn canonical_bits_are_within_their_own_bounds() {
             None => Class::of_unit(hopper(small.dtype)),
             Some(_) => Class::any_order(),
         };
-        let int8 = Int8Rule::default();
+        let int8 = Int8Layer::default();
         let declared = Declared { convention: Convention::Canonical, class: &class, int8 };
         let stages = small.forward();
         let bounds = small.layer().bounds(small.x(), small.routed(), declared).unwrap();

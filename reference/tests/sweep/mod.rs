@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use marlinspike::case::{
-    Activation, Case, CaseConfig, CheckpointFormat, LinearConfig, MoeConfig, Op, ParallelStyle,
-    QuantConfig, ScoringFunc, TensorParallel,
+    Activation, Case, CaseConfig, CheckpointFormat, LayerRules, LinearConfig, MoeConfig, Op,
+    ParallelStyle, QuantConfig, ScoringFunc, TensorParallel,
 };
 use marlinspike::container::{Container, write_container};
 use marlinspike::formats::{awq, gptq, nvfp4};

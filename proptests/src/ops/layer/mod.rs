@@ -10,13 +10,12 @@ use marlinspike::act_order;
 use marlinspike::case::{CaseConfig, MoeConfig, Op, ParallelStyle, TensorParallel};
 use marlinspike::layers::{ExpertPlacement, determine_expert_map};
 use marlinspike::moe::activation::{Columns, Definition};
-use marlinspike::moe::layer::bounds::Declared;
+use marlinspike::moe::layer::bounds::{Declared, Int8Layer};
 use marlinspike::moe::layer::{Layer, Routed, Stages};
 use marlinspike::num::array::{FloatView2, into_vec};
 use marlinspike::num::interval::Bound;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::{Class, Convention};
-use marlinspike::quantize::Int8Rule;
 use marlinspike::vectors;
 use marlinspike::weight::Weight;
 use marlinspike::Result;
@@ -224,7 +223,7 @@ impl LayerInput {
     pub fn bounds(&self, convention: Convention) -> Result<Vec<Bound>> {
         let class = Class::any_order();
         let local = self.local()?;
-        let int8 = Int8Rule::default();
+        let int8 = Int8Layer::default();
         let declared = Declared { convention, class: &class, int8 };
         local.layer(self).bounds(self.x_view()?, self.routed()?, declared).map(|b| into_vec(b.y))
     }

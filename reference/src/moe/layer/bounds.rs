@@ -22,8 +22,29 @@ pub struct Declared<'d> {
     pub convention: Convention,
     /// Accumulation in f32.
     pub class: &'d Class,
-    /// How rows become int8, for a layer of int8 activations.
-    pub int8: Int8Rule,
+    /// How a layer of int8 activations computes.
+    pub int8: Int8Layer,
+}
+
+/// The choices of a kernel for int8 activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Int8Layer {
+    /// How rows become int8.
+    pub rule: Int8Rule,
+    /// Whether group scales multiply the integer sums of their groups as they are, in f32, and not as
+    /// Marlin's integers ([`with_integer_scales`]).
+    pub real_scales: bool,
+}
+
+impl Int8Layer {
+    /// Every choice, for weights with or without several groups.
+    pub(crate) fn all(groups: bool) -> Vec<Self> {
+        let scales: &[bool] = if groups { &[false, true] } else { &[false] };
+        let of = |&real_scales: &bool| {
+            [Int8Rule::Quotient, Int8Rule::Product].map(|rule| Self { rule, real_scales })
+        };
+        scales.iter().flat_map(of).collect()
+    }
 }
 
 /// The bounds of all stages; [`super::Stages`] has their bits.
@@ -129,7 +150,9 @@ impl Layer<'_> {
         let x = row_major(x);
         let rule = self.carrier(weights, declared.int8);
         let integers = match self.input_dtype {
-            Some(ScalarType::INT8) if weights.iter().any(|w| w.scales.rows() > 1) => {
+            Some(ScalarType::INT8)
+                if !declared.int8.real_scales && weights.iter().any(|w| w.scales.rows() > 1) =>
+            {
                 Some(with_integer_scales(weights)?)
             }
             _ => None,
@@ -150,7 +173,7 @@ impl Layer<'_> {
     }
 
     /// How rows enter the products with `weights`.
-    fn carrier(&self, weights: &[Weight<'_>], int8: Int8Rule) -> Carrier {
+    fn carrier(&self, weights: &[Weight<'_>], int8: Int8Layer) -> Carrier {
         let rows = |rule, ty, factor| Carrier::Rows {
             rule: RowRule { rule, ty, dtype: self.dtype },
             factor,
@@ -158,11 +181,12 @@ impl Layer<'_> {
         match self.input_dtype {
             None => Carrier::Unquantized,
             Some(ScalarType::INT8) => {
-                let rule = match int8 {
+                let rule = match int8.rule {
                     Int8Rule::Quotient => ActivationRule::Quotient,
                     Int8Rule::Product => ActivationRule::Product,
                 };
-                rows(rule, ScalarType::INT8, input_global_scale(weights))
+                let factor = if int8.real_scales { 1.0 } else { input_global_scale(weights) };
+                rows(rule, ScalarType::INT8, factor)
             }
             Some(ty) => rows(ActivationRule::QuotientExact, ty, 1.0),
         }

@@ -72,6 +72,8 @@ impl Walk<'_> {
             } else {
                 let bounds = activated_bounds(&stages, gate_up, false)?;
                 self.carried(("activated", size_i), &found, &bounds);
+                let report = self.reports.pop().map(verdict::as_stated);
+                self.reports.extend(report);
             }
             self.from = "activated";
             let expected = layer.quantize(1, &found)?;

@@ -194,7 +194,8 @@ fn activated_rows(
                 let bounds = activated_bounds(&shared, gate_up, false)?;
                 let origin = Origin { class: CLASS, from, remedy: REMEDY };
                 let stage = ("activated", size_i);
-                carried::judge(case, &shared, stage, &found, (&bounds, origin))
+                let report = carried::judge(case, &shared, stage, &found, (&bounds, origin));
+                carried::as_stated(report)
             }
         });
         *from = "activated";

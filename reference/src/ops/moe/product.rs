@@ -8,7 +8,7 @@ use super::MoeConfig;
 use crate::judge::product::{Declared, Hints, Part, Stage};
 use crate::judge::scheduled::Product;
 use crate::judge::{OutputReport, Verdict, known};
-use crate::moe::layer::bounds::with_integer_scales;
+use crate::moe::layer::bounds::{Int8Layer, with_integer_scales};
 use crate::moe::layer::{input_global_scale, quantize_rows_by};
 use crate::num::dims::Shape;
 use crate::num::scalar::ScalarType;
@@ -18,7 +18,6 @@ use crate::ops::layer::halves;
 use crate::ops::quant::source::Source;
 use crate::ops::routing::stated_or_routed;
 use crate::products::{Extras, Rows};
-use crate::quantize::Int8Rule;
 use crate::weight::Weight;
 use crate::{Error, Result};
 
@@ -113,7 +112,8 @@ pub(crate) fn is_judged(case: &Case<'_>, c: &MoeConfig, name: &str) -> bool {
 }
 
 /// Judges `gate_up` or `down` by its bound from the previous stage of the case; `None` if the case
-/// lacks either, or the rows cannot be quantized. Int8 rows follow any of the known rules.
+/// lacks either, or the rows cannot be quantized. Int8 rows follow any known rule, and group scales
+/// are integers or not.
 pub(crate) fn expert_product(
     case: &Case<'_>,
     c: &MoeConfig,
@@ -124,12 +124,8 @@ pub(crate) fn expert_product(
         return Ok(None);
     }
     let mut best: Option<OutputReport> = None;
-    let rules: &[Int8Rule] = match c.quant.input_dtype {
-        Some(ScalarType::INT8) => &[Int8Rule::Quotient, Int8Rule::Product],
-        _ => &[Int8Rule::Quotient],
-    };
-    for &rule in rules {
-        let report = product_by(case, c, declared, (name, rule))?;
+    for int8 in c.int8_layers(name == "gate_up") {
+        let report = product_by(case, c, declared, (name, int8))?;
         let Some(report) = report else { continue };
         if report.verdict != Verdict::Fail {
             return Ok(Some(report));
@@ -153,12 +149,12 @@ impl Operands {
         c: &MoeConfig,
         (before, first): (&Tensor<'_>, bool),
         weights: &[Weight<'_>],
-        rule: Int8Rule,
+        int8: Int8Layer,
     ) -> Result<Self> {
         let cols = if first { c.hidden_size } else { c.intermediate_size };
-        let how = (c.quant.input_dtype, rule);
+        let how = (c.quant.input_dtype, int8.rule);
         let factor = match c.quant.input_dtype {
-            Some(ScalarType::INT8) => input_global_scale(weights),
+            Some(ScalarType::INT8) if !int8.real_scales => input_global_scale(weights),
             _ => 1.0,
         };
         let by_token = first && !c.rules.router_weight_on_x;
@@ -174,12 +170,12 @@ impl Operands {
     }
 }
 
-/// [`expert_product`] by one rule for int8 rows.
+/// [`expert_product`] by one choice of a kernel for int8 rows.
 fn product_by(
     case: &Case<'_>,
     c: &MoeConfig,
     declared: &Declared,
-    (name, rule): (&'static str, Int8Rule),
+    (name, int8): (&'static str, Int8Layer),
 ) -> Result<Option<OutputReport>> {
     let first = name == "gate_up";
     let (Some(found), Some(before)) = (case.output(name), before(case, name)) else {
@@ -192,9 +188,11 @@ fn product_by(
     };
     let source = Source::new(case, &c.quant, prefix, shape);
     let stored = source.weights()?;
-    let operands = Operands::new(c, (before, first), &stored, rule)?;
+    let operands = Operands::new(c, (before, first), &stored, int8)?;
     let integers = match c.quant.input_dtype {
-        Some(ScalarType::INT8) if stored.iter().any(|w| w.scales.rows() > 1) => {
+        Some(ScalarType::INT8)
+            if !int8.real_scales && stored.iter().any(|w| w.scales.rows() > 1) =>
+        {
             Some(with_integer_scales(&stored)?)
         }
         _ => None,

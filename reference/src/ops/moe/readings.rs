@@ -11,6 +11,9 @@ use super::{DEFAULT_LAYOUT, MoeConfig, product, walk};
 use crate::Result;
 use crate::judge::{Declared, OutputReport};
 use crate::moe::activation::Columns;
+use crate::moe::layer::bounds::Int8Layer;
+use crate::num::dims::GroupSize;
+use crate::num::scalar::ScalarType;
 use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
 use crate::ops::layer::halves;
@@ -75,4 +78,19 @@ fn prescaled<'a, 'c>(case: &'a Case<'c>, c: &MoeConfig) -> Result<Vec<Cow<'a, Ca
         all.push(Cow::Owned(own));
     }
     Ok(all)
+}
+
+impl MoeConfig {
+    /// What a kernel for the config's int8 activations may choose; the default for other activations.
+    pub(super) fn int8_layers(&self, first: bool) -> Vec<Int8Layer> {
+        if self.quant.input_dtype != Some(ScalarType::INT8) {
+            return vec![Int8Layer::default()];
+        }
+        let size_k = if first { self.hidden_size } else { self.intermediate_size };
+        let groups = match self.quant.group_size {
+            GroupSize::Of(size) => size < size_k,
+            GroupSize::Channel => false,
+        };
+        Int8Layer::all(groups)
+    }
 }

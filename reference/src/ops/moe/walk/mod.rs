@@ -15,16 +15,15 @@ use crate::Result;
 use crate::judge::power::Power;
 use crate::judge::product::{DEQUANTIZING, Reading};
 use crate::judge::{Declared, Diagnosis, OutputReport, Strength, Verdict, pattern};
-use crate::moe::layer::{Layer, Routed, bounds};
+use crate::moe::layer::bounds::{self, Int8Layer};
+use crate::moe::layer::{Layer, Routed};
 use crate::moe::{Chain, sum};
 use crate::num::array::{into_vec, rows_of};
 use crate::num::interval::Bound;
-use crate::num::scalar::ScalarType;
 use crate::ops::case::Case;
 use crate::ops::layer::carried::{Values, half_width, rounded};
 use crate::ops::layer::{Locate, Stage, activated, expert, halves, summed, with_expert};
 use crate::products::schedule::ScheduleChoice;
-use crate::quantize::Int8Rule;
 
 /// The stages, first to last.
 const NAMES: [&str; 4] = ["gate_up", "activated", "down", "y"];
@@ -34,7 +33,7 @@ const CARRIED_REMEDY: &str =
     "record the stage before it, or declare `schedule_w13` and `schedule_w2` in the case's config";
 
 /// Judges every stage of the case, except the products that `product` judges. Stages whose bounds
-/// are carried over recomputed stages are judged under each convention and each rule for int8 rows: one
+/// are carried over recomputed stages are judged under each convention and each way to int8 rows: one
 /// choice must explain them all. If none does, the choice that leaves the fewest values wrong is reported.
 pub(super) fn judge(
     case: &Case<'_>,
@@ -45,11 +44,8 @@ pub(super) fn judge(
         Some(convention) => vec![convention],
         None => DEQUANTIZING.to_vec(),
     };
-    let rules: &[Int8Rule] = match c.quant.input_dtype {
-        Some(ScalarType::INT8) => &[Int8Rule::Quotient, Int8Rule::Product],
-        _ => &[Int8Rule::Quotient],
-    };
-    let choices = rules.iter().flat_map(|rule| conventions.iter().map(move |c| (*c, *rule)));
+    let int8 = c.int8_layers(true);
+    let choices = int8.iter().flat_map(|int8| conventions.iter().map(move |c| (*c, *int8)));
     let mut first: Option<Vec<Judged>> = None;
     let mut best: Option<(usize, Vec<Judged>)> = None;
     for (convention, int8) in choices {
@@ -150,8 +146,8 @@ struct Walk<'c> {
     case: &'c Case<'c>,
     config: &'c MoeConfig,
     declared: &'c Declared,
-    /// How rows become int8.
-    int8: Int8Rule,
+    /// The choices of a kernel for int8 rows.
+    int8: Int8Layer,
     /// Both products are canonical; then the activation and the sum are also canonical.
     canonical: bool,
 }
@@ -161,7 +157,7 @@ impl<'c> Walk<'c> {
         case: &'c Case<'c>,
         config: &'c MoeConfig,
         declared: &'c Declared,
-        int8: Int8Rule,
+        int8: Int8Layer,
     ) -> Self {
         let canonical = |s: &Option<ScheduleChoice>| s.as_ref().is_some_and(|s| s.name().is_some());
         let canonical = canonical(&config.schedule_w13) && canonical(&config.schedule_w2);
