@@ -15,7 +15,7 @@
 mod ways;
 
 use serde::Serialize;
-pub(in crate::judge) use ways::reach;
+pub(crate) use ways::{are_narrow, reach};
 
 use crate::num::interval::{Bound, FLUSH, round_once};
 use crate::num::scalar::ScalarType;
