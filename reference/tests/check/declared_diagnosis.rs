@@ -17,7 +17,11 @@ fn layers(count: usize) -> Vec<Case<'static>> {
         let numbers = |name: &str| {
             let bits = case.output(name).expect("a stage").elements::<u16>();
             let distinct: std::collections::BTreeSet<u16> = bits.iter().copied().collect();
-            distinct.len() * 2 > bits.len().min(2048)
+            // The columns that a test exchanges differ.
+            let cols = case.output(name).and_then(|stage| stage.shape().last().copied());
+            let differ =
+                cols.is_some_and(|cols| bits.chunks_exact(cols).any(|row| row[3] != row[40]));
+            distinct.len() * 2 > bits.len().min(2048) && differ
         };
         let quant = case.config.quant().expect("a layer");
         quant.input_dtype.is_none()

@@ -14,9 +14,8 @@
 
 mod ways;
 
-pub(in crate::judge) use ways::reach;
-
 use serde::Serialize;
+pub(crate) use ways::{are_narrow, reach};
 
 use crate::num::interval::{Bound, FLUSH, round_once};
 use crate::num::scalar::ScalarType;

@@ -7,6 +7,9 @@ use crate::num::scalar::ScalarType;
 /// A pass that leaves a larger uniform error unnoticed says so in every report.
 const REMARKABLE: f64 = 0.01;
 
+/// Units in the last place of an interval that only the roundings of an output make.
+const FEW_UNITS: f64 = 4.0;
+
 impl Power {
     /// Whether a bound of this power is a way to a pass: it excludes every trivial wrong answer and
     /// any uniform error above `limit`.
@@ -63,9 +66,17 @@ impl Power {
     }
 }
 
+/// Whether each accepted interval is at most a few units of the type wide.
+pub(crate) fn are_narrow(ty: ScalarType, elements: &[Accepted]) -> bool {
+    elements.iter().all(|e| match e.lo.is_finite() && e.hi.is_finite() {
+        true => e.hi - e.lo <= FEW_UNITS * unit(ty, e.lo.abs().max(e.hi.abs())),
+        false => e.lo == e.hi || e.lo > e.hi,
+    })
+}
+
 /// The largest e such that an output `y`, times 1 + e or 1 − e and rounded, is accepted in every
 /// element; `None` if no multiple of it is. Each element has its value and what is accepted there.
-pub(in crate::judge) fn reach(
+pub(crate) fn reach(
     ty: ScalarType,
     elements: impl IntoIterator<Item = (f64, Accepted)>,
 ) -> Option<f64> {

@@ -12,7 +12,7 @@ use crate::judge::compare::Mismatch;
 use crate::judge::mistake::{Comparison, Outcome};
 use crate::judge::pattern::Values;
 use crate::judge::picture::Picture;
-use crate::judge::power::{Accepted, Power};
+use crate::judge::power::{Accepted, Power, are_narrow};
 use crate::judge::{Diagnosis, OutputReport, Verdict, plain};
 use crate::moe::activation::{Activation, Definition};
 use crate::moe::router::Router;
@@ -122,6 +122,7 @@ impl Stage<'_> {
         report.note = Some(format!("{}; bits compared with {}", self.class, self.chain));
         let unbounded = accepted.iter().filter(|a| a.is_unbounded() && !a.exact.is_nan());
         report.unbounded = unbounded.count();
+        report.is_narrow = are_narrow(self.ty, &accepted);
         report.settle(Power::of(&accepted, self.shape[1], self.ty), self.remedy);
         if !wrong.is_empty() {
             let [rows, cols] = self.shape;
