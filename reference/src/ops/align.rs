@@ -7,6 +7,7 @@ use crate::judge::{Declared, OutputReport};
 use crate::layers::{ExpertPlacement, determine_expert_map};
 use crate::moe::align::{Absent, Align};
 use crate::num::tensor::{DType, Tensor};
+use crate::ops::Operation;
 use crate::ops::axes::{Axes, Space, shown};
 use crate::ops::case::Case;
 use crate::ops::draw::Rng;
@@ -16,7 +17,6 @@ use crate::ops::quant::tensors::blocks;
 use crate::ops::routing::align;
 use crate::ops::schema::{CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_map, rule};
 use crate::ops::tensors::{I32, bytes_of};
-use crate::ops::{CaseConfig, Operation};
 
 /// Config of `moe_align_block_size`.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,12 +47,9 @@ impl Operation for AlignConfig {
 
     /// Every legal combination of [`Operation::axes`].
     fn lattice() -> Result<Vec<Self>> {
-        let axes = space().axes();
-        let align = |config| match config {
-            CaseConfig::Align(config) => Some(config),
-            _ => None,
-        };
-        Ok(axes.configs(axes.axes().len()).into_iter().filter_map(align).collect())
+        let space = space();
+        let all = space.len();
+        Ok(space.configs(all))
     }
 
     fn axes() -> Result<Option<Axes>> {

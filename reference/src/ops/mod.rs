@@ -13,6 +13,7 @@ mod computation;
 pub(crate) mod draw;
 mod dyn_quant;
 mod e2m1;
+mod expert_axes;
 mod fp4_experts;
 mod fp8_blocks;
 mod fp8_moe;

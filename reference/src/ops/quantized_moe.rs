@@ -10,8 +10,6 @@ use crate::moe::activation::{Activation, Columns, Definition};
 use crate::moe::layer::Layer;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
-use crate::ops::CaseConfig;
-use crate::ops::axes::{Space, named, shown};
 use crate::ops::case::Case;
 use crate::ops::computation::{Expected, Form};
 use crate::ops::layer::Stages;
@@ -21,7 +19,7 @@ use crate::ops::schema::{
     CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_ids, expert_map, finite, stored,
 };
 use crate::ops::tensors::{
-    F32, FLAGS, HALF, HALF_TYPES, I32, half, input, is, optional, output, w13_size_n, whole,
+    F32, HALF_TYPES, I32, half, input, is, optional, output, w13_size_n, whole,
 };
 use crate::weight::Weight;
 
@@ -273,36 +271,6 @@ impl QuantizedLayer {
 
 /// Names of the quantized activations of w13 and w2 and of their scales.
 pub(super) const QUANTIZED: [[&str; 2]; 2] = [["a1q", "a1q_scale"], ["a2q", "a2q_scale"]];
-
-/// Experts and those of the rank, of generated cases.
-pub(super) const EXPERT_RANKS: [(&str, (usize, usize)); 5] = [
-    ("4 of 4", (4, 4)),
-    ("3 of 6", (6, 3)),
-    ("8 of 8", (8, 8)),
-    ("1 of 1", (1, 1)),
-    ("2 of 8", (8, 2)),
-];
-
-/// The axes that every layer has. `layer` is where a config has the shared keys.
-pub(super) fn expert_axes<C>(space: Space<C>, layer: fn(&mut C) -> &mut QuantizedLayer) -> Space<C>
-where
-    C: Clone + Into<CaseConfig> + Send + Sync + 'static,
-{
-    space
-        .axis("dtype", shown(HALF), move |c, &ty| layer(c).dtype = ty)
-        .axis("activation", named(Activation::NAMED), move |c, &a| layer(c).activation = a)
-        .axis("experts", named(&EXPERT_RANKS), move |c, &(all, local)| {
-            (layer(c).num_experts, layer(c).num_local_experts) = (all, local);
-        })
-        .axis("top_k", shown([1, 2, 3, 6]), move |c, &count| layer(c).top_k = count)
-        .axis("apply_router_weight_on_input", shown(FLAGS), move |c, &flag| {
-            layer(c).apply_router_weight_on_input = flag;
-        })
-        .illegal("a token has at most every expert", &["experts", "top_k"], move |c| {
-            let mut c = c.clone();
-            layer(&mut c).top_k > layer(&mut c).num_experts
-        })
-}
 
 /// Codes of rows `[_, cols]` that enter w13 (`which` 0) or w2 (1).
 pub(super) fn codes(which: usize, dtype: DType, cols: usize, elements: &[u32]) -> Expected {

@@ -36,7 +36,10 @@ fn checked(op: Op, seed: u64, count: u64) -> usize {
 /// A case of each row of the covering array of this strength goes through a file and passes.
 fn covered(op: Op, seed: u64, strength: usize) -> usize {
     let seed = Tier::current().seed(seed);
-    let configs = axes(op).unwrap().unwrap().configs(strength);
+    let axes = axes(op).unwrap().unwrap();
+    // Without the tiers, the pairs alone.
+    let axes = if Tier::current() == Tier::Plain { axes.apart() } else { axes };
+    let configs = axes.configs(strength);
     println!("{op}: {} rows, seed {seed:#x}", configs.len());
     let case = |(nth, config): (usize, CaseConfig)| {
         let text = format!("{op} row {nth}, seed {seed:#x}: {config:?}");
@@ -89,7 +92,7 @@ fn linear_cases_pass() {
 
 #[test]
 fn moe_cases_pass() {
-    assert!(covered(Op::Moe, 2, Tier::current().pick(2, 3, 3)) > 400);
+    assert!(covered(Op::Moe, 2, Tier::current().pick(2, 2, 3)) > 400);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use marlinspike::act_order;
 use marlinspike::case::MoeConfig;
-use marlinspike::num::dims::Shape;
+use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::ScheduleError;
 use marlinspike::vectors::{self, Rng};
@@ -13,6 +13,20 @@ use super::LayerInput;
 
 /// Largest number of experts of an input; more would add nothing.
 const MOST_EXPERTS: usize = 8;
+
+/// Attempts with groups of any rows, before those with whole groups: of many experts on a rank, some always
+/// have groups that cut an instruction.
+const RANDOM: u64 = 3;
+
+/// The weight with the rows of each group next to each other, the last group first.
+fn whole_groups(mut weight: Weight<'static>) -> Weight<'static> {
+    if let Groups::Indexed { g_idx, group_size: GroupSize::Of(size) } = &mut weight.groups {
+        let groups = (g_idx.len() / *size) as u32;
+        let size = *size as u32;
+        (0u32..).zip(g_idx.iter_mut()).for_each(|(k, group)| *group = groups - 1 - k / size);
+    }
+    weight
+}
 
 impl LayerInput {
     /// Draws `size_m` tokens and a layer of `config`. The sizes of a rank in the lattice are scaled
@@ -52,9 +66,12 @@ impl LayerInput {
             return Self::attempt(config, seed, 0, size_m).map(|input| part(&input));
         }
         let mut last = None;
-        for attempt in 0..64 {
+        for attempt in 0..8 {
             let input = part(&Self::attempt(config, seed, attempt, size_m)?);
-            match input.local()?.stages(&input) {
+            // Laws take the whole layer, too.
+            let stages = input.local().and_then(|local| local.stages(&input));
+            let whole = input.whole();
+            match stages.and_then(|_| whole.local()?.stages(&whole)) {
                 Err(e) if e.downcast_ref::<ScheduleError>().is_some() => last = Some(e),
                 Err(e) => return Err(e),
                 Ok(_) => return Ok(input),
@@ -82,6 +99,7 @@ impl LayerInput {
                         shape,
                         shape.size_k,
                     )
+                    .map(|weight| if attempt < RANDOM { weight } else { whole_groups(weight) })
                 })
                 .collect()
         };

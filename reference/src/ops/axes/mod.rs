@@ -91,6 +91,14 @@ impl Axes {
         self.cover(strength).iter().map(|row| self.config(row)).collect()
     }
 
+    /// The same axes without the combinations that every covering array has whatever its strength: the
+    /// smaller arrays of a strength alone.
+    #[must_use]
+    pub fn apart(mut self) -> Self {
+        self.together.clear();
+        self
+    }
+
     /// The same axes and one more, which the configs do not state, such as the laws of a test.
     #[must_use]
     pub fn and(mut self, name: &'static str, values: Vec<String>) -> Self {
@@ -214,6 +222,26 @@ impl<C: Clone + Into<CaseConfig> + Send + Sync + 'static> Space<C> {
     pub(crate) fn together(mut self, axes: &[&str]) -> Self {
         self.together.push(indices(&self.axes, axes));
         self
+    }
+
+    /// The configs of a covering array of the axes ([`Axes::cover`]).
+    pub(crate) fn configs(self, strength: usize) -> Vec<C> {
+        let Self { base, axes, set, rules, together, finish } = self;
+        let first = base.clone();
+        let build: Build = Arc::new(move |_: &[usize]| first.clone().into());
+        let rows = Axes { axes, rules, together, build }.cover(strength);
+        let config = |row: Vec<usize>| {
+            let mut config = base.clone();
+            set.iter().zip(row).for_each(|(set, value)| set(&mut config, value));
+            finish(&mut config);
+            config
+        };
+        rows.into_iter().map(config).collect()
+    }
+
+    /// Number of axes.
+    pub(crate) fn len(&self) -> usize {
+        self.axes.len()
     }
 
     /// The axes.

@@ -1,10 +1,12 @@
 //! Keys, tensors and generated cases of `fused_experts_fp8_w8a8`.
 
+mod lattice;
+
 use std::ops::Deref;
 
 use serde_json::{Value, json};
 
-use super::{Fp8Moe, lattice, walk};
+use super::{Fp8Moe, walk};
 use crate::Result;
 use crate::judge::{Declared, OutputReport};
 use crate::ops::axes::Axes;

@@ -2,7 +2,6 @@
 
 mod carried;
 mod config;
-mod lattice;
 mod walk;
 
 pub use config::Fp8LayerConfig;

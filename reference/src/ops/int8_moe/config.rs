@@ -13,8 +13,9 @@ use crate::ops::axes::{Axes, Space};
 use crate::ops::case::Case;
 use crate::ops::computation::{Defined, ids};
 use crate::ops::draw::{Rng, activations, any_bits, routes, small};
+use crate::ops::expert_axes::{EXPERT_RANKS, expert_axes};
 use crate::ops::layer_rules::wrong_values;
-use crate::ops::quantized_moe::{EXPERT_RANKS, QuantizedLayer, ROWS, expert_axes, with_layer_keys};
+use crate::ops::quantized_moe::{QuantizedLayer, ROWS, with_layer_keys};
 use crate::ops::schema::{CaseError, Demand, Inputs, Reader, TensorRule, positive};
 use crate::ops::tensors::{F32, HALF, I8, input, is, name_of, whole};
 use crate::ops::{CaseConfig, Operation};
@@ -133,11 +134,7 @@ impl Operation for Int8LayerConfig {
 
     /// A covering array of strength 3 over [`Operation::axes`].
     fn lattice() -> Result<Vec<Self>> {
-        let layer = |config| match config {
-            CaseConfig::Int8Moe(config) => Some(config),
-            _ => None,
-        };
-        Ok(space().axes().configs(3).into_iter().filter_map(layer).collect())
+        Ok(space().configs(3))
     }
 
     fn axes() -> Result<Option<Axes>> {

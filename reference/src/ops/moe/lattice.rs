@@ -1,12 +1,10 @@
 //! The configs from which layers are generated: axes, what is illegal, and a covering array.
 
 use super::MoeConfig;
-use crate::Result;
 use crate::layers::ParallelStyle::{Column, Row};
 use crate::moe::ScoringFunc;
 use crate::moe::activation::Activation;
 use crate::num::dims::GroupSize;
-use crate::ops::CaseConfig;
 use crate::ops::axes::{Space, named, shown};
 use crate::ops::layer_rules::LayerRules;
 use crate::ops::quant::lattice::{plain_quant, quant_axes, ranks, settle};
@@ -107,19 +105,15 @@ pub(super) fn space() -> Space<MoeConfig> {
 }
 
 /// The configs of the covering array.
-pub(super) fn configs() -> Result<Vec<MoeConfig>> {
-    let moe = |config| match config {
-        CaseConfig::Moe(config) => Some(config),
-        _ => None,
-    };
-    Ok(space().axes().configs(STRENGTH).into_iter().filter_map(moe).collect())
+pub(super) fn configs() -> Vec<MoeConfig> {
+    space().configs(STRENGTH)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::is_read_back;
     use crate::ops::quant::lattice::{DEVICE, Probe, deployment, scheme};
+    use crate::ops::{CaseConfig, is_read_back};
     use crate::select::{MoeActivation, MoeDesc, select_moe};
 
     /// What the declared axes call legal is what the reader, the packing functions and upstream's

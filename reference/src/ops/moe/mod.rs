@@ -188,7 +188,7 @@ impl Operation for MoeConfig {
 
     /// A covering array of strength 3 over [`Operation::axes`].
     fn lattice() -> Result<Vec<Self>> {
-        lattice::configs()
+        Ok(lattice::configs())
     }
 
     fn axes() -> Result<Option<Axes>> {

@@ -1,8 +1,10 @@
 //! Keys, tensors and generated cases of `cutlass_scaled_mm`.
 
+mod lattice;
+
 use serde_json::{Value, json};
 
-use super::{Fp8Mm, judge, lattice};
+use super::{Fp8Mm, judge};
 use crate::Result;
 use crate::judge::{Declared, OutputReport};
 use crate::num::scalar::ScalarType;

@@ -1,7 +1,6 @@
 //! A product of e4m3fn activations and an e4m3fn weight.
 
 mod config;
-mod lattice;
 mod w4a8;
 
 pub use config::Fp8MmConfig;

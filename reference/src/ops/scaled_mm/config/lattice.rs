@@ -3,7 +3,6 @@
 use super::Fp8MmConfig;
 use crate::Result;
 use crate::num::scalar::ScalarType;
-use crate::ops::CaseConfig;
 use crate::ops::axes::{Space, named, shown};
 use crate::ops::fp8_blocks::{BlockSize, block_schedules};
 use crate::ops::tensors::{FLAGS, HALF};
@@ -101,9 +100,5 @@ pub(super) fn space() -> Result<Space<Fp8MmConfig>> {
 
 /// The configs of the covering array.
 pub(super) fn configs() -> Result<Vec<Fp8MmConfig>> {
-    let product = |config| match config {
-        CaseConfig::ScaledMm(config) => Some(config),
-        _ => None,
-    };
-    Ok(space()?.axes().configs(STRENGTH).into_iter().filter_map(product).collect())
+    Ok(space()?.configs(STRENGTH))
 }

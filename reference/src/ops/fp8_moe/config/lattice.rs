@@ -4,10 +4,10 @@ use super::Fp8LayerConfig;
 use crate::Result;
 use crate::moe::activation::Activation;
 use crate::num::scalar::ScalarType;
-use crate::ops::CaseConfig;
 use crate::ops::axes::{Space, named, shown};
+use crate::ops::expert_axes::{EXPERT_RANKS, expert_axes};
 use crate::ops::fp8_blocks::{BlockSize, block_schedules};
-use crate::ops::quantized_moe::{EXPERT_RANKS, QuantizedLayer, expert_axes};
+use crate::ops::quantized_moe::QuantizedLayer;
 use crate::ops::tensors::{FLAGS, HALF};
 use crate::ops::w8a8_fp8::schedules;
 use crate::products::schedule::{Fp8Kernel, Schedule, ScheduleChoice};
@@ -109,9 +109,5 @@ pub(super) fn space() -> Result<Space<Fp8LayerConfig>> {
 
 /// The configs of the covering array.
 pub(super) fn configs() -> Result<Vec<Fp8LayerConfig>> {
-    let layer = |config| match config {
-        CaseConfig::Fp8Moe(config) => Some(config),
-        _ => None,
-    };
-    Ok(space()?.axes().configs(STRENGTH).into_iter().filter_map(layer).collect())
+    Ok(space()?.configs(STRENGTH))
 }
