@@ -41,7 +41,7 @@ const MESSAGE_BYTES: usize = 1024;
 pub struct LibraryKernel(ProcessKernel);
 
 impl LibraryKernel {
-    /// Runs the kernel of `library` through `worker`, a command that calls [`serve`] with the library,
+    /// Runs the kernel of `library` through `worker`, a command that calls [`serve()`] with the library,
     /// which is appended to it.
     ///
     /// # Errors
