@@ -52,7 +52,7 @@ impl Given {
     /// How long the parent waits for an answer. A worker that the system limits needs longer only if it
     /// does not get the CPU.
     pub(super) fn patience(&self) -> Duration {
-        let factor = if cfg!(unix) { 60 } else { 1 };
+        let factor = if cfg!(unix) { 600 } else { 1 };
         Duration::from_secs(self.cpu().saturating_mul(factor))
     }
 }

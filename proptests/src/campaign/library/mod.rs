@@ -7,26 +7,22 @@
 #![allow(unsafe_code)]
 
 mod memory;
+mod serve;
 mod settings;
 
 use std::error::Error as _;
-use std::ffi::{CString, OsStr, OsString, c_char, c_int, c_void};
-use std::fmt::Display;
-use std::fs::File;
-use std::io::{BufRead as _, Write as _};
-use std::os::unix::ffi::OsStrExt as _;
+use std::ffi::{CString, OsString, c_char, c_int, c_void};
 use std::path::Path;
 use std::time::Duration;
 
 use libloading::Library;
-use marlinspike::container::{Container, write_container};
+use marlinspike::container::Container;
 use marlinspike::num::tensor::{DType, Tensor};
 
 use memory::Guarded;
-use settings::settings;
+pub use serve::serve;
 
 use super::kernel::dtype;
-use super::process::READY;
 use super::{CampaignError, Fault, Kernel, OutputSpec, Outputs, ProcessKernel, Trial};
 
 /// Version of `marlinspike_kernel.h`.
@@ -45,7 +41,7 @@ const MESSAGE_BYTES: usize = 1024;
 pub struct LibraryKernel(ProcessKernel);
 
 impl LibraryKernel {
-    /// Runs the kernel of `library` through `worker`, a command that calls [`serve`] with the library,
+    /// Runs the kernel of `library` through `worker`, a command that calls [`serve()`] with the library,
     /// which is appended to it.
     ///
     /// # Errors
@@ -345,70 +341,4 @@ fn outputs(loaded: &Loaded, file: &InputFile, tensors: &mut Tensors) -> Result<O
         outputs.insert(guarded.bare.clone(), tensor);
     }
     Ok(outputs)
-}
-
-/// Prints [`READY`] and answers the lines of [`Protocol::Persistent`](super::Protocol) with the kernel of a
-/// library, until standard input ends. What the kernel prints goes to standard error.
-///
-/// # Errors
-/// [`CampaignError::Kernel`] for a library that cannot be loaded, which is also printed as an answer.
-pub fn serve(library: &Path) -> Result<(), CampaignError> {
-    let name = library.display().to_string();
-    let failed = |problem: String| CampaignError::Kernel { kernel: name.clone(), problem };
-    let answers = rustix::io::dup(rustix::stdio::stdout()).map_err(|e| failed(e.to_string()))?;
-    rustix::stdio::dup2_stdout(rustix::stdio::stderr()).map_err(|e| failed(e.to_string()))?;
-    let mut answers = File::from(answers);
-    let mut say = |answer: &str| writeln!(answers, "{answer}").is_ok();
-    let loaded = Loaded::new(library).map_err(|problem| {
-        let program = name.clone();
-        say(&line(&Fault::NotStarted { program, problem: problem.clone() }));
-        failed(problem)
-    })?;
-    if !say(READY) {
-        return Ok(());
-    }
-    for files in std::io::stdin().lock().split(b'\n') {
-        let Ok(files) = files else { break };
-        let mut files = files.splitn(2, |byte| *byte == b'\t').map(OsStr::from_bytes);
-        let (Some(input), Some(output)) = (files.next(), files.next()) else { break };
-        let answer = match answer(&loaded, Path::new(input), Path::new(output)) {
-            Ok(()) => "ok".to_owned(),
-            Err(fault) => line(&fault),
-        };
-        if !say(&answer) {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// A fault as an answer.
-fn line(fault: &Fault) -> String {
-    match serde_json::to_string(fault) {
-        Ok(json) => format!("fault {json}"),
-        Err(_) => format!("error {fault}"),
-    }
-}
-
-fn answer(loaded: &Loaded, input: &Path, output: &Path) -> Result<(), Fault> {
-    // No kernel has run, or it has done its work: what fails here is not its fault.
-    let failed = |what: &str, problem: &dyn Display| {
-        let folder = output.parent().unwrap_or(output).display().to_string();
-        Fault::Exchange { folder, problem: format!("{what}: {problem}") }
-    };
-    let bytes = std::fs::read(input).map_err(|e| failed("the inputs", &e))?;
-    let container = Container::parse(&bytes).map_err(|e| failed("the inputs", &e))?;
-    let text = |key: &str| {
-        let text = container.metadata().get(key).cloned().unwrap_or_default();
-        CString::new(text).map_err(|e| failed(key, &e))
-    };
-    let config = text("config")?;
-    let settings = settings(&config).map_err(|e| failed("the config", &e))?;
-    let file = InputFile { op: text("op")?, config, settings };
-    let mut tensors = Tensors::read(&container).map_err(|e| failed("the inputs", &e))?;
-    let outputs = outputs(loaded, &file, &mut tensors)?;
-    let outputs: Vec<_> = outputs.into_values().collect();
-    let written = write_container(&outputs, &Default::default(), Vec::new());
-    let written = written.map_err(|e| failed("the outputs", &e))?;
-    std::fs::write(output, written).map_err(|e| failed("the outputs were not written", &e))
 }
