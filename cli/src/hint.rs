@@ -235,9 +235,9 @@ mod tests {
         for text in ["model", "./model", "../x", "/data/model", "a/b/c", "a/", "x y/z"] {
             assert!(!is_model_id(text), "{text}");
         }
-        let (problem, help) = refusal(Path::new("nobody/has-this-model"));
+        let (problem, help) = refusal(Path::new("an-owner/has-this-model"));
         assert!(problem.contains("model id"), "{problem}");
-        assert!(help.contains("hf download nobody/has-this-model"), "{help}");
+        assert!(help.contains("hf download an-owner/has-this-model"), "{help}");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::{Outcome, args, hint};
 const DETAILS: &str = "\
 Example: marlinspike inspect ./Qwen3-30B-A3B-GPTQ
 
-Prints one line for equal layers: `*` stands for the numbers of the layers, and `run --layer` takes the
+Prints one line for equal layers: `*` is each of the layers' numbers, and `run --layer` takes the
 name with it. The experts of a MoE layer have one line for w13 (gate and up) and one for w2, as K x N x
 experts. Shapes are those of the whole layer; with --tp-size the verdicts are for one rank's part. -v
 prints every layer.

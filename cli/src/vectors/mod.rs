@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use marlinspike::case::Op;
 use marlinspike::vectors::Generator;
-use marlinspike_proptests::coverage;
 use marlinspike_proptests::campaign::{CampaignError, Filter};
+use marlinspike_proptests::coverage;
 use rayon::prelude::*;
 use serde_json::json;
 
@@ -111,6 +111,17 @@ fn unfit(error: CampaignError) -> Explained {
     Explained::new(error, "`marlinspike vectors --op OP --list` prints the configurations")
 }
 
+/// The generator of the configurations that `--where` selects.
+fn filtered(generator: Generator, op: Op, text: &str) -> Result<Generator> {
+    let filter = Filter::parse(text).map_err(unfit)?;
+    filter.check(op, generator.lattice()).map_err(unfit)?;
+    if text.is_empty() {
+        return Ok(generator);
+    }
+    let kept = generator.only(|config| filter.takes(config));
+    kept.map_err(|e| Explained::new(e, "no configuration has all of these values").into())
+}
+
 /// Writes the cases, each atomically.
 ///
 /// # Errors
@@ -127,14 +138,7 @@ pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
     let seed = args.seed.unwrap_or_else(drawn_seed);
     let generator = Generator::new(op, seed)
         .map_err(|e| Explained::new(e, "`marlinspike help vectors` lists the operations"))?;
-    let filter = Filter::parse(&args.filter).map_err(unfit)?;
-    filter.check(op, generator.lattice()).map_err(unfit)?;
-    let generator = match args.filter.is_empty() {
-        true => generator,
-        false => generator
-            .only(|config| filter.takes(config))
-            .map_err(|e| Explained::new(e, "no configuration has all of these values"))?,
-    };
+    let generator = filtered(generator, op, &args.filter)?;
     let Some(out) = &args.out else {
         let lines: Vec<String> = generator
             .lattice()

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_are_told_apart_by_their_first_bytes() {
+    fn first_bytes_show_the_kind() {
         let npz = b"PK\x03\x04\x14\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x05\0\0\0a.npy";
         for (start, kind) in [
             (&b""[..], Some(FileKind::Empty)),

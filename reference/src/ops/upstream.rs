@@ -7,18 +7,10 @@ use super::Op;
 pub const UPSTREAM_NAMES: &[(&str, &str)] = &[
     ("marlin_gemm", "linear"),
     ("gptq_marlin_gemm", "linear"),
-    ("gptq_marlin_repack", "linear"),
-    ("awq_marlin_repack", "linear"),
     ("marlin_permute_scales", "linear"),
     ("marlin_permute_bias", "linear"),
-    ("apply_gptq_marlin_linear", "linear"),
-    ("apply_awq_marlin_linear", "linear"),
-    ("apply_fp8_marlin_linear", "linear"),
-    ("apply_fp4_marlin_linear", "linear"),
     ("fused_marlin_moe", "moe"),
     ("moe_wna16_marlin_gemm", "moe"),
-    ("gptq_marlin_moe_repack", "moe"),
-    ("awq_marlin_moe_repack", "moe"),
     ("marlin_moe_permute_scales", "moe"),
     ("silu_and_mul", "moe"),
     ("moe_sum", "moe"),
@@ -41,10 +33,15 @@ pub const UPSTREAM_NAMES: &[(&str, &str)] = &[
     ("fused_moe", "moe"),
 ];
 
+/// Ends of names that each checkpoint format has, with a format in front.
+const ENDS: &[(&str, &str)] =
+    &[("_marlin_repack", "linear"), ("_marlin_moe_repack", "moe"), ("_marlin_linear", "linear")];
+
 impl Op {
     /// The operation of this name, its own or upstream's.
     pub fn from_any_name(name: &str) -> Option<Self> {
-        let upstream = || UPSTREAM_NAMES.iter().find(|(theirs, _)| *theirs == name);
+        let whole = || UPSTREAM_NAMES.iter().find(|(theirs, _)| *theirs == name);
+        let upstream = || whole().or_else(|| ENDS.iter().find(|(end, _)| name.ends_with(end)));
         Self::from_name(name).or_else(|| Self::from_name(upstream()?.1))
     }
 }
@@ -61,6 +58,8 @@ mod tests {
             assert!(UPSTREAM_NAMES[..i].iter().all(|(other, _)| other != theirs), "{theirs} twice");
         }
         assert_eq!(Op::from_any_name("linear"), Op::from_name("linear"));
+        assert_eq!(Op::from_any_name("gptq_marlin_repack"), Op::from_name("linear"));
+        assert_eq!(Op::from_any_name("gptq_marlin_moe_repack"), Op::from_name("moe"));
         assert_eq!(Op::from_any_name("linaer"), None);
     }
 }

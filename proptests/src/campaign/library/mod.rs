@@ -6,12 +6,13 @@
 //! nondeterminism.
 #![allow(unsafe_code)]
 
+mod abi;
 mod memory;
 mod serve;
 mod settings;
 
 use std::error::Error as _;
-use std::ffi::{CString, OsString, c_char, c_int, c_void};
+use std::ffi::{CString, OsString, c_int};
 use std::path::Path;
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use libloading::Library;
 use marlinspike::container::Container;
 use marlinspike::num::tensor::{DType, Tensor};
 
+use abi::{Call, DlDataType, DlDevice, DlTensor, NamedTensor, Setting};
 use memory::Guarded;
 pub use serve::serve;
 
@@ -64,73 +66,6 @@ impl Kernel for LibraryKernel {
             return Err(Fault::Unsupported { reason });
         }
         self.0.run(trial)
-    }
-}
-
-#[repr(C)]
-struct DlDevice {
-    device_type: i32,
-    device_id: i32,
-}
-
-#[repr(C)]
-struct DlDataType {
-    code: u8,
-    bits: u8,
-    lanes: u16,
-}
-
-#[repr(C)]
-struct DlTensor {
-    data: *mut c_void,
-    device: DlDevice,
-    ndim: i32,
-    dtype: DlDataType,
-    shape: *mut i64,
-    strides: *mut i64,
-    byte_offset: u64,
-}
-
-#[repr(C)]
-struct NamedTensor {
-    name: *const c_char,
-    tensor: DlTensor,
-}
-
-#[repr(C)]
-struct Setting {
-    key: *const c_char,
-    value: *const c_char,
-}
-
-#[repr(C)]
-struct Call {
-    size: usize,
-    op: *const c_char,
-    config: *const c_char,
-    inputs: *const NamedTensor,
-    num_inputs: usize,
-    reference: *const NamedTensor,
-    num_reference: usize,
-    outputs: *const NamedTensor,
-    num_outputs: usize,
-    message: *mut c_char,
-    message_bytes: usize,
-    settings: *const Setting,
-    num_settings: usize,
-}
-
-// The sizes of marlinspike_kernel.h on a 64-bit system.
-#[cfg(target_pointer_width = "64")]
-const _: () = {
-    assert!(size_of::<DlTensor>() == 48);
-    assert!(size_of::<NamedTensor>() == 56);
-    assert!(size_of::<Call>() == 104);
-};
-
-impl Setting {
-    fn of([key, value]: &[CString; 2]) -> Self {
-        Self { key: key.as_ptr(), value: value.as_ptr() }
     }
 }
 
