@@ -18,8 +18,7 @@ fn damaged_output(folder: &Path, output: &str, weight_type: &str, at: usize) {
     let mut case = (0..50)
         .map(|index| generator.case(index).unwrap())
         .find(|case| {
-            case.config.to_json()["weight_type"] == weight_type
-                && case.outputs.contains_key(output)
+            case.config.to_json()["weight_type"] == weight_type && case.outputs.contains_key(output)
         })
         .unwrap();
     let right = &case.outputs[output];
@@ -74,7 +73,9 @@ fn scales_zero_points_and_biases_are_linked_too() {
         let (code, error) = check(folder.path(), &["--report", "r.html", "--explorer", "x"]);
         assert_eq!(code, Some(1), "{error}");
         let page = std::fs::read_to_string(folder.path().join("r.html")).unwrap();
-        let link = page.split_once("href=\"x#layout?").unwrap_or_else(|| panic!("{output}, {weight_type}"));
+        let link = page
+            .split_once("href=\"x#layout?")
+            .unwrap_or_else(|| panic!("{output}, {weight_type}"));
         let link = link.1.split('"').next().unwrap().replace("&amp;", "&");
         assert!(link.starts_with(&format!("layout={output}")), "{link}");
         assert!(link.contains("&element=3&"), "{link}");

@@ -85,8 +85,15 @@ fn a_known_fault_fails_whoever_made_it() {
     let output = command().arg("check").env("MARLINSPIKE_GOLDEN", root.path()).output().unwrap();
     let text = unwrapped(stdout(&output));
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("as expected, a known fault of upstream: upstream-k-slice-scales"), "{text}");
-    assert!(text.contains("1 failed") && text.contains("1 with the fault that golden/manifest.json records"), "{text}");
+    assert!(
+        text.contains("as expected, a known fault of upstream: upstream-k-slice-scales"),
+        "{text}"
+    );
+    assert!(
+        text.contains("1 failed")
+            && text.contains("1 with the fault that golden/manifest.json records"),
+        "{text}"
+    );
 }
 
 #[test]

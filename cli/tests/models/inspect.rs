@@ -114,8 +114,7 @@ fn experts_come_with_upstreams_kernel_and_every_refusal() {
 
     let out = run(&["inspect", temp.path().to_str().unwrap(), "--capability", "9.0"]);
     let text = String::from_utf8(out.stdout).unwrap();
-    let line =
-        "experts in fp8 block 128x128: vLLM 0.21.0 selects on CUDA 9.0: backend TRITON (class TritonExperts)";
+    let line = "experts in fp8 block 128x128: vLLM 0.21.0 selects on CUDA 9.0: backend TRITON (class TritonExperts)";
     assert!(text.split_whitespace().collect::<Vec<_>>().join(" ").contains(line), "{text}");
 
     // MXFP4 has no such choice here.
@@ -149,7 +148,9 @@ fn w4a8_layers_are_for_the_cpu() {
     }
     let short = text(&model, &[]);
     assert!(short.lines().all(|line| line.chars().count() <= 80), "{short}");
-    for (word, column) in [("no", "Marlin"), ("yes", "CPU 4-bit"), ("no", "FlashInfer"), ("no", "CUDA")] {
+    for (word, column) in
+        [("no", "Marlin"), ("yes", "CPU 4-bit"), ("no", "FlashInfer"), ("no", "CUDA")]
+    {
         let begins = format!("  {word:<6}{column:<12}");
         assert_eq!(short.lines().filter(|l| l.starts_with(&begins)).count(), 1, "{short}");
     }

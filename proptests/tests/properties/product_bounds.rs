@@ -129,8 +129,8 @@ fn the_same_product_with_a_claim_of_bits_fails() {
 fn wrong_products_are_outside_the_bound() {
     for wrong in [Plain { factor: 1.02, ..RIGHT }, Plain { dropped: 16, ..RIGHT }] {
         for failure in [failure::<DenseProduct>(wrong), failure::<ExpertProduct>(wrong)] {
-            assert!(failure.what.contains("outside the bound of any kernel"), "{failure}");
-            assert!(failure.mismatch.is_some(), "{failure}");
+            assert!(failure.what.contains("outside the bound of any kernel"), "{failure:?}");
+            assert!(failure.mismatch.is_some(), "{failure:?}");
         }
     }
 }

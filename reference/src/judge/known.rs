@@ -11,7 +11,6 @@ use super::{OutputReport, Verdict};
 use crate::Result;
 use crate::num::dims::Shape;
 use crate::num::scalar::ScalarType;
-use crate::num::tensor::Tensor;
 use crate::products::schedule::{
     self, Chunks, Extras, FP8_UNIT, Order, PROMOTIONS, Schedule, known_schedules,
 };

@@ -6,6 +6,7 @@ mod rows;
 
 use std::fmt;
 
+use marlinspike::Result;
 use marlinspike::act_order;
 use marlinspike::case::{CaseConfig, MoeConfig, Op, ParallelStyle, TensorParallel};
 use marlinspike::layers::{ExpertPlacement, determine_expert_map};
@@ -18,7 +19,6 @@ use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::{Class, Convention};
 use marlinspike::vectors;
 use marlinspike::weight::Weight;
-use marlinspike::Result;
 use proptest::prelude::*;
 
 use crate::{Failure, Law, Mismatch, Operation};

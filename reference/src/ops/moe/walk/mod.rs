@@ -70,7 +70,7 @@ pub(super) fn judge(
     let carried = best.into_iter().flat_map(|(_, carried)| carried);
     let mut all: Vec<Judged> = first.into_iter().flatten().chain(carried).collect();
     for judged in all.iter_mut().filter(|j| j.carried && j.report.verdict == Verdict::Fail) {
-        mistakes::explain(case, c, declared, (rules, &mut judged.report))?;
+        mistakes::explain(case, c, declared, (&int8, &mut judged.report))?;
     }
     Ok(all.into_iter().map(|j| j.report).collect())
 }

@@ -15,9 +15,7 @@ use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Form, Mistake, codes, judge_some, known};
 use crate::ops::fp8_blocks::transposed;
 use crate::ops::scaled_mm::Fp8MmConfig;
-use crate::ops::w8a8_fp8::{
-    E4M3_TYPE, better_diagnosis_among, with_promotion, without_promotion,
-};
+use crate::ops::w8a8_fp8::{E4M3_TYPE, better_diagnosis_among, with_promotion, without_promotion};
 use crate::prepare::w4a8_fp8::PreparedScales;
 use crate::products::schedule::{Fp8Kernel, Schedule};
 use crate::weight::{Codes, Groups, Table, Weight};

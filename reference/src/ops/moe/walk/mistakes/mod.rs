@@ -8,6 +8,7 @@ use crate::judge::mistake::{Comparison, search};
 use crate::judge::product::DEQUANTIZING;
 use crate::judge::{Declared, Diagnosis, OutputReport, Strength, plain};
 use crate::moe::layer::Routed;
+use crate::moe::layer::bounds::Int8Layer;
 use crate::num::interval::Bound;
 use crate::num::scalar::ScalarType;
 use crate::ops::case::Case;
@@ -15,7 +16,6 @@ use crate::ops::layer::carried::{Values, rounded};
 use crate::ops::moe::MoeConfig;
 use crate::ops::moe::source::Source;
 use crate::products::Bounded;
-use crate::quantize::Int8Rule;
 use list::{Changed, mistakes};
 
 /// What a report says of an output that no mistake of an unrecorded stage explains.
@@ -47,7 +47,7 @@ pub(super) fn explain(
     case: &Case<'_>,
     config: &MoeConfig,
     declared: &Declared,
-    (rules, report): (&[Int8Rule], &mut OutputReport),
+    (rules, report): (&[Int8Layer], &mut OutputReport),
 ) -> Result<()> {
     let Some(stage) = NAMES.iter().position(|name| *name == report.name) else { return Ok(()) };
     let Some(found) = case.output(NAMES[stage]) else { return Ok(()) };
