@@ -272,5 +272,5 @@ fn bytes_are_fixed() {
         }
     }
     let hex: String = sum.finalize().iter().map(|b| format!("{b:02x}")).collect();
-    assert_eq!(hex, "ce39b9d4b9d33721744bdcd090142ccef6526098a4c0f95fa7d237750dfba19b");
+    assert_eq!(hex, "a0f0514ed0cd9793b33dc907f5d541048a77afc3ec93eff2fbfa3c3b34b7d1c6");
 }

@@ -67,19 +67,21 @@ fn mistakes_are_named() {
     let mut named = std::collections::BTreeSet::new();
     recorded(Op::W4a8Mm, |path, case| {
         let CaseConfig::W4a8Mm(config) = case.config.clone() else { panic!("{path}") };
-        let schedule = Schedule::w8a8_fp8(Fp8Kernel::Triton, config.dtype, true).unwrap();
-        let schedule = Some(ScheduleChoice::Given(Box::new(schedule)));
-        let mut right = case.clone();
-        right.config = W4a8MmConfig { schedule, ..config }.into();
-        add_outputs(&mut right).unwrap();
-        assert_eq!(check_case(&right).unwrap().verdict, Verdict::Pass, "{path}");
-        for &id in &ids {
-            let Some(wrong) = mistaken(&right, id).unwrap() else { continue };
-            let report = check_case(&wrong).unwrap();
-            assert_eq!(report.verdict, Verdict::Fail, "{path}: {id}");
-            let mut causes = report.outputs.iter().filter_map(|o| o.diagnosis.as_ref());
-            if causes.any(|d| d.id == id) {
-                named.insert(id);
+        for promoted in [true, false] {
+            let schedule = Schedule::w8a8_fp8(Fp8Kernel::Triton, config.dtype, promoted).unwrap();
+            let schedule = Some(ScheduleChoice::Given(Box::new(schedule)));
+            let mut right = case.clone();
+            right.config = W4a8MmConfig { schedule, ..config.clone() }.into();
+            add_outputs(&mut right).unwrap();
+            assert_eq!(check_case(&right).unwrap().verdict, Verdict::Pass, "{path}");
+            for &id in &ids {
+                let Some(wrong) = mistaken(&right, id).unwrap() else { continue };
+                let report = check_case(&wrong).unwrap();
+                assert_eq!(report.verdict, Verdict::Fail, "{path}: {id}");
+                let mut causes = report.outputs.iter().filter_map(|o| o.diagnosis.as_ref());
+                if causes.any(|d| d.id == id) {
+                    named.insert(id);
+                }
             }
         }
     });

@@ -53,8 +53,11 @@ impl Schedule {
         });
         let text = "chunks of the canonical schedule's version 1 were added in a chain".to_owned();
         add("schedule-version", text, &|s| {
-            s.chunks = Chunks::Size(Self::canonical_chunk(size_k));
-            (s.leaf_chunks, s.chunk_sum) = (None, Sum::default());
+            // Version 2 alone has leaves.
+            if s.leaf_chunks.is_some() {
+                s.chunks = Chunks::Size(Self::canonical_chunk(size_k));
+                (s.leaf_chunks, s.chunk_sum) = (None, Sum::default());
+            }
         });
         if half != ScalarType::FLOAT32 {
             let text = format!("the chunks' sums were added in {half}");
