@@ -55,7 +55,7 @@ pub(super) enum InputError {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        source: Error,
+        source: Box<Error>,
         /// The command that lists the tensors of the case's operation, if the file states one.
         schema: Option<String>,
     },
@@ -290,7 +290,7 @@ fn check_bytes(
     checked.map_err(|error| match error {
         BackendError::Accel(source) => InputError::Device { path, source },
         BackendError::Case(source) => {
-            InputError::Case { path, source, schema: schema_command(bytes) }
+            InputError::Case { path, source: source.into(), schema: schema_command(bytes) }
         }
     })
 }

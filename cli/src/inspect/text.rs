@@ -124,6 +124,8 @@ fn shape(layer: &Layer) -> String {
 /// Equal layers.
 #[derive(Default)]
 struct Group {
+    name: String,
+    shape: String,
     numbers: Vec<u64>,
     count: usize,
     bytes: u64,
@@ -131,9 +133,9 @@ struct Group {
 
 /// One line for equal layers, below the title of their format.
 fn groups(layers: &[Layer], paint: Paint) -> Vec<String> {
-    // Title, then name and shape, in the order in which they appear.
+    // Titles, and the groups of each, in the order in which they appear.
     let mut titles: Vec<String> = Vec::new();
-    let mut all: BTreeMap<usize, Vec<((String, String), Group)>> = BTreeMap::new();
+    let mut all: BTreeMap<usize, Vec<Group>> = BTreeMap::new();
     for layer in layers {
         let title = title(layer);
         let at = titles.iter().position(|known| *known == title).unwrap_or_else(|| {
@@ -141,32 +143,33 @@ fn groups(layers: &[Layer], paint: Paint) -> Vec<String> {
             titles.len() - 1
         });
         let (name, first) = pattern(&layer.module);
-        let (key, rows) = ((name, shape(layer)), all.entry(at).or_default());
-        let row = match rows.iter().position(|(known, _)| *known == key) {
+        let (shape, rows) = (shape(layer), all.entry(at).or_default());
+        let row = match rows.iter().position(|g| g.name == name && g.shape == shape) {
             Some(row) => row,
             None => {
-                rows.push((key, Group::default()));
+                rows.push(Group { name, shape, ..Group::default() });
                 rows.len() - 1
             }
         };
-        let group = &mut rows[row].1;
+        let group = &mut rows[row];
         group.numbers.extend(first);
         group.count += 1;
         group.bytes += layer.bytes;
     }
-    let names: Vec<&str> = all.values().flatten().map(|((name, _), _)| name.as_str()).collect();
+    let names: Vec<&str> = all.values().flatten().map(|group| group.name.as_str()).collect();
     let split = |name: &str| names.iter().filter(|other| **other == name).count() > 1;
-    let shown = |name: &str, group: &Group| {
+    let shown = |group: &Group| {
         // A pattern in two lines does not say which layers are which.
-        let which = match split(name) && !group.numbers.is_empty() {
+        let which = match split(&group.name) && !group.numbers.is_empty() {
             true => format!(" ({})", ranges(&group.numbers)),
             false => String::new(),
         };
-        printable(&format!("{name}{which}")).into_owned()
+        printable(&format!("{}{which}", group.name)).into_owned()
     };
     let mut rows: Vec<[String; 4]> = Vec::new();
-    for ((name, shape), group) in all.values().flatten() {
-        rows.push([shown(name, group), group.count.to_string(), shape.clone(), size(group.bytes)]);
+    for group in all.values().flatten() {
+        let (count, shape) = (group.count.to_string(), group.shape.clone());
+        rows.push([shown(group), count, shape, size(group.bytes)]);
     }
     let head = ["layers", "count", "K x N x experts", "size"];
     let width = |i: usize| {

@@ -96,9 +96,12 @@ fn a_template_of_the_config_is_named_by_its_key() {
     expect(&text, &["tokenizer_config.json: chat_template: ", MEMORY[0]]);
 }
 
+/// Changes a tokenizer.
+type Edit = fn(&mut Value);
+
 #[test]
 fn tokenizers_that_panic_or_take_all_memory_are_bad_input_by_key() {
-    let cases: [(&str, fn(&mut Value), &[&str]); 6] = [
+    let cases: [(&str, Edit, &[&str]); 6] = [
         (
             "model",
             |t| t["model"] = json!({"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]}),

@@ -311,7 +311,7 @@ pub struct Place<'s> {
     pub dir: PathBuf,
 }
 
-/// What is in the place of the folder `dir` or of one that leads to it.
+/// Describes what has the name of the folder `dir`, or of a folder that leads to it, and is not a folder.
 fn in_the_way(dir: &Path) -> String {
     let ancestors: Vec<_> = dir.ancestors().filter(|a| !a.as_os_str().is_empty()).collect();
     let is_in_the_way = |path: &&&Path| path.symlink_metadata().is_ok() && !path.is_dir();

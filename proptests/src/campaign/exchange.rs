@@ -1,7 +1,7 @@
 //! The folder through which a campaign and its kernel exchange files.
 //!
 //! It lies in memory where the system has `/dev/shm`, and is removed with the campaign. A campaign that
-//! was killed leaves it behind; the next one removes it, since nobody holds the lock of its owner.
+//! was killed leaves it behind; the next one removes it, since the lock of its owner is free.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt as _;

@@ -3,7 +3,6 @@
 //! on case files.
 
 pub(crate) mod compare;
-pub(crate) mod known;
 pub(crate) mod mistake;
 mod numbers;
 pub(crate) mod pattern;

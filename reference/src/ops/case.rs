@@ -58,16 +58,6 @@ impl<'a> Case<'a> {
         self.outputs.get(name)
     }
 
-    /// The largest uniform error that a pass may leave unnoticed, as a share, if the file's config
-    /// states it (`min_power`, in percent).
-    ///
-    /// # Errors
-    /// [`CaseError::ConfigValue`](super::schema::CaseError::ConfigValue) for anything but a number,
-    /// 0 or more.
-    pub fn min_power(&self) -> Result<Option<f64>> {
-        Ok(super::keys::min_power(self.op, &self.raw_config)?)
-    }
-
     /// The share of finite values in an output of arithmetic (a product, or what follows it in a
     /// layer); `None` for other outputs, and for one without values.
     pub(crate) fn finite_share(&self, name: &str) -> Option<f64> {

@@ -29,6 +29,9 @@ pub struct BlockSize {
     pub k: usize,
 }
 
+/// Which scales a generated config has: whether each row and each column has its own, or blocks.
+pub(super) type ScaleAxis = (bool, bool, Option<BlockSize>);
+
 /// A product of e4m3fn rows and an e4m3fn weight, whose case has `a`, `a_scales`, `weight`, `weight_scale`
 /// and, with a bias, `bias`.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value};
 
+use super::case::Case;
 use super::schema::{CaseError, Reader, hint};
 use super::{ALL, Op};
 
@@ -25,6 +26,17 @@ pub(crate) fn min_power(op: Op, map: &Map<String, Value>) -> Result<Option<f64>,
     match percent >= 0.0 {
         true => Ok(Some(percent / 100.0)),
         false => Err(reader.refuse(MIN_POWER, percent, "a number of percent, 0 or more")),
+    }
+}
+
+impl Case<'_> {
+    /// The largest uniform error that a pass may leave unnoticed, as a share, if the file's config
+    /// states it (`min_power`, in percent).
+    ///
+    /// # Errors
+    /// [`CaseError::ConfigValue`] for anything but a number, 0 or more.
+    pub fn min_power(&self) -> crate::Result<Option<f64>> {
+        Ok(min_power(self.op, &self.raw_config)?)
     }
 }
 

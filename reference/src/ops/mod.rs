@@ -8,10 +8,10 @@ mod align;
 pub(crate) mod axes;
 mod bounded;
 pub(crate) mod case;
-mod causes;
 mod computation;
 pub(crate) mod draw;
 mod dyn_quant;
+mod dynamic_mxfp4_quant;
 mod e2m1;
 mod expert_axes;
 mod fp4_experts;
@@ -28,7 +28,6 @@ mod layer_rules;
 mod linear;
 mod load_weights_mxfp4;
 mod moe;
-mod mxfp4_quant;
 mod normalize_fnuz;
 mod operation;
 mod per_token_group_quant;
@@ -57,6 +56,7 @@ pub(crate) mod configs {
     pub use super::align::AlignConfig;
     pub use super::case::Case;
     pub use super::dyn_quant::{DynQuantArithmetic, DynQuantConfig, Packing};
+    pub use super::dynamic_mxfp4_quant::DynamicMxfp4QuantConfig;
     pub use super::e2m1::{E2m1LinearConfig, E2m1MoeConfig};
     pub use super::fp4_experts::Fp4ExpertsConfig;
     pub use super::fp8_blocks::{BlockSize, Fp8Operands};
@@ -68,7 +68,6 @@ pub(crate) mod configs {
     pub use super::linear::LinearConfig;
     pub use super::load_weights_mxfp4::LoadWeightsConfig;
     pub use super::moe::MoeConfig;
-    pub use super::mxfp4_quant::MxFp4QuantConfig;
     pub use super::normalize_fnuz::FnuzConfig;
     pub use super::per_token_group_quant::{GroupQuantConfig, GroupScaleLayout, LeastScale};
     pub use super::preprocess::PreprocessConfig;
@@ -217,7 +216,7 @@ macro_rules! operations {
                 /// Activations to FP8 under given scales.
                 StaticFp8Quant "static_scaled_fp8_quant" static_fp8_quant::StaticFp8Config,
                 /// Activations to MXFP4.
-                MxFp4Quant "dynamic_mxfp4_quant" mxfp4_quant::MxFp4QuantConfig,
+                DynamicMxfp4Quant "dynamic_mxfp4_quant" dynamic_mxfp4_quant::DynamicMxfp4QuantConfig,
                 /// FP8 blocks whose scales become powers of two.
                 RequantUe8m0 "requant_weight_ue8m0_inplace" requant_ue8m0::RequantUe8m0Config,
             }

@@ -115,7 +115,7 @@ fn mxfp4_by_every_rule() {
         let inputs = vec![("x", bf16s(vec![m, k], &x))];
         let codes = Tensor::new("", DType::U8, vec![m, k / 2], codes).expect("codes");
         let scales = Tensor::new("", DType::U8, vec![m, k / 32], scales).expect("scales");
-        report(Op::MxFp4Quant, &config, inputs, vec![("x_fp4", codes), ("x_scale", scales)])
+        report(Op::DynamicMxfp4Quant, &config, inputs, vec![("x_fp4", codes), ("x_scale", scales)])
     };
     let names =
         ["scale-rounding-floor", "scale-rounding-even", "scale-rounding-ceil", "scale-rounding-up"];
@@ -295,7 +295,7 @@ fn no_rows_are_right() {
         (Op::StaticFp8Quant, json!({"dtype": "bfloat16", "size_m": 0, "size_k": 64})),
         (Op::DynamicInt8Quant, json!({"dtype": "bfloat16", "size_m": 0, "size_k": 64})),
         (Op::PerTokenGroupQuant, json!({"dtype": "bfloat16", "size_m": 0, "size_k": 128})),
-        (Op::MxFp4Quant, json!({"dtype": "bfloat16", "size_m": 0, "size_k": 64})),
+        (Op::DynamicMxfp4Quant, json!({"dtype": "bfloat16", "size_m": 0, "size_k": 64})),
     ] {
         let k = config["size_k"].as_u64().expect("a size") as usize;
         let parsed =

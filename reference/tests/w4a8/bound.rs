@@ -275,7 +275,7 @@ fn edge_rows(given: &mut Given) {
         |_| 0.3,
         |_| -7.25,
         |i| f32::from_bits(i as u32 * 37 % 70_000),
-        |i| f32::from_bits(i as u32 * 91 % 70_000 | (i as u32 % 2) << 31),
+        |i| f32::from_bits((i as u32 * 91 % 70_000) | ((i as u32 % 2) << 31)),
         |i| (i as f32 * 37.0 % 100.0 - 60.0) * 1e-39,
         |i| (i as f32 * 37.0 % 100.0 - 60.0) * 1e-34,
         |i| if i % 2 == 0 { 3e38 } else { -3e38 },

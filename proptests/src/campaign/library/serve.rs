@@ -14,7 +14,7 @@ use super::super::{CampaignError, Fault};
 use super::settings::settings;
 use super::{InputFile, Loaded, Tensors, outputs};
 
-/// Prints [`READY`] and answers the lines of [`Protocol::Persistent`](super::super::Protocol) with the kernel of a
+/// Prints `ready` and answers the lines of [`Protocol::Persistent`](super::super::Protocol) with the kernel of a
 /// library, until standard input ends. What the kernel prints goes to standard error.
 ///
 /// # Errors

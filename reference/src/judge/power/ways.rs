@@ -70,7 +70,7 @@ impl Power {
 pub(crate) fn are_narrow(ty: ScalarType, elements: &[Accepted]) -> bool {
     elements.iter().all(|e| match e.lo.is_finite() && e.hi.is_finite() {
         true => e.hi - e.lo <= FEW_UNITS * unit(ty, e.lo.abs().max(e.hi.abs())),
-        false => e.lo == e.hi || e.lo > e.hi,
+        false => e.lo >= e.hi,
     })
 }
 
@@ -128,7 +128,7 @@ mod tests {
             let reached = reach(TY, pairs(scaled)).expect("its own multiple");
             assert!((reached - f64::abs(factor - 1.0)).abs() < 0.002, "{factor}: {reached}");
         }
-        // Another number in one element is no multiple.
+        // With another number in one element, the values are not a multiple.
         let mut other: Vec<f64> = y.iter().map(|x| round_once(TY, x * 1.03)).collect();
         other[70] *= 1.5;
         assert_eq!(reach(TY, pairs(other)), None);

@@ -2,6 +2,7 @@
 
 mod diagnose;
 mod hints;
+pub(crate) mod known;
 mod members;
 mod most_bits;
 mod readings;

@@ -8,10 +8,10 @@
 //! that compute a few tiles in another order, such as split tails, are at most as far off as known
 //! schedules are from each other; four times that distance is admitted.
 
+use super::known::Known;
 use super::readings::Chosen;
 use super::stage::Stage;
 use super::verdict::measure;
-use crate::judge::known::Known;
 use crate::judge::pattern::Values;
 use crate::judge::power::{Power, unit};
 use crate::judge::{OutputReport, Verdict};

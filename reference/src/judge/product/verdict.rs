@@ -2,12 +2,12 @@
 
 use super::Declared;
 use super::diagnose::{self, Scene};
+use super::known::Known;
 use super::members::{self, Members};
 use super::readings::{self, Chosen, DEQUANTIZING};
 use super::stage::{Part, Stage};
 use crate::Result;
 use crate::judge::compare::{Mismatch, elements};
-use crate::judge::known::Known;
 use crate::judge::picture::{Cause, ErrorMap, Picture};
 use crate::judge::power::Power;
 use crate::judge::{OutputReport, Verdict};

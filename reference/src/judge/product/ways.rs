@@ -3,17 +3,20 @@
 //!
 //! A class whose bound accepts a larger uniform error than the declared limit is no way to a pass.
 
+use super::known::Known;
 use super::members;
 use super::readings::{self, Chosen, Reading};
 use super::stage::Stage;
 use crate::Result;
 use crate::judge::compare::elements;
-use crate::judge::known::Known;
 use crate::judge::power::{Power, reach};
 use crate::products::{Bounded, Class, Convention};
 
 /// Number of elements whose bounds show the power of another class.
 const ELEMENTS: usize = 1 << 17;
+
+/// The bounds of each element, by class and convention.
+type ByClass = Vec<Vec<Vec<Bounded>>>;
 
 impl Stage<'_> {
     /// The power of a pass by a known schedule: that of every other way.
@@ -66,7 +69,7 @@ impl Stage<'_> {
         &self,
         classes: &[Class],
         conventions: &[Convention],
-    ) -> Result<(Vec<f64>, Vec<Vec<Vec<Bounded>>>)> {
+    ) -> Result<(Vec<f64>, ByClass)> {
         let mut made = vec![vec![Vec::new(); conventions.len()]; classes.len()];
         let mut found = Vec::new();
         let Some(widest) = classes.last() else { return Ok((found, made)) };
@@ -93,7 +96,7 @@ impl Stage<'_> {
 }
 
 impl Chosen {
-    /// Whether the interval of the class is a way to a pass beside the exact result.
+    /// Whether the interval of the class is a way to a pass besides the exact result.
     pub(super) fn admits_interval(&self, limit: f64) -> bool {
         match self.reading {
             Reading::Exact { .. } => !self.interval_error.is_none_or(|error| error > limit),

@@ -38,7 +38,8 @@ fn every_legal_combination_is_in_a_row_and_no_illegal_row() {
     let axes = space();
     // Derived anew from the rules' meaning, not from their tables.
     let is_legal = |r: &[usize]| {
-        !(r[0] == 3 && r[3] == 0) && !(r[3] == 1 && r[4] > 0) && r[1] + r[2] + r[4] <= 6
+        let is_illegal = r[0] == 3 && r[3] == 0 || r[3] == 1 && r[4] > 0;
+        !is_illegal && r[1] + r[2] + r[4] <= 6
     };
     let legal: Vec<_> = all_rows(&axes).into_iter().filter(|row| is_legal(row)).collect();
     let mut lengths = Vec::new();

@@ -1,7 +1,7 @@
 //! Stages that are judged by bounds, since the case lacks a stage before them: only `y`, or kernels that
 //! activate and quantize at once.
 
-use super::walk::Walk;
+use super::walk::{Quantized, Walk};
 use super::{Fp8Moe, scales};
 use crate::Result;
 use crate::judge::compare::elements;
@@ -17,13 +17,6 @@ use crate::ops::quantized_moe::QUANTIZED;
 use crate::ops::w8a8_fp8::E4M3_TYPE;
 use crate::products::{Convention, Rows};
 use crate::quantize::{ActivationRule, RowRule};
-
-/// The rows that enter the product with w2.
-pub(super) enum Quantized {
-    Known(Activations),
-    /// Bounds on `activated`.
-    Bounds(Vec<Bound>),
-}
 
 impl Fp8Moe {
     /// How rows of `activated` become e4m3fn.

@@ -1,14 +1,14 @@
 //! Judges stage by stage, each from the previous stage of the case. A stage that the case lacks is
 //! recomputed by its schedule.
 
-use super::carried::Quantized;
 use super::{Fp8Moe, scales};
 use crate::Result;
 use crate::judge::compare::elements;
-use crate::judge::product::{Hints, Mistaken, Part, Stage};
+use crate::judge::product::{Hints, Mistaken, Part, Stage, known};
 use crate::judge::scheduled::{self, Product};
-use crate::judge::{Declared, OutputReport, Verdict, known};
+use crate::judge::{Declared, OutputReport, Verdict};
 use crate::method::{Activations, Scales};
+use crate::num::interval::Bound;
 use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
 use crate::ops::computation::{Expected, judge_some};
@@ -45,6 +45,13 @@ impl Fp8Moe {
             ..Hints::default()
         }
     }
+}
+
+/// The rows that enter the product with w2.
+pub(super) enum Quantized {
+    Known(Activations),
+    /// Bounds on `activated`.
+    Bounds(Vec<Bound>),
 }
 
 /// A judgement in progress.

@@ -3,9 +3,9 @@
 use super::LinearConfig;
 use crate::Result;
 use crate::judge::compare::elements;
-use crate::judge::product::{Hints, Part, Stage, decoded};
+use crate::judge::product::{Hints, Part, Stage, decoded, known};
 use crate::judge::scheduled::{self, Product};
-use crate::judge::{Declared, OutputReport, known};
+use crate::judge::{Declared, OutputReport};
 use crate::moe::layer::bounds::with_integer_scales;
 use crate::num::dims::Shape;
 use crate::num::scalar::ScalarType;

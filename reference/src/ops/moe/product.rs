@@ -5,9 +5,9 @@
 //! [`super::walk`] judges products with a declared schedule, or after a stage that the case lacks.
 
 use super::MoeConfig;
-use crate::judge::product::{Declared, Hints, Part, Stage};
+use crate::judge::product::{Declared, Hints, Part, Stage, known};
 use crate::judge::scheduled::Product;
-use crate::judge::{OutputReport, Verdict, known};
+use crate::judge::{OutputReport, Verdict};
 use crate::moe::layer::bounds::{Int8Layer, with_integer_scales};
 use crate::moe::layer::{input_global_scale, quantize_rows_by};
 use crate::num::dims::Shape;

@@ -8,9 +8,9 @@ pub use w4a8::W4a8MmConfig;
 
 use crate::Result;
 use crate::judge::compare::{Rows, elements};
-use crate::judge::product::{Hints, Part, Stage, decoded};
+use crate::judge::product::{Hints, Part, Stage, decoded, known};
 use crate::judge::scheduled::{self, Product};
-use crate::judge::{Declared, Diagnosis, OutputReport, Verdict, known};
+use crate::judge::{Declared, Diagnosis, OutputReport, Verdict};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
 use crate::ops::case::Case;

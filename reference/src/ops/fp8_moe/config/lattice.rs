@@ -6,7 +6,7 @@ use crate::moe::activation::Activation;
 use crate::num::scalar::ScalarType;
 use crate::ops::axes::{Space, named, shown};
 use crate::ops::expert_axes::{EXPERT_RANKS, expert_axes};
-use crate::ops::fp8_blocks::{BlockSize, block_schedules};
+use crate::ops::fp8_blocks::{BlockSize, ScaleAxis, block_schedules};
 use crate::ops::quantized_moe::QuantizedLayer;
 use crate::ops::tensors::{FLAGS, HALF};
 use crate::ops::w8a8_fp8::schedules;
@@ -16,8 +16,8 @@ use crate::quantize::Fp8GroupRule;
 /// Combinations of the values of this many axes that the lattice has.
 const STRENGTH: usize = 3;
 
-/// Which scales a config has: whether each row and each column has its own, or blocks.
-const SCALES: [(&str, (bool, bool, Option<BlockSize>)); 6] = [
+/// Which scales a config has.
+const SCALES: [(&str, ScaleAxis); 6] = [
     ("tensor, tensor", (false, false, None)),
     ("token, channel", (true, true, None)),
     ("token, tensor", (true, false, None)),

@@ -21,6 +21,18 @@ use list::{Changed, mistakes};
 /// What a report says of an output that no mistake of an unrecorded stage explains.
 const ADVICE: &str = "to name the stage, add out.gate_up, out.activated and out.down to the case";
 
+/// One slot of a token with another expert.
+#[derive(Clone)]
+struct SlotChange {
+    /// The sum of the values' errors over their bounds.
+    distance: f64,
+    slot: usize,
+    /// -1 is none.
+    expert: i32,
+    /// The token's values.
+    made: Vec<Bounded>,
+}
+
 /// An element's bound as that of a product.
 fn bounded(ty: ScalarType, bound: &Bound) -> Bounded {
     let exact = bound.exact;
@@ -239,8 +251,7 @@ impl Walk<'_> {
         }
         let ty = self.config.quant.dtype;
         let found = |i: usize| judged.found[i];
-        // For each wrong token: its distance, slot, expert, and the prediction.
-        let mut best: Vec<Option<(f64, usize, i32, Vec<Bounded>)>> = vec![None; bad.len()];
+        let mut best: Vec<Option<SlotChange>> = vec![None; bad.len()];
         for slot in 0..top_k {
             // -1 is none.
             for expert in -1..experts as i32 {
@@ -254,15 +265,15 @@ impl Walk<'_> {
                     }
                     let ratio = |(n, b): (usize, &Bounded)| b.ratio(found(t * per + n)).min(1e3);
                     let distance: f64 = made.iter().enumerate().map(ratio).sum();
-                    if best.as_ref().is_none_or(|b| distance < b.0) {
-                        *best = Some((distance, slot, expert, made.to_vec()));
+                    if best.as_ref().is_none_or(|b| distance < b.distance) {
+                        *best = Some(SlotChange { distance, slot, expert, made: made.to_vec() });
                     }
                 }
             }
         }
         let (mut texts, mut made, mut dropped) = (Vec::new(), Vec::new(), 0);
         for (t, best) in bad.iter().zip(best) {
-            let (_, slot, expert, bounds) = best?;
+            let SlotChange { slot, expert, made: bounds, .. } = best?;
             let own = right.ids[t * top_k + slot];
             dropped += usize::from(expert < 0);
             texts.push(match expert {

@@ -1,7 +1,7 @@
 //! Which known mistakes may be the cause of a computed operation's wrong outputs: one that all outputs bear
 //! out.
 
-use super::computation::{Computation, Expected, Mistake, made};
+use super::expected::{Computation, Expected, Mistake, made};
 use crate::judge::compare::{Candidate, Elements, compared, elements};
 use crate::judge::mistake::{Comparison, Strength};
 use crate::judge::{Diagnosis, OutputReport, Verdict};

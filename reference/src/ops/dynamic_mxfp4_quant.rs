@@ -27,7 +27,7 @@ const SCALES: &[DType] = &[DType::U8, DType::F8E8M0];
 ///
 /// in: `x` `[M, K]`. out: `x_fp4` `[M, K / 2]` uint8, even k in the low nibble; `x_scale` `[M, K / 32]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MxFp4QuantConfig {
+pub struct DynamicMxfp4QuantConfig {
     /// Type of x.
     pub dtype: ScalarType,
     /// Rows.
@@ -38,7 +38,7 @@ pub struct MxFp4QuantConfig {
     pub scale_rounding: MxRounding,
 }
 
-impl Operation for MxFp4QuantConfig {
+impl Operation for DynamicMxfp4QuantConfig {
     fn keys() -> &'static [&'static str] {
         &["dtype", "size_m", "size_k", "scale_rounding"]
     }
@@ -116,7 +116,7 @@ impl Operation for MxFp4QuantConfig {
 /// `dynamic_mxfp4_quant`.
 #[derive(Debug, Clone)]
 struct Quantization {
-    config: MxFp4QuantConfig,
+    config: DynamicMxfp4QuantConfig,
     x: Vec<f32>,
     /// Whether scales are computed from the largest value, not the largest magnitude.
     unsigned: bool,
@@ -132,7 +132,7 @@ struct Quantization {
 }
 
 impl Quantization {
-    fn new(case: &Case<'_>, c: &MxFp4QuantConfig) -> Result<Self> {
+    fn new(case: &Case<'_>, c: &DynamicMxfp4QuantConfig) -> Result<Self> {
         let x = case.input("x")?.elements::<u16>();
         Ok(Self {
             config: c.clone(),

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use super::compare::elements;
-use super::power::{Accepted, Power, reach};
-use super::product::Stage;
-use super::scheduled::Product;
-use super::{OutputReport, Verdict};
+use super::stage::Stage;
 use crate::Result;
+use crate::judge::compare::elements;
+use crate::judge::power::{Accepted, Power, reach};
+use crate::judge::scheduled::Product;
+use crate::judge::{OutputReport, Verdict};
 use crate::num::dims::Shape;
 use crate::num::scalar::ScalarType;
 use crate::products::schedule::{
