@@ -111,6 +111,9 @@ pub struct OutputReport {
     /// The uniform error that the type's own units hide, which no bound has to exclude.
     #[serde(skip)]
     pub(crate) attainable: f64,
+    /// Whether the note says what a reader of a pass has to know: a choice that the case left open.
+    #[serde(skip)]
+    pub has_choice: bool,
     /// The positions of the mismatches.
     #[serde(skip)]
     pub picture: Option<Picture>,
@@ -135,6 +138,7 @@ impl OutputReport {
             unbounded: 0,
             remedy: "",
             attainable: 0.0,
+            has_choice: false,
             picture: None,
         }
     }

@@ -77,7 +77,7 @@ impl Operation for Fp4QuantConfig {
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
         let config = Self {
             dtype: r.name("dtype", HALF_TYPES)?,
-            size_m: r.size("size_m")?,
+            size_m: r.count("size_m")?,
             size_k: r.size("size_k")?,
             is_sf_swizzled_layout: r.flag("is_sf_swizzled_layout", true)?,
             reciprocal: r.optional_name("reciprocal", RECIPROCALS)?,

@@ -171,8 +171,8 @@ pub(crate) fn as_stated(
     if ends && rows.iter().all(|[wrong, foreign]| wrong == foreign) {
         let special = rows.iter().filter(|[_, foreign]| *foreign).count();
         let text = format!(
-            "{special} rows hold infinities or NaN that `x` does not give: they are the input of the \
-             quantizer, and only its codes and scales were judged; the other rows are within the bound"
+            "rows with infinities or NaN that `x` does not give ({special}) are the input of the quantizer, of \
+             which only the codes and scales were judged; every other row is within the bound"
         );
         report.note.clone_into(&mut stated.note);
         stated.verdict = Verdict::Pass;
