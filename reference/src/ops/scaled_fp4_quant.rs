@@ -100,12 +100,11 @@ impl Operation for Fp4QuantConfig {
 
     fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
         let (m, k) = (self.size_m, self.size_k);
-        let scales =
-            match self.is_sf_swizzled_layout {
-                true if m == 0 => [0, self.layout()?.packed_shape()[1]],
-                true => self.layout()?.packed_shape(),
-                false => [m, k / 16],
-            };
+        let scales = match self.is_sf_swizzled_layout {
+            true if m == 0 => [0, self.layout()?.packed_shape()[1]],
+            true => self.layout()?.packed_shape(),
+            false => [m, k / 16],
+        };
         Ok(vec![
             input("x", &[stored(self.dtype)], &[is(m), is(k)]),
             input("input_global_scale", F32, &[is(1)]),

@@ -74,8 +74,7 @@ impl Walk<'_> {
                 self.carried(("activated", size_i), &found, &bounds);
                 let of = (&found[..], &bounds[..], size_i);
                 let report = self.reports.pop();
-                self.reports
-                    .extend(report.map(|r| verdict::as_stated(case, r, of, stages.dtype)));
+                self.reports.extend(report.map(|r| verdict::as_stated(case, r, of, stages.dtype)));
             }
             self.from = "activated";
             let expected = layer.quantize(1, &found)?;

@@ -44,7 +44,8 @@ pub(crate) struct Stages {
 }
 
 /// The remedy for a bound of an activation or a sum over slots, to which no key of a config belongs.
-const REMEDY: &str = "check a case with larger values: nothing that can be declared narrows this bound";
+const REMEDY: &str =
+    "check a case with larger values: nothing that can be declared narrows this bound";
 
 /// A 16-bit output and its expected values.
 pub(crate) struct Stage<'c> {
