@@ -64,13 +64,22 @@ pub(super) fn outputs(run: &Run) -> String {
     let s = &run.summary;
     let reports = run.checked.iter().filter_map(|c| c.result.as_ref().ok());
     let passed = reports.flat_map(|r| &r.outputs).filter(|o| o.verdict == Verdict::Pass);
-    let exact = passed.filter(|o| is_exact(o)).count();
-    let bounded = s.outputs_pass - exact;
-    let held = match (exact, bounded) {
-        (0, 0) => String::new(),
-        (_, 0) => " (equal in every bit)".to_owned(),
-        (0, _) => " (within derived error bounds)".to_owned(),
-        _ => format!(" ({exact} equal in every bit, {bounded} within derived error bounds)"),
+    let (exact, others): (Vec<_>, Vec<_>) = passed.partition(|o| is_exact(o));
+    let is_open = |o: &&OutputReport| o.max_error_over_bound.is_none();
+    let (open, bounded): (Vec<_>, Vec<_>) = others.into_iter().partition(is_open);
+    let kinds = [
+        (exact.len(), "equal in every bit"),
+        (bounded.len(), "within derived error bounds"),
+        (open.len(), "right with other bits than the reference's"),
+    ];
+    let kinds: Vec<_> = kinds.into_iter().filter(|(count, _)| *count > 0).collect();
+    let held = match &kinds[..] {
+        [] => String::new(),
+        [(_, how)] => format!(" ({how})"),
+        several => {
+            let texts: Vec<_> = several.iter().map(|(n, how)| format!("{n} {how}")).collect();
+            format!(" ({})", texts.join(", "))
+        }
     };
     let verb = if s.outputs() == 1 { "output passes" } else { "outputs pass" };
     let mut parts = vec![format!("{} of {} {verb}{held}", s.outputs_pass, s.outputs())];
@@ -83,9 +92,11 @@ pub(super) fn outputs(run: &Run) -> String {
     parts.join("; ")
 }
 
-/// Whether an output was compared bit for bit.
+/// Whether an output has every bit that it was compared with.
 fn is_exact(output: &OutputReport) -> bool {
-    output.power.is_some_and(|power| power.every_bit) || output.max_error_over_bound.is_none()
+    let equal = output.equal_bits.is_none_or(|share| share >= 1.0) && output.diagnosis.is_none();
+    output.power.is_some_and(|power| power.every_bit)
+        || output.max_error_over_bound.is_none() && equal
 }
 
 #[cfg(test)]

@@ -124,7 +124,10 @@ fn recompute(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
         if output.verdict == Verdict::Pass && output.power.is_none() && every_bit {
             output.power = Some(Power::every_bit());
         }
-        if output.verdict == Verdict::Pass && case.finite_share(&output.name) == Some(0.0) {
+        // Rows that are NaN because their activations are say that a kernel passes NaN on.
+        let stated = output.power.is_some_and(|power| power.every_bit) && case.has_no_finite_row();
+        let is_finite = stated || case.finite_share(&output.name) != Some(0.0);
+        if output.verdict == Verdict::Pass && !is_finite {
             output.verdict = Verdict::Unchecked;
             output.add_note(NO_FINITE_VALUE);
         }

@@ -107,10 +107,12 @@ pub struct OutputReport {
     /// What to declare if the bound is too weak.
     #[serde(skip)]
     pub(crate) remedy: &'static str,
-    /// Whether the bound is as narrow as the type permits: a few of its units, which near zero are
-    /// large shares of a value.
+    /// The uniform error that the type's own units hide, which no bound has to exclude.
     #[serde(skip)]
-    pub(crate) is_narrow: bool,
+    pub(crate) attainable: f64,
+    /// Whether the note says what a reader of a pass has to know: a choice that the case left open.
+    #[serde(skip)]
+    pub has_choice: bool,
     /// The positions of the mismatches.
     #[serde(skip)]
     pub picture: Option<Picture>,
@@ -134,7 +136,8 @@ impl OutputReport {
             conventions: Vec::new(),
             unbounded: 0,
             remedy: "",
-            is_narrow: false,
+            attainable: 0.0,
+            has_choice: false,
             picture: None,
         }
     }
@@ -179,9 +182,10 @@ impl OutputReport {
 
     /// A pass that would leave a uniform error of more than `limit` unnoticed becomes unchecked.
     pub(crate) fn require_power(&mut self, limit: f64) {
+        let limit = limit.max(self.attainable);
         let error = self.power.filter(|power| power.is_below(limit));
         let Some(error) = error.and_then(|power| power.uniform_error) else { return };
-        if self.verdict != Verdict::Pass || self.is_narrow {
+        if self.verdict != Verdict::Pass {
             return;
         }
         self.verdict = Verdict::Unchecked;

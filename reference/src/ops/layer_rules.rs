@@ -179,6 +179,7 @@ pub(in crate::ops) fn note_layout(reports: &mut [OutputReport], layout: Columns)
     let first = names.iter().find(|name| reports.iter().any(|r| r.name == **name));
     if let Some(report) = reports.iter_mut().find(|r| Some(&r.name.as_str()) == first) {
         report.add_note(&layout_note(layout));
+        report.has_choice = true;
     }
 }
 

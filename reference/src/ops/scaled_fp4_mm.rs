@@ -83,7 +83,7 @@ impl Operation for Fp4MmConfig {
         let size_n = r.size("size_n")?;
         let config = Self {
             dtype: r.name("dtype", HALF_TYPES)?,
-            size_m: r.size("size_m")?,
+            size_m: r.count("size_m")?,
             size_n,
             size_k: r.size("size_k")?,
             widths: r.sizes("logical_widths")?.unwrap_or_else(|| vec![size_n]),

@@ -62,10 +62,10 @@ impl Fp4QuantConfig {
     /// The interleaved layout of the scales.
     ///
     /// # Errors
-    /// As [`BlockScaleLayout::new`].
+    /// As [`BlockScaleLayout::new`]. Without rows the layout is that of one.
     pub fn layout(&self) -> Result<BlockScaleLayout> {
         let ty = ScalarType::FLOAT8_E4M3FN;
-        BlockScaleLayout::new(self.size_k / 16, self.size_m, ScaleTile::Rows128, ty)
+        BlockScaleLayout::new(self.size_k / 16, self.size_m.max(1), ScaleTile::Rows128, ty)
     }
 }
 
@@ -77,7 +77,7 @@ impl Operation for Fp4QuantConfig {
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
         let config = Self {
             dtype: r.name("dtype", HALF_TYPES)?,
-            size_m: r.size("size_m")?,
+            size_m: r.count("size_m")?,
             size_k: r.size("size_k")?,
             is_sf_swizzled_layout: r.flag("is_sf_swizzled_layout", true)?,
             reciprocal: r.optional_name("reciprocal", RECIPROCALS)?,
@@ -100,8 +100,11 @@ impl Operation for Fp4QuantConfig {
 
     fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
         let (m, k) = (self.size_m, self.size_k);
-        let scales =
-            if self.is_sf_swizzled_layout { self.layout()?.packed_shape() } else { [m, k / 16] };
+        let scales = match self.is_sf_swizzled_layout {
+            true if m == 0 => [0, self.layout()?.packed_shape()[1]],
+            true => self.layout()?.packed_shape(),
+            false => [m, k / 16],
+        };
         Ok(vec![
             input("x", &[stored(self.dtype)], &[is(m), is(k)]),
             input("input_global_scale", F32, &[is(1)]),

@@ -18,6 +18,7 @@ mod padding_rows;
 mod product_diagnosis;
 mod product_diagnosis_moe;
 mod product_model;
+mod quantizer_input;
 mod quantizers;
 mod schedule_golden;
 mod staged_outputs;

@@ -15,7 +15,7 @@
 mod ways;
 
 use serde::Serialize;
-pub(crate) use ways::{are_narrow, reach};
+pub(crate) use ways::{attainable, reach};
 
 use crate::num::interval::{Bound, FLUSH, round_once};
 use crate::num::scalar::ScalarType;

@@ -134,3 +134,23 @@ fn results_that_overflow_alike_are_no_error() {
     assert_eq!((rejects.halved, rejects.columns_permuted), (None, None));
     assert_eq!((rejects.zeros, rejects.negated), (Some(true), Some(true)));
 }
+
+/// Near zero a step of the type is a large share of a value, which no bound has to exclude; elsewhere not.
+#[test]
+fn units_of_subnormals_hide_an_error() {
+    let ty = ScalarType::FLOAT16;
+    let of = |value: f64, steps: f64| {
+        let step = steps * unit(ty, value);
+        [Accepted { exact: value, lo: value - step, hi: value + step, nan: false }]
+    };
+    let step = (-24f64).exp2();
+    for multiple in [3.0, 4.0, 9.0] {
+        let narrow = of(multiple * step, 1.0);
+        let error = Power::of(&narrow, 1, ty).uniform_error.expect("an error");
+        assert!(error > 0.02 && error <= attainable(ty, &narrow), "{error}");
+    }
+    // A wide bound is weak near zero as well, and no unit excuses a value of ordinary size.
+    let wide = of(64.0 * step, 16.0);
+    assert!(Power::of(&wide, 1, ty).uniform_error.expect("an error") > attainable(ty, &wide));
+    assert!(attainable(ty, &of(1.5, 1.0)) < 0.005);
+}

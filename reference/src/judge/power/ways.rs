@@ -1,14 +1,11 @@
 //! The power of a verdict that an output may pass in several ways: by the bits of a schedule, or
 //! within the bound of one of several classes and conventions.
 
-use super::{Accepted, Power, Rejects, both, percent, unit};
+use super::{Accepted, NEAR, Power, Rejects, both, percent, round_once, uniform_error, unit};
 use crate::num::scalar::ScalarType;
 
 /// A pass that leaves a larger uniform error unnoticed says so in every report.
 const REMARKABLE: f64 = 0.01;
-
-/// Units in the last place of an interval that only the roundings of an output make.
-const FEW_UNITS: f64 = 4.0;
 
 impl Power {
     /// Whether a bound of this power is a way to a pass: it excludes every trivial wrong answer and
@@ -66,12 +63,17 @@ impl Power {
     }
 }
 
-/// Whether each accepted interval is at most a few units of the type wide.
-pub(crate) fn are_narrow(ty: ScalarType, elements: &[Accepted]) -> bool {
-    elements.iter().all(|e| match e.lo.is_finite() && e.hi.is_finite() {
-        true => e.hi - e.lo <= FEW_UNITS * unit(ty, e.lo.abs().max(e.hi.abs())),
-        false => e.lo >= e.hi,
-    })
+/// The uniform error that would pass bounds of [`NEAR`] units around the exact results. Within these a value
+/// is right, so that no bound has to exclude a smaller error: near zero, a unit is a large share of a value.
+pub(crate) fn attainable(ty: ScalarType, elements: &[Accepted]) -> f64 {
+    let near = |e: &Accepted| {
+        let value = round_once(ty, e.exact);
+        let width = NEAR * unit(ty, value.abs());
+        Accepted { lo: value - width, hi: value + width, ..*e }
+    };
+    let near = elements.iter().filter(|e| e.exact.is_finite()).map(near);
+    // Where each of these bounds contains zero, no error is excluded.
+    uniform_error(ty, near.map(|e| (e, e))).unwrap_or(f64::INFINITY)
 }
 
 /// The largest e such that an output `y`, times 1 + e or 1 − e and rounded, is accepted in every

@@ -205,13 +205,15 @@ impl Stated {
             (true, [Some(x), None, None]) => Renormalize::SumPlus(x),
             (true, [None, Some(x), None]) => Renormalize::SumAtLeast(x),
             (true, [None, None, Some(x)]) if x > 0.0 => Renormalize::Norm(x),
+            (true, [None, None, Some(x)]) => {
+                return bad("renormalize_p", x.to_string(), "a number above 0");
+            }
             _ => {
-                let found = format!("{} with {dividing:?}", self.renormalize);
-                return bad(
-                    "renormalize",
-                    found,
-                    "true with one of epsilon, floor and p (above 0)",
-                );
+                let names = ["renormalize_epsilon", "renormalize_floor", "renormalize_p"];
+                let stated = names.iter().zip(dividing).filter(|(_, value)| value.is_some());
+                let stated: Vec<&str> = stated.map(|(name, _)| *name).collect();
+                let found = format!("{} with {}", self.renormalize, stated.join(" and "));
+                return bad("renormalize", found, "true with at most one of these keys");
             }
         };
         let groups = match (self.n_group, self.topk_group) {
@@ -222,7 +224,13 @@ impl Stated {
                 group_score: self.group_score.unwrap_or_default(),
                 masked: self.masked_groups.unwrap_or_default(),
             }),
-            (n, k) => return bad("n_group", format!("{n:?} and {k:?}"), "both or none"),
+            (Some(n), None) => {
+                return bad("topk_group", format!("none next to n_group {n}"), "both or none");
+            }
+            (n, _) => {
+                let found = n.map_or("none".to_owned(), |n| n.to_string());
+                return bad("n_group", found, "a number next to topk_group and the keys of groups");
+            }
         };
         let activation = match self.activation.as_deref() {
             None => Activation::Silu,

@@ -137,7 +137,7 @@ impl Operation for DynQuantConfig {
             dtype: r.name("dtype", TYPES)?,
             group_size,
             has_bias: r.flag("has_bias", false)?,
-            size_m: r.size("size_m")?,
+            size_m: r.count("size_m")?,
             size_n: r.size("size_n")?,
             size_k,
             packing,

@@ -111,7 +111,7 @@ impl Operation for E2m1MoeConfig {
 
     fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
         for (name, tensor) in inputs.iter().filter(|(name, _)| !name.ends_with("_weight")) {
-            if *name != "topk_ids" {
+            if !["x", "topk_ids"].contains(&name.as_str()) {
                 finite(tensor)?;
             }
         }

@@ -65,8 +65,9 @@ impl Walk<'_> {
             } else {
                 let bounds = activated_bounds(&stages, gate_up, false)?;
                 self.carried(("activated", size_i), &found, &bounds);
-                let report = self.reports.pop().map(verdict::as_stated);
-                self.reports.extend(report);
+                let of = (&found[..], &bounds[..], size_i);
+                let report = self.reports.pop();
+                self.reports.extend(report.map(|r| verdict::as_stated(case, r, of, stages.dtype)));
             }
             self.from = "activated";
             let expected = layer.quantize(1, &found)?;

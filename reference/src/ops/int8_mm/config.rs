@@ -80,7 +80,7 @@ impl Operation for Int8MmConfig {
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
         let config = Self {
             dtype: r.name("dtype", HALF_TYPES)?,
-            size_m: r.size("size_m")?,
+            size_m: r.count("size_m")?,
             size_n: r.size("size_n")?,
             size_k: r.size("size_k")?,
             per_act_token_quant: r.flag("per_act_token_quant", false)?,

@@ -195,7 +195,7 @@ fn activated_rows(
                 let origin = Origin { class: CLASS, from, remedy: REMEDY };
                 let stage = ("activated", size_i);
                 let report = carried::judge(case, &shared, stage, &found, (&bounds, origin));
-                carried::as_stated(report)
+                carried::as_stated(case, report, (&found, &bounds, size_i), c.dtype)
             }
         });
         *from = "activated";

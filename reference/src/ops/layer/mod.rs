@@ -12,7 +12,7 @@ use crate::judge::compare::Mismatch;
 use crate::judge::mistake::{Comparison, Outcome};
 use crate::judge::pattern::Values;
 use crate::judge::picture::Picture;
-use crate::judge::power::{Accepted, Power, are_narrow};
+use crate::judge::power::{Accepted, Power, attainable};
 use crate::judge::{Diagnosis, OutputReport, Verdict, plain};
 use crate::moe::activation::{Activation, Definition};
 use crate::moe::router::Router;
@@ -43,8 +43,9 @@ pub(crate) struct Stages {
     pub(crate) router: Option<(Router<'static>, usize)>,
 }
 
-/// The remedy that defines every bit of a stage.
-const REMEDY: &str = "declare `schedule_w13` and `schedule_w2` in the case's config";
+/// The remedy for a bound of an activation or a sum over slots, to which no key of a config belongs.
+const REMEDY: &str =
+    "check a case with larger values: nothing that can be declared narrows this bound";
 
 /// A 16-bit output and its expected values.
 pub(crate) struct Stage<'c> {
@@ -122,7 +123,7 @@ impl Stage<'_> {
         report.note = Some(format!("{}; bits compared with {}", self.class, self.chain));
         let unbounded = accepted.iter().filter(|a| a.is_unbounded() && !a.exact.is_nan());
         report.unbounded = unbounded.count();
-        report.is_narrow = are_narrow(self.ty, &accepted);
+        report.attainable = attainable(self.ty, &accepted);
         report.settle(Power::of(&accepted, self.shape[1], self.ty), self.remedy);
         if !wrong.is_empty() {
             let [rows, cols] = self.shape;

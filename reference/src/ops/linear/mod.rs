@@ -69,7 +69,7 @@ impl Operation for LinearConfig {
         let scale_factor = scale_factor(r, "scale_factor", &quant)?;
         let config = LinearConfig {
             quant,
-            size_m: r.size("size_m")?,
+            size_m: r.count("size_m")?,
             size_n: r.size("size_n")?,
             size_k: r.size("size_k")?,
             scale_factor,

@@ -12,7 +12,10 @@ use crate::ops::schema::CaseError;
 pub(in crate::ops) fn rule(map: &Map<String, Value>) -> Result<Option<RoutingRule>, CaseError> {
     let refuse = |key: &str, e: Error| CaseError::ConfigValue {
         key: key.to_owned(),
-        found: map.get(key).map_or("none".to_owned(), |v| v.to_string().chars().take(60).collect()),
+        found: map.get(key).map_or("none".to_owned(), |v| match v {
+            Value::Object(_) => "an object".to_owned(),
+            other => other.to_string().chars().take(60).collect(),
+        }),
         expected: format!("a routing that is known ({e})"),
     };
     if let Some(value) = map.get("routing") {

@@ -79,7 +79,7 @@ impl Operation for Fp8MmConfig {
         let flags = [r.flag(own[0], false)?, r.flag(own[1], false)?];
         let config = Self {
             dtype: r.name("dtype", HALF_TYPES)?,
-            size_m: r.size("size_m")?,
+            size_m: r.count("size_m")?,
             size_n: r.size("size_n")?,
             size_k: r.size("size_k")?,
             per_act_token_quant: flags[0],

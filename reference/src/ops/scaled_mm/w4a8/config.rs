@@ -53,7 +53,7 @@ impl Operation for W4a8MmConfig {
         read_convention(r)?;
         let config = Self {
             dtype: r.name("dtype", HALF_TYPES)?,
-            size_m: r.size("size_m")?,
+            size_m: r.count("size_m")?,
             size_n: r.size("size_n")?,
             size_k: r.size("size_k")?,
             group_size: r.optional_size("group_size")?.unwrap_or(GROUP),
