@@ -92,8 +92,7 @@ impl Search<'_, '_> {
                 .ok()?;
             let made: Vec<Bounded> = rows.iter().map(|bound| bounded(ty, bound)).collect();
             let found = &self.judged.found[token * per..];
-            let distance =
-                made.iter().zip(found).map(|(bound, &x)| bound.ratio(x).min(1e3)).sum();
+            let distance = made.iter().zip(found).map(|(bound, &x)| bound.ratio(x).min(1e3)).sum();
             if best.as_ref().is_none_or(|b| distance < b.distance) {
                 best = Some(Best { distance, slot, expert, made });
             }

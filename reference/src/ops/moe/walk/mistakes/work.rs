@@ -4,14 +4,14 @@
 use std::cell::Cell;
 use std::ops::RangeInclusive;
 
-use super::list::Changed;
 use super::Carried;
+use super::list::Changed;
 use crate::moe::layer::{Layer, Routed};
 
 /// The work of a search, in multiples of the judgement's own.
 const SHARE: u64 = 2;
 /// The work that every search may take, so that small cases are searched to the end.
-const LEAST: u64 = 1 << 22;
+const LEAST: u64 = 1 << 20;
 /// What it costs to read a weight, in products.
 const READ: u64 = 4;
 /// What the bound on an activation or on an addition costs, in products.
