@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use super::mistake::{MARGIN, choice};
 use super::{Diagnosis, OutputReport, Strength, Verdict, numbers, plain};
 use crate::moe::narrow;
 use crate::num::scalar::ScalarType;
@@ -88,6 +89,10 @@ impl Values<'_> {
         Some(Diagnosis::place("confined", text, count))
     }
 
+    fn rows(&self) -> usize {
+        self.found.len() / self.cols.max(1)
+    }
+
     fn all(&self, holds: impl Fn(u32, u32) -> bool) -> bool {
         self.wrong.iter().all(|&i| holds(self.found[i], self.expected[i]))
     }
@@ -120,7 +125,7 @@ impl Values<'_> {
 
     /// Whole columns or rows that hold exactly the values of another wrong one.
     fn moved(&self, columns: bool) -> Option<(&'static str, String)> {
-        let rows = self.found.len() / self.cols.max(1);
+        let rows = self.rows();
         let line = |of: &[u32], at: usize| -> Vec<u32> {
             match columns {
                 true => (0..rows).map(|row| of[row * self.cols + at]).collect(),
@@ -144,6 +149,10 @@ impl Values<'_> {
             .iter()
             .map(|&at| owners.remove(&line(self.found, at)).map(|from| (at, from)))
             .collect::<Option<_>>()?;
+        let length = if columns { rows } else { self.cols };
+        if !choice::is_specific(moved.len(), length, self.expected.iter().copied()) {
+            return None;
+        }
         let (id, what) = if columns { ("columns-moved", "column") } else { ("rows-moved", "row") };
         let text = match moved[..] {
             [(a, _), (b, _)] => format!("{what}s {a} and {b} are swapped"),
@@ -188,6 +197,13 @@ impl Values<'_> {
         {
             return None;
         }
+        // A lost sign tells one bit of each value, another factor most of its digits.
+        let digits = if self.ty == ScalarType::FLOAT16 { 8.0 } else { 5.0 };
+        let each = if (factor.abs() - 1.0).abs() < 4.0 * unit { 1.0 } else { digits };
+        let told = each * (self.wrong.len() - 1) as f64;
+        if told < choice::of_rectangle(self.wrong, [self.rows(), self.cols]) + MARGIN {
+            return None;
+        }
         let fits = |i: usize| {
             let wanted = self.ty.to_f64(self.expected[i]) * factor;
             self.ty.steps(self.found[i], narrow(self.ty, wanted as f32).into()) <= 2.0
@@ -197,6 +213,18 @@ impl Values<'_> {
             ("multiplied", format!("each is {factor} times what belongs there"))
         })
     }
+}
+
+/// Whether right values are where another order of additions would have changed some as well: all
+/// different values are in a few columns, or in a few rows.
+fn is_confined(values: &Values<'_>) -> bool {
+    let count = values.wrong.len() as f64;
+    let lines = |of: &dyn Fn(usize) -> usize, total: usize| {
+        let wrong = values.wrong.iter().map(|&i| of(i)).collect::<BTreeSet<_>>().len();
+        let chance = count * (total as f64 / wrong.max(1) as f64).log2();
+        chance >= choice::combinations(total, wrong) + MARGIN
+    };
+    lines(&|i| i % values.cols, values.cols) || lines(&|i| i / values.cols, values.rows())
 }
 
 /// Explains a report on differing bits without a diagnosis: by the bounds of the same output, by a
@@ -215,12 +243,20 @@ pub(crate) fn explain(
         let inside = report.mismatches - bounded.mismatches;
         match (bounded.verdict, bounded.diagnosis) {
             (Verdict::Pass, None) => {
-                let text = format!(
-                    "every value is within its bound ({:.3} of it at most): right numbers, added \
-                     or rounded in another order than declared",
-                    bounded.max_error_over_bound.unwrap_or(0.0)
-                );
-                place = Some(Diagnosis::explains("within-bound", text));
+                let most = bounded.max_error_over_bound.unwrap_or(0.0);
+                let within = format!("every value is within its bound ({most:.3} of it at most)");
+                place = Some(if is_confined(values) {
+                    let (count, total) = (values.wrong.len(), values.found.len());
+                    let text = format!(
+                        "{within}, but {count} of {total} differ from the declared order, {}; all \
+                         others have every bit",
+                        values.extent()
+                    );
+                    Diagnosis::place("within-bound", text, count)
+                } else {
+                    let text = "right numbers, added or rounded in another order than declared";
+                    Diagnosis::explains("within-bound", format!("{within}: {text}"))
+                });
             }
             (Verdict::Pass, Some(known)) => report.diagnosis = Some(known),
             (_, Some(known)) if known.unexplained < bounded.mismatches => {
@@ -314,6 +350,36 @@ mod tests {
         assert_eq!(id(|v| v[3] = 0x4000), None);
         assert_eq!(id(|v| v.iter_mut().enumerate().for_each(|(i, b)| *b ^= (i * i) as u32)), None);
         assert_eq!(id(|v| (0..ROWS).for_each(|r| v[r * COLS] = v[r * COLS + 7])), None);
+    }
+
+    /// Which values are wrong must be said as well: a run of columns, not any of them.
+    #[test]
+    fn chosen_values() {
+        let row: Vec<u32> = (0..64).map(|i| 0x3f80 + i).collect();
+        let explained = |is_wrong: &dyn Fn(usize) -> bool, flip: u32| {
+            let change = |(i, &b): (usize, &u32)| if is_wrong(i) { b ^ flip } else { b };
+            let found: Vec<u32> = row.iter().enumerate().map(change).collect();
+            let wrong: Vec<usize> = (0..64).filter(|&i| is_wrong(i)).collect();
+            let ty = ScalarType::BFLOAT16;
+            let values = Values { ty, cols: 64, found: &found, expected: &row, wrong: &wrong };
+            values.explain().map(|d| d.id)
+        };
+        let any = |i: usize| i * i % 23 < 5;
+        let run = |i: usize| (16..48).contains(&i);
+        assert_eq!(explained(&any, 0x8000), None);
+        assert_eq!(explained(&run, 0x8000).as_deref(), Some("multiplied"));
+    }
+
+    /// Another order of additions changes values of every column.
+    #[test]
+    fn other_orders_are_everywhere() {
+        let right = vec![0x3f80u32; 48];
+        let confined = |wrong: &[usize]| {
+            let ty = ScalarType::BFLOAT16;
+            is_confined(&Values { ty, cols: 16, found: &right, expected: &right, wrong })
+        };
+        assert!(confined(&[5, 21, 37]));
+        assert!(!confined(&[0, 13, 22, 27, 35, 46]));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::Diagnosis;
+use super::mistake::choice::is_specific;
 use super::place::Axis;
 use super::subject::{Rows, Subject};
 
@@ -77,6 +78,10 @@ fn moved(expected: &[Vec<u32>], found: &[Vec<u32>]) -> Option<String> {
     let mut sources = Vec::with_capacity(differs.len());
     for &i in &differs {
         sources.push((i, places.get_mut(found[i].as_slice())?.pop()?));
+    }
+    let length = expected.first().map_or(0, Vec::len);
+    if !is_specific(sources.len(), length, expected.iter().flatten().copied()) {
+        return None;
     }
     if let [(a, from_a), (b, from_b)] = sources[..]
         && from_a == b

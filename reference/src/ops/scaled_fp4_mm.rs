@@ -337,7 +337,12 @@ impl Computation for Fp4Mm {
             "activation-scales-not-swizzled",
             "the activations' scales were read as interleaved and are not" =>
                 |c| if let Some(read) = misread(&c.a_scale.transposed()) {
-                    c.a_scale = read.transposed();
+                    // With few rows, only zeros of the padding may be read: as a sum without these k.
+                    let own = c.a_scale.transposed();
+                    let mut pairs = read.iter_bits().zip(own.iter_bits());
+                    if pairs.any(|(read, own)| read != 0 && read != own) {
+                        c.a_scale = read.transposed();
+                    }
                 };
             "nibble-order", "the nibbles of one operand are exchanged: even k in the high nibble" =>
                 |c| {

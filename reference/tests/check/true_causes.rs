@@ -69,6 +69,60 @@ fn scattered_signs_are_no_factor() {
     assert_eq!(cause(&rows).as_deref(), Some("constant-factor"), "{rows:?}");
 }
 
+/// Negative values of a single row with their signs lost are a choice of columns; one run of columns is
+/// not, and a factor of every column is none either.
+#[test]
+fn chosen_columns_are_no_factor() {
+    let one_row = |change: &dyn Fn(usize, f64) -> f64| {
+        planted(BIASED, "y", |m| {
+            let mut y = m.compute();
+            y[..m.n].iter_mut().enumerate().for_each(|(n, y)| *y = change(n, *y));
+            y
+        })
+    };
+    let lost = one_row(&|_, y| y.abs());
+    assert_eq!(cause(&lost), None, "{lost:?}");
+    let scattered = one_row(&|n, y| if n * n % 23 < 7 { -y } else { y });
+    assert_eq!(cause(&scattered), None, "{scattered:?}");
+    let run = one_row(&|n, y| if (32..64).contains(&n) { -y } else { y });
+    assert_eq!(cause(&run).as_deref(), Some("constant-factor"), "{run:?}");
+}
+
+/// One wrong sign is no order of nibbles; all of the matrix's nibbles are.
+#[test]
+fn one_sign_is_no_mistake_of_the_matrix() {
+    for (row, n) in [(0, 7), (1, 3)] {
+        let report = planted(GROUPED, "y", |m| {
+            let mut y = m.compute();
+            y[row * m.n + n] *= -1.0;
+            y
+        });
+        let cause = cause(&report);
+        assert!(cause.as_deref() != Some("nibbles-swapped"), "{report:?}");
+    }
+    expect(GROUPED, "y", "nibbles-swapped", |m| {
+        let (q, n) = (m.matrices[0].q.clone(), m.n);
+        m.matrices[0].q = (0..q.len()).map(|i| q[((i / n) ^ 1) * n + i % n]).collect();
+        m.compute()
+    });
+}
+
+/// The last half of k is no padding; the last two groups of eight or more may be.
+#[test]
+fn half_of_k_is_no_padding() {
+    let without = |groups: &dyn Fn(usize) -> usize| {
+        planted("linear-bf16_mxfp8", "y", |m| {
+            let (n, count) = (m.n, m.k / 32);
+            m.matrices[0].s[(count - groups(count)) * n..].fill(0.0);
+            m.compute()
+        })
+    };
+    let half = without(&|count| count / 2);
+    assert_ne!(cause(&half).as_deref(), Some("padded-scale-bytes"), "{half:?}");
+    let two = without(&|_| 2);
+    assert_eq!(cause(&two).as_deref(), Some("padded-scale-bytes"), "{two:?}");
+}
+
 /// A code of twice the value, or of zero, is one weight of one column, not a k of the sum.
 #[test]
 fn one_wrong_code_is_no_k_of_the_sum() {

@@ -5,6 +5,7 @@
 //! improbable. See [`Comparison::outcome`].
 
 mod bounds;
+pub(crate) mod choice;
 
 use serde::Serialize;
 
@@ -100,7 +101,7 @@ pub(crate) struct Outcome {
 
 /// Bits by which the evidence must exceed the logarithm of the number of mistakes tried;
 /// corresponds to one in twenty.
-const MARGIN: f64 = 4.3;
+pub(crate) const MARGIN: f64 = 4.3;
 /// The remark on a prediction that values match only approximately.
 pub(crate) const NEARLY: &str = "to within a few units in the last place";
 /// Number of explained values that is reported even if each of them is hardly outside its bound, as
@@ -157,6 +158,12 @@ impl Comparison {
     /// The outcome if 2^`cost` mistakes were tried. A mistake is rejected if it leaves more than a
     /// tenth of the wrong values unexplained, contradicts a right value, or may fit by chance.
     pub(crate) fn outcome(&self, cost: f64) -> Option<Outcome> {
+        self.outcome_of(cost, 0.0)
+    }
+
+    /// The outcome if it takes further `choice` bits to say to which values the mistake was confined.
+    pub(crate) fn outcome_of(&self, cost: f64, choice: f64) -> Option<Outcome> {
+        let (listed, cost) = (cost <= LISTED, cost + choice);
         let wrong = self.explained + self.unexplained;
         if self.is_loose() {
             return None;
@@ -167,7 +174,7 @@ impl Comparison {
         let strength = match self.unexplained {
             0 if specific => Strength::Explains,
             // The bounds are so wide that they also contain right values.
-            _ if specific || self.explained >= MANY && cost <= LISTED => Strength::Consistent,
+            _ if specific || self.explained >= MANY && listed => Strength::Consistent,
             _ => return self.nearly(cost),
         };
         let (unexplained, by_bounds) = (self.unexplained, self.nearer.is_some());

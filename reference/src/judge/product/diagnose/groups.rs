@@ -210,11 +210,14 @@ pub(super) fn padded_bytes<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     };
     let rows = first.weight.scales.rows();
     let mut all = Vec::new();
-    for count in 1..rows.min(5) {
+    // Padding is less than half of k.
+    for count in 1..rows.div_ceil(2).min(5) {
         for (byte, value) in [(0u32, "2^-127"), (0x7f, "1")] {
+            // A product of 2^-127 is as good as none.
+            let or = if byte == 0 { ", or these groups are missing from the sum" } else { "" };
             let text = format!(
                 "the scales of the last {count} groups of k are the e8m0 byte {byte:#04x} ({value}), \
-                 as in padding: padded bytes reach the product"
+                 as in padding: padded bytes reach the product{or}"
             );
             all.push(Suspect::new("padded-scale-bytes", text, move |part| {
                 let mut weight = scene.stage.parts[part].weight.clone();

@@ -3,6 +3,7 @@
 use super::scene::Scene;
 use super::weigh::Scope;
 use super::{Finding, better};
+use crate::judge::mistake::MARGIN;
 use crate::judge::numbers::number;
 use crate::judge::plain::{self as plain_names, floats};
 use crate::judge::power;
@@ -100,6 +101,9 @@ pub(super) fn special(scene: &Scene<'_>) -> Option<Finding> {
     Some(Finding::new(diagnosis))
 }
 
+/// Factors within this distance of -1 are signs.
+const SIGN: f64 = 1.0 / 64.0;
+
 /// One factor for all elements of a part, of its wrong rows or columns, or of their rectangle.
 pub(super) fn factor(scene: &Scene<'_>) -> Option<Finding> {
     if scene.wrong.len() < 4 {
@@ -117,8 +121,9 @@ pub(super) fn factor(scene: &Scene<'_>) -> Option<Finding> {
         let (lo, hi) = (exact - radius, exact + radius);
         (i, Bounded { exact, lo, hi, centre: exact, below: radius, above: radius, ..*b })
     };
-    // The factor is fitted to one element of each part.
+    // The factor is fitted to one element of each part. A sign that is lost tells no more than one bit.
     let cost = 12.0 * factors.len() as f64;
+    let signs = factors.iter().all(|(_, f)| (f + 1.0).abs() < SIGN);
     let in_scope = |scope: Scope| {
         let mut predicted = Vec::new();
         for (bad, &(_, f)) in scene.bad.iter().zip(&factors) {
@@ -126,7 +131,11 @@ pub(super) fn factor(scene: &Scene<'_>) -> Option<Finding> {
             let at = rows.iter().flat_map(|r| cols.iter().map(move |n| r * scene.size_n + n));
             predicted.extend(at.map(|i| scaled(i, f)));
         }
-        scene.weigh(predicted, cost)
+        let choice: f64 = scene.bad.iter().map(|bad| scope.choice(scene, bad)).sum();
+        if signs && (scene.wrong.len() as f64) < choice + MARGIN {
+            return None;
+        }
+        scene.compared(predicted).outcome_of(cost, choice)
     };
     let outcome = Scope::ALL.into_iter().find_map(in_scope)?;
     let named: Vec<String> = factors
@@ -178,9 +187,22 @@ fn of_part(scene: &Scene<'_>, part: usize) -> Option<f64> {
     for (a, b) in all.into_iter().filter(|(a, b)| (*a..=*b).contains(&median)) {
         (lo, hi) = (lo.max(a), hi.min(b));
     }
-    let factor = (lo + hi) / 2.0;
+    let factor = simplest(lo, hi);
     let known = factor.is_finite() && factor != 0.0 && !(lo..=hi).contains(&1.0);
     (known && !(lo..=hi).contains(&0.0)).then_some(factor)
+}
+
+/// The number between `lo` and `hi` with the fewest binary digits after the point.
+fn simplest(lo: f64, hi: f64) -> f64 {
+    let middle = (lo + hi) / 2.0;
+    let rounded = (0..24).map(|digits| {
+        let unit = f64::from(1u32 << digits);
+        (middle * unit).round() / unit
+    });
+    rounded
+        .into_iter()
+        .find(|factor| *factor != 0.0 && (lo..=hi).contains(factor))
+        .unwrap_or(middle)
 }
 
 /// The factors by which the exact number may have been multiplied before its roundings.

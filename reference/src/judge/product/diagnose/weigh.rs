@@ -3,7 +3,7 @@
 
 use super::scene::{Bad, Edit, Scene, Setup, explains, spread, spread_to};
 use crate::judge::Strength;
-use crate::judge::mistake::{Comparison, Outcome, near};
+use crate::judge::mistake::{Comparison, Outcome, choice, near};
 use crate::products::Bounded;
 
 /// Number of wrong rows and columns on which a suspect is tried, and number of others.
@@ -41,6 +41,23 @@ impl Scope {
     pub(super) fn of_k(scene: &Scene<'_>) -> &'static [Self] {
         let shared = |b: &Bad| b.main_cols.len() >= SHARED_COLUMNS.min(scene.size_n);
         if scene.bad.iter().all(shared) { &Self::ALL } else { &[Self::Parts, Self::Rows] }
+    }
+
+    /// The bits that say which rows and columns of one part it has: they were chosen by their wrong
+    /// elements.
+    pub(super) fn choice(self, scene: &Scene<'_>, bad: &Bad) -> f64 {
+        let rows = || {
+            let all = &scene.stage.parts[bad.part].rows;
+            let at = |row: &usize| all.iter().position(|r| r == row);
+            choice::of_lines(&bad.main_rows.iter().filter_map(at).collect::<Vec<_>>(), all.len())
+        };
+        let cols = || choice::of_lines(&bad.main_cols, scene.size_n);
+        match self {
+            Self::Parts => 0.0,
+            Self::Rows => rows(),
+            Self::Columns => cols(),
+            Self::Tile => rows() + cols(),
+        }
     }
 
     /// Its rows and columns in one part.
@@ -158,7 +175,8 @@ impl<'s> Scene<'s> {
             // Rows and columns were chosen by their wrong elements, so their location is no
             // evidence.
             all.total = if matches!(scope, Scope::Parts) { self.found.len() } else { 0 };
-            let Some(outcome) = all.outcome(cost) else { continue };
+            let choice: f64 = self.bad.iter().map(|bad| scope.choice(self, bad)).sum();
+            let Some(outcome) = all.outcome_of(cost, choice) else { continue };
             if outcome.beats(best) {
                 best = Some(outcome);
             }

@@ -46,9 +46,11 @@ pub(super) fn judge(
     };
     let int8 = c.int8_layers(true);
     let choices = int8.iter().flat_map(|int8| conventions.iter().map(move |c| (*c, *int8)));
+    let mut choices: Vec<_> = choices.collect();
     let mut first: Option<Vec<Judged>> = None;
     let mut best: Option<(usize, Vec<Judged>)> = None;
-    for (convention, int8) in choices {
+    let mut chosen = 0;
+    for (at, &(convention, int8)) in choices.iter().enumerate() {
         let one = Declared { convention: Some(convention), ..declared.clone() };
         let walk = Walk::new(case, c, &one, int8);
         let next = judge_as(&walk, first.is_some())?;
@@ -61,7 +63,7 @@ pub(super) fn judge(
         let failed = carried.iter().filter(|j| j.report.verdict == Verdict::Fail);
         let wrong = failed.map(|j| j.report.mismatches.max(1)).sum();
         if best.as_ref().is_none_or(|(least, _)| wrong < *least) {
-            best = Some((wrong, carried));
+            (best, chosen) = (Some((wrong, carried)), at);
         }
         if wrong == 0 {
             break;
@@ -69,8 +71,9 @@ pub(super) fn judge(
     }
     let carried = best.into_iter().flat_map(|(_, carried)| carried);
     let mut all: Vec<Judged> = first.into_iter().flatten().chain(carried).collect();
+    choices[..=chosen].rotate_right(1);
     for judged in all.iter_mut().filter(|j| j.carried && j.report.verdict == Verdict::Fail) {
-        mistakes::explain(case, c, declared, (&int8, &mut judged.report))?;
+        mistakes::explain(case, c, declared, (&choices, &mut judged.report))?;
     }
     Ok(all.into_iter().map(|j| j.report).collect())
 }

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use crate::judge::mistake::KnownMistake;
 use crate::moe::activation::{Activation, Columns, Definition};
 use crate::moe::layer::{Layer, Routed};
+use crate::ops::moe::source::Source;
 use crate::weight::Weight;
 
 /// A layer whose parts a mistake may replace.
@@ -22,6 +23,34 @@ pub(super) struct Changed<'l> {
 pub(super) type Mistake<'l> = KnownMistake<'l, Changed<'l>, Changed<'l>>;
 
 impl<'l> Changed<'l> {
+    /// The layer without a mistake.
+    pub(super) fn right(source: &'l Source<'_>) -> Self {
+        let (layer, routed) = (source.layer(), source.routed());
+        Self {
+            layer,
+            top_k: routed.top_k,
+            ids: routed.topk_ids.into(),
+            weights: routed.topk_weights.into(),
+            matrices: [None, None],
+        }
+    }
+
+    /// The first stage that differs from that of the `right` layer.
+    pub(super) fn first_stage(&self, right: &Self) -> usize {
+        let (own, other) = (&self.layer, &right.layer);
+        let on_input = own.router_weight_on_input;
+        let same_routing = self.ids == right.ids
+            && own.expert_map == other.expert_map
+            && own.num_experts == other.num_experts
+            && on_input == other.router_weight_on_input
+            && !(on_input && self.weights != right.weights);
+        match () {
+            () if !same_routing || self.matrices[0].is_some() => 0,
+            () if own.activation != other.activation => 1,
+            () => 2,
+        }
+    }
+
     /// The layer and its routing.
     pub(super) fn layer(&self) -> (Layer<'_>, Routed<'_>) {
         let [w13, w2] = &self.matrices;

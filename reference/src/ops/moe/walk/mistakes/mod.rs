@@ -1,11 +1,12 @@
 //! Known mistakes of the stages that a case lacks: each is carried into the next stage that it has.
 
 mod list;
+mod slots;
+mod work;
 
 use super::{NAMES, Walk};
 use crate::Result;
 use crate::judge::mistake::{Comparison, search};
-use crate::judge::product::DEQUANTIZING;
 use crate::judge::{Declared, Diagnosis, OutputReport, Strength, plain};
 use crate::moe::layer::Routed;
 use crate::moe::layer::bounds::Int8Layer;
@@ -15,23 +16,12 @@ use crate::ops::case::Case;
 use crate::ops::layer::carried::{Values, rounded};
 use crate::ops::moe::MoeConfig;
 use crate::ops::moe::source::Source;
-use crate::products::Bounded;
-use list::{Changed, mistakes};
+use crate::products::{Bounded, Convention};
+use list::{Changed, Mistake, mistakes};
+use work::Budget;
 
 /// What a report says of an output that no mistake of an unrecorded stage explains.
 const ADVICE: &str = "to name the stage, add out.gate_up, out.activated and out.down to the case";
-
-/// One slot of a token with another expert.
-#[derive(Clone)]
-struct SlotChange {
-    /// The sum of the values' errors over their bounds.
-    distance: f64,
-    slot: usize,
-    /// -1 is none.
-    expert: i32,
-    /// The token's values.
-    made: Vec<Bounded>,
-}
 
 /// An element's bound as that of a product.
 fn bounded(ty: ScalarType, bound: &Bound) -> Bounded {
@@ -50,8 +40,9 @@ fn finite(bound: &Bound) -> Option<(f64, f64)> {
         .then_some((lo, hi))
 }
 
-/// Names the mistake of an unrecorded stage that explains a failed output, under any convention that
-/// the kernel may follow.
+/// Names the mistake of an unrecorded stage that explains a failed output. Every mistake is tried under
+/// the first of `choices`, the one that leaves the fewest values wrong, on a token; those that explain
+/// it are compared with all values, under the other choices as well.
 ///
 /// # Errors
 /// Returns an error for inputs that the operation refuses.
@@ -59,7 +50,7 @@ pub(super) fn explain(
     case: &Case<'_>,
     config: &MoeConfig,
     declared: &Declared,
-    (rules, report): (&[Int8Layer], &mut OutputReport),
+    (choices, report): (&[(Convention, Int8Layer)], &mut OutputReport),
 ) -> Result<()> {
     let Some(stage) = NAMES.iter().position(|name| *name == report.name) else { return Ok(()) };
     let Some(found) = case.output(NAMES[stage]) else { return Ok(()) };
@@ -73,26 +64,37 @@ pub(super) fn explain(
     let Some(before) = before else { return Ok(()) };
     let before = before.elements::<u16>();
     let source = Source::new(case, config)?;
-    let conventions = match declared.convention {
-        Some(convention) => vec![convention],
-        None => DEQUANTIZING.to_vec(),
-    };
     let is_plain = |d: &Diagnosis| plain::NAMES.contains(&d.id.as_str());
     if report.diagnosis.as_ref().is_some_and(is_plain) {
         return Ok(());
     }
+    let right = Changed::right(&source);
+    let all_mistakes = mistakes(&right.layer);
+    let mut tried: Vec<bool> = vec![true; all_mistakes.len()];
+    let mut budget: Option<Budget> = None;
     let mut best: Option<Diagnosis> = None;
-    let choices = rules.iter().flat_map(|rule| conventions.iter().map(move |c| (*c, *rule)));
-    for (convention, rule) in choices {
+    for &(convention, rule) in choices {
         let one = Declared { convention: Some(convention), ..declared.clone() };
         let walk = Walk::new(case, config, &one, rule);
         let carried = Carried { stage, start, before: &before, found: &found };
-        let Some(made) = walk.explain_carried(carried, &source) else { continue };
+        let is_first = budget.is_none();
+        let budget = budget.get_or_insert_with(|| Budget::of(&carried, &right, choices.len()));
+        let Some(search) = Search::new(&walk, carried, &right, budget) else { continue };
+        if is_first {
+            tried = all_mistakes.iter().map(|m| search.may_explain(m)).collect();
+        }
+        let mut made = search.listed(&all_mistakes, &tried);
+        if made.is_none() && is_first {
+            made = search.one_slot();
+        }
         let rank = |d: &Diagnosis| (d.strength as u8, d.unexplained);
-        if best.as_ref().is_none_or(|b| rank(&made) < rank(b)) {
+        if let Some(made) = made
+            && best.as_ref().is_none_or(|b| rank(&made) < rank(b))
+        {
             best = Some(made);
         }
-        if best.as_ref().is_some_and(|b| b.strength == Strength::Explains) {
+        let explained = best.as_ref().is_some_and(|b| b.strength == Strength::Explains);
+        if explained || !tried.contains(&true) {
             break;
         }
     }
@@ -121,6 +123,8 @@ struct Judged {
     found: Vec<f64>,
     /// Values outside their bounds, ascending.
     wrong: Vec<usize>,
+    /// Number of wrong values of each token.
+    counts: Vec<usize>,
 }
 
 impl Judged {
@@ -133,164 +137,153 @@ impl Judged {
     }
 }
 
-impl Carried<'_> {
-    fn cols(&self, all: usize, tokens: usize) -> usize {
-        all / tokens.max(1)
-    }
-
-    /// The values of some tokens among `values` of all.
-    fn of_tokens<T: Copy>(&self, values: &[T], which: &[usize], tokens: usize) -> Vec<T> {
-        let per = self.cols(values.len(), tokens);
-        which.iter().flat_map(|t| values[t * per..][..per].iter().copied()).collect()
-    }
+/// The values of some tokens among `values` of all.
+fn of_tokens<T: Copy>(values: &[T], which: &[usize], tokens: usize) -> Vec<T> {
+    let per = values.len() / tokens.max(1);
+    which.iter().flat_map(|t| values[t * per..][..per].iter().copied()).collect()
 }
 
-/// Tokens on which a mistake is tried first, wrong and right ones.
+/// Tokens with which a mistake that explains the worst token is compared first, wrong and right ones.
 const SAMPLE: [usize; 2] = [4, 2];
-/// Most wrong tokens, and experts, of which each slot is tried with another expert.
-const SLOTS_TRIED: [usize; 2] = [8, 32];
-/// Most products with one weight that these tries take.
-const MOST_WORK: usize = 1 << 28;
 
-impl Walk<'_> {
-    /// The bounds of some tokens of a stage under a mistake.
-    fn carry(
+/// A search for the mistake, under one convention.
+struct Search<'w, 'l> {
+    walk: &'w Walk<'w>,
+    c: Carried<'w>,
+    right: &'w Changed<'l>,
+    /// The right bounds of each stage from `c.start` on.
+    stages: Vec<Vec<Bound>>,
+    judged: Judged,
+    budget: &'w Budget,
+}
+
+impl<'w, 'l> Search<'w, 'l> {
+    /// `None` if the budget does not allow it, or the stages have no bounds.
+    fn new(
+        walk: &'w Walk<'w>,
+        c: Carried<'w>,
+        right: &'w Changed<'l>,
+        budget: &'w Budget,
+    ) -> Option<Self> {
+        let (ty, tokens) = (walk.config.quant.dtype, walk.config.size_m);
+        let all: Vec<usize> = (0..tokens).collect();
+        let judged =
+            Judged { own: Vec::new(), found: Vec::new(), wrong: Vec::new(), counts: Vec::new() };
+        let mut search = Self { walk, c, right, stages: Vec::new(), judged, budget };
+        search.stages = search.stages_of(right, &all, search.c.start)?;
+        let own: Vec<Bounded> =
+            search.stages.last()?.iter().map(|bound| bounded(ty, bound)).collect();
+        let found: Vec<f64> = search.c.found.iter().map(|&b| ty.to_f64(b.into())).collect();
+        let wrong: Vec<usize> = (0..own.len()).filter(|&i| own[i].ratio(found[i]) > 1.0).collect();
+        let mut counts = vec![0; tokens];
+        let per = search.per();
+        wrong.iter().for_each(|i| counts[i / per] += 1);
+        search.judged = Judged { own, found, wrong, counts };
+        Some(search)
+    }
+
+    /// Values of each token.
+    fn per(&self) -> usize {
+        (self.c.found.len() / self.walk.config.size_m.max(1)).max(1)
+    }
+
+    /// The bounds of some tokens in the stages from `from` on, under a mistake.
+    fn stages_of(
         &self,
-        c: &Carried<'_>,
         changed: &Changed<'_>,
         which: &[usize],
-    ) -> Option<Vec<Bounded>> {
-        let tokens = self.config.size_m;
+        from: usize,
+    ) -> Option<Vec<Vec<Bound>>> {
+        let c = &self.c;
+        let tokens = self.walk.config.size_m;
         let (layer, all) = changed.layer();
         let routed = Routed {
             top_k: all.top_k,
-            topk_ids: &c.of_tokens(all.topk_ids, which, tokens),
-            topk_weights: &c.of_tokens(all.topk_weights, which, tokens),
+            topk_ids: &of_tokens(all.topk_ids, which, tokens),
+            topk_weights: &of_tokens(all.topk_weights, which, tokens),
         };
-        let mut known = Values::Bits(c.of_tokens(c.before, which, tokens).into());
-        for stage in c.start..=c.stage {
-            known = Values::Bounds(self.bounds_of(stage, &known, (layer, routed)).ok()?);
+        if !self.budget.allows((&layer, routed), from..=c.stage) {
+            return None;
         }
-        let ty = self.config.quant.dtype;
-        Some(known.bounds(ty).iter().map(|b| bounded(ty, b)).collect())
-    }
-
-    /// The mistake of a stage from `start` on that explains the wrong values.
-    fn explain_carried(&self, c: Carried<'_>, source: &Source<'_>) -> Option<Diagnosis> {
-        let (layer, routed) = (source.layer(), source.routed());
-        let right = Changed {
-            layer,
-            top_k: routed.top_k,
-            ids: routed.topk_ids.into(),
-            weights: routed.topk_weights.into(),
-            matrices: [None, None],
+        let mut known = match from - c.start {
+            0 => Values::Bits(of_tokens(c.before, which, tokens).into()),
+            at => Values::Bounds(of_tokens(&self.stages[at - 1], which, tokens)),
         };
-        let tokens: Vec<usize> = (0..self.config.size_m).collect();
-        let own = self.carry(&c, &right, &tokens)?;
-        let found = self.values(&c);
-        let wrong: Vec<usize> = (0..own.len()).filter(|&i| own[i].ratio(found[i]) > 1.0).collect();
-        let judged = Judged { own, found, wrong };
-        self.listed(&c, &right, &judged).or_else(|| self.one_slot(&c, &right, &judged))
+        let mut all = Vec::new();
+        for stage in from..=c.stage {
+            let made = self.walk.bounds_of(stage, &known, (layer, routed)).ok()?;
+            known = Values::Bounds(made.clone());
+            all.push(made);
+        }
+        Some(all)
     }
 
-    fn values(&self, c: &Carried<'_>) -> Vec<f64> {
-        let ty = self.config.quant.dtype;
-        c.found.iter().map(|&b| ty.to_f64(b.into())).collect()
+    /// The bounds of some tokens under a mistake; `None` if it changes none of the stages.
+    fn carry(&self, changed: &Changed<'_>, which: &[usize]) -> Option<Vec<Bounded>> {
+        let from = changed.first_stage(self.right).max(self.c.start);
+        if from > self.c.stage {
+            return None;
+        }
+        let ty = self.walk.config.quant.dtype;
+        let made = self.stages_of(changed, which, from)?.pop()?;
+        Some(made.iter().map(|bound| bounded(ty, bound)).collect())
     }
 
-    /// A mistake of the whole layer.
-    fn listed(&self, c: &Carried<'_>, right: &Changed<'_>, judged: &Judged) -> Option<Diagnosis> {
-        let tokens = self.config.size_m;
-        let per = c.cols(c.found.len(), tokens);
-        let (mut wrong, mut sample) = (vec![false; tokens], Vec::new());
-        judged.wrong.iter().for_each(|i| wrong[i / per] = true);
+    /// Wrong values of some tokens, and values that a mistake leaves outside their bounds.
+    fn left(&self, made: &[Bounded], which: &[usize]) -> (usize, usize) {
+        let per = self.per();
+        let places = which.iter().flat_map(|t| t * per..(t + 1) * per);
+        let left = places.zip(made).filter(|(i, b)| b.ratio(self.judged.found[*i]) > 1.0).count();
+        (which.iter().map(|&t| self.judged.counts[t]).sum(), left)
+    }
+
+    /// The token with the most wrong values.
+    fn worst(&self) -> Option<usize> {
+        let counts = &self.judged.counts;
+        (0..counts.len()).max_by_key(|&t| (counts[t], std::cmp::Reverse(t)))
+    }
+
+    /// Whether a mistake explains half of the worst token's wrong values, under any convention perhaps
+    /// all of them.
+    fn may_explain(&self, mistake: &Mistake<'l>) -> bool {
+        let made = || {
+            let worst = [self.worst()?];
+            let changed = (mistake.make)(self.right.clone())?;
+            let (wrong, left) = self.left(&self.carry(&changed, &worst)?, &worst);
+            Some(left * 2 <= wrong)
+        };
+        made().unwrap_or(false)
+    }
+
+    /// The best of those mistakes of the whole layer that are `tried`.
+    fn listed(&self, all_mistakes: &[Mistake<'l>], tried: &[bool]) -> Option<Diagnosis> {
+        let tokens = self.walk.config.size_m;
+        let mut sample = Vec::new();
         for (is_wrong, count) in [true, false].into_iter().zip(SAMPLE) {
-            sample.extend((0..tokens).filter(|&t| wrong[t] == is_wrong).take(count));
+            let of_kind = (0..tokens).filter(|&t| (self.judged.counts[t] > 0) == is_wrong);
+            sample.extend(of_kind.take(count));
         }
         sample.sort_unstable();
         let all: Vec<usize> = (0..tokens).collect();
-        let places = || sample.iter().flat_map(|t| t * per..(t + 1) * per);
-        let all_mistakes = mistakes(&right.layer);
         search(all_mistakes.iter(), |mistake| {
-            let changed = (mistake.make)(right.clone())?;
-            let made = self.carry(c, &changed, &sample)?;
-            let (mut left, mut count) = (0, 0);
-            for (i, b) in places().zip(&made) {
-                let holds = b.ratio(judged.found[i]) <= 1.0;
-                left += usize::from(!holds);
-                count += usize::from(judged.wrong.binary_search(&i).is_ok());
-            }
-            if left * 8 > count {
+            let at = all_mistakes.iter().position(|m| std::ptr::eq(m, mistake))?;
+            if !tried[at] {
                 return None;
             }
-            let made = self.carry(c, &changed, &all)?;
-            if made.iter().zip(&judged.own).all(|(a, b)| a.exact == b.exact) {
-                return None;
-            }
-            let all = judged.compared(made.into_iter().enumerate(), self.config.quant.dtype);
-            Some(Comparison { total: c.found.len(), ..all })
-        })
-    }
-
-    /// One slot of each wrong token with another expert, or without one.
-    fn one_slot(&self, c: &Carried<'_>, right: &Changed<'_>, judged: &Judged) -> Option<Diagnosis> {
-        let (tokens, top_k) = (self.config.size_m, right.top_k.max(1));
-        let per = c.cols(c.found.len(), tokens);
-        // A few wrong values of a token may have another cause.
-        let mut counts = vec![0usize; tokens];
-        judged.wrong.iter().for_each(|i| counts[i / per] += 1);
-        let most = counts.iter().copied().max().unwrap_or(0);
-        let bad: Vec<usize> =
-            (0..tokens).filter(|&t| counts[t] > 0 && counts[t] * 4 >= most).collect();
-        let experts = right.layer.num_experts;
-        let matrix = right.layer.hidden_size() * right.layer.intermediate_size();
-        let products = (bad.len() * top_k * top_k * (experts + 1)).saturating_mul(matrix);
-        let many = bad.len() > SLOTS_TRIED[0] || experts > SLOTS_TRIED[1] || products > MOST_WORK;
-        if c.stage < 3 || many {
-            return None;
-        }
-        let ty = self.config.quant.dtype;
-        let found = |i: usize| judged.found[i];
-        let mut best: Vec<Option<SlotChange>> = vec![None; bad.len()];
-        for slot in 0..top_k {
-            // -1 is none.
-            for expert in -1..experts as i32 {
-                let mut ids = right.ids.to_vec();
-                bad.iter().for_each(|t| ids[t * top_k + slot] = expert);
-                let changed = Changed { ids: ids.into(), ..right.clone() };
-                let made = self.carry(c, &changed, &bad)?;
-                for ((best, t), made) in best.iter_mut().zip(&bad).zip(made.chunks_exact(per)) {
-                    if right.ids[t * top_k + slot] == expert {
-                        continue;
-                    }
-                    let ratio = |(n, b): (usize, &Bounded)| b.ratio(found(t * per + n)).min(1e3);
-                    let distance: f64 = made.iter().enumerate().map(ratio).sum();
-                    if best.as_ref().is_none_or(|b| distance < b.distance) {
-                        *best = Some(SlotChange { distance, slot, expert, made: made.to_vec() });
-                    }
+            let changed = (mistake.make)(self.right.clone())?;
+            if sample.len() < tokens {
+                let (wrong, left) = self.left(&self.carry(&changed, &sample)?, &sample);
+                if left * 8 > wrong {
+                    return None;
                 }
             }
-        }
-        let (mut texts, mut made, mut dropped) = (Vec::new(), Vec::new(), 0);
-        for (t, best) in bad.iter().zip(best) {
-            let SlotChange { slot, expert, made: bounds, .. } = best?;
-            let own = right.ids[t * top_k + slot];
-            dropped += usize::from(expert < 0);
-            texts.push(match expert {
-                -1 => format!("token {t}, slot {slot} (expert {own}) is missing"),
-                _ => format!("token {t}, slot {slot} by expert {expert} instead of {own}"),
-            });
-            made.extend(bounds.into_iter().enumerate().map(|(n, b)| (t * per + n, b)));
-        }
-        let choices = ((top_k * (experts + 1)) as f64).log2();
-        let outcome = judged.compared(made, ty).outcome(choices * bad.len() as f64)?;
-        let all_dropped = dropped == texts.len();
-        texts.truncate(3);
-        let texts = texts.join(", ");
-        let (id, text) = match all_dropped {
-            true => ("slot-dropped", format!("terms of the sum are missing: {texts}")),
-            false => ("wrong-expert", format!("slots were computed by another expert: {texts}")),
-        };
-        Some(outcome.named(id, &text))
+            let made = self.carry(&changed, &all)?;
+            if made.iter().zip(&self.judged.own).all(|(a, b)| a.exact == b.exact) {
+                return None;
+            }
+            let ty = self.walk.config.quant.dtype;
+            let all = self.judged.compared(made.into_iter().enumerate(), ty);
+            Some(Comparison { total: self.c.found.len(), ..all })
+        })
     }
 }
