@@ -114,6 +114,7 @@ fn every_operation_has_cases() {
             "cutlass_w4a8_mm",
             "dyn_quant_linear",
             "dynamic_scaled_int8_quant",
+            "fused_experts_fp8_w8a8",
             "fused_experts_int8_w8a8",
             "int4_fp8_preprocess",
             "linear",

@@ -87,6 +87,7 @@ fn golden_cases_pass_by_the_reference() {
         "fp8_gemm",
         "gptq_marlin_repack",
         "marlin_gemm",
+        "marlin_gemm, float8_e4m3fn activations",
         "marlin_gemm, int8 activations",
         "marlin_int4_fp8_preprocess",
         "marlin_permute_scales",

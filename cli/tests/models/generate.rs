@@ -145,7 +145,7 @@ fn bad_input_is_refused_before_any_text() {
     let text = refused(&model, &["--prompt", PROMPT, "--max-tokens", "245"]);
     assert!(text.contains("12 tokens and 245 more") && text.contains("256"), "{text}");
     let text = refused(&model, &["--prompt", ""]);
-    assert!(text.contains("found no tokens"), "{text}");
+    assert!(text.contains("the prompt has no tokens"), "{text}");
     let text = refused(&model, &["--prompt", PROMPT, "--memory", "0.00001"]);
     assert!(text.contains("memory: packing") && text.contains("limit of 0.0 MB"), "{text}");
     let text = refused(&model, &["--prompt", PROMPT, "--memory", "0.0003"]);

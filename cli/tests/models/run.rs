@@ -247,7 +247,7 @@ fn what_cannot_run_is_refused_by_name() {
     refused(&[&out, "--layer", "model.norm"], ["model.norm", "--list"]);
     refused(&[&out, "--kernel", "abacus"], ["abacus", "scalar"]);
     refused(&[&out, "--tokens", "0"], ["--tokens", "found 0"]);
-    refused(&[&path("nothing")], ["nothing", "No such file"]);
+    refused(&[&path("nothing")], ["nothing", "no such folder"]);
     refused(&[&out, "--output", &path("no/y")], ["no/y", "cannot be written"]);
     assert!(!Path::new(&path("no")).exists());
 

@@ -107,7 +107,8 @@ fn recompute(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
     };
     let declared = &Declared { convention, min_power, ..declared.clone() };
     let (empty, judged) = without_empty(case)?;
-    let mut outputs = match judged.outputs.is_empty() {
+    // Without outputs, the stated inputs of a case are judged.
+    let mut outputs = match judged.outputs.is_empty() && !empty.is_empty() {
         true => Vec::new(),
         false => judged.config.operation().judge(&judged, declared)?,
     };

@@ -243,7 +243,7 @@ fn router_weight_twice() {
         let weights = case.output("topk_weights").expect("weights").elements::<f32>().into_owned();
         let down = case.output("down").expect("down");
         let ([_, n], ty) = (down.dims2().expect("a matrix"), type_of(down));
-        if weights.iter().all(|&w| w == 1.0) {
+        if weights.iter().all(|&w| w == 1.0) || !case.provenance.starts_with("vllm") {
             return;
         }
         let report = damaged(&case, "down", |bits| {

@@ -53,6 +53,12 @@ fn expect(
 ) -> OutputReport {
     let bytes = golden(layer);
     let mut case = Case::parse(&bytes).expect("a case");
+    // A config that does not state the layout of gate and up leaves both open.
+    if let CaseConfig::Moe(c) = &mut case.config
+        && c.activation == Activation::SwigluOai
+    {
+        c.rules.gate_up_layout = Some(Columns::Interleaved);
+    }
     let c = config(&case);
     let values = make(&mut case, &c);
     // The stage is judged from the previous one; the next stage no longer follows from it.

@@ -51,6 +51,11 @@ fn known_schedules_of_fp8_layers_are_found() {
         }
         (c.schedule_w13, c.schedule_w2) = (None, None);
         for output in ["gate_up", "down"] {
+            // A rank's slice of k may give zeros alone, which every schedule does.
+            let bits = case.output(output).expect("an output").elements::<u16>();
+            if bits.iter().all(|b| b & 0x7fff == 0) {
+                continue;
+            }
             let report = judged(&case, output, None);
             assert_eq!(report.verdict, Verdict::Pass, "{config:?} {output}: {report:?}");
             assert!(is_named(&report), "{config:?} {output}: {report:?}");

@@ -16,7 +16,9 @@ fn layers(mut visit: impl FnMut(&str, &MoeConfig, &Case<'_>)) {
         let path = golden.path(&file.path);
         let bytes = std::fs::read(&path).expect("a golden file");
         let case = Case::parse(&bytes).expect("a case");
-        if let CaseConfig::Moe(c) = &case.config {
+        if let CaseConfig::Moe(c) = &case.config
+            && case.provenance.starts_with("vllm")
+        {
             let name = Path::new(&file.path).file_stem().expect("a name").to_string_lossy();
             visit(&name, c, &case);
         }

@@ -142,7 +142,7 @@ impl Kernel {
                     (_, true) => scaled.round_ties_even(),
                     (_, false) => scaled.round(),
                 };
-                (rounded as i32 + zero).clamp(-128, 127)
+                (rounded as i32).saturating_add(zero).clamp(-128, 127)
             };
             let q: Vec<i32> = x.iter().map(code).collect();
             let zero = if self.zero_missing { 0 } else { zero + i32::from(self.zero_off_by_one) };

@@ -20,7 +20,7 @@ const FORMS: [(Absent, Option<&str>); 2] = [
 ];
 
 /// Judges `sorted_token_ids`, `expert_ids` and `num_tokens_post_padded`, if present. Blocks of absent
-/// experts are either omitted or marked; the form that leaves fewer values wrong is reported.
+/// experts are either omitted or marked; the form that fewer outputs, then fewer values contradict is reported.
 pub(crate) fn judge(
     case: &Case<'_>,
     topk_ids: &[i32],
@@ -38,7 +38,10 @@ pub(crate) fn judge(
     for (absent, remark) in FORMS {
         let align = Align { block_size, num_experts, expert_map: map.as_deref(), absent };
         let reports = judge_form(case, &align, &ids, remark)?;
-        let wrong = |reports: &[OutputReport]| reports.iter().map(|r| r.mismatches).sum::<usize>();
+        let wrong = |reports: &[OutputReport]| {
+            let failed = reports.iter().filter(|r| r.verdict == Verdict::Fail).count();
+            (failed, reports.iter().map(|r| r.mismatches).sum::<usize>())
+        };
         if best.as_deref().is_none_or(|best| wrong(&reports) < wrong(best)) {
             best = Some(reports);
         }

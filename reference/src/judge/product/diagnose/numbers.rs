@@ -101,6 +101,8 @@ pub(super) fn special(scene: &Scene<'_>) -> Option<Finding> {
     Some(Finding::new(diagnosis))
 }
 
+/// Factors within this distance of 1 keep the plain radius: rounding errors would seem to be one.
+const NEAR_ONE: f64 = 0.125;
 /// Factors within this distance of -1 are signs.
 const SIGN: f64 = 1.0 / 64.0;
 
@@ -216,9 +218,12 @@ fn ratios(b: &Bounded, found: f64, ty: ScalarType) -> Option<(f64, f64)> {
 }
 
 /// How far an element may be from its exact value after a factor: its bound scales with it, and so does
-/// the last rounding, unless the product has another exponent.
+/// the last rounding, unless the product has another exponent. A factor that is not near 1 may multiply
+/// the rounded value, which is rounded again.
 fn spread(b: &Bounded, factor: f64, ty: ScalarType) -> f64 {
     let half = |x: f64| power::unit(ty, x) / 2.0;
-    let grown = half(b.exact * factor) - factor.abs() * half(b.exact);
-    b.below.max(b.above) * factor.abs() + grown.max(0.0)
+    let again = half(b.exact * factor);
+    let grown = (again - factor.abs() * half(b.exact)).max(0.0);
+    let near_one = (factor - 1.0).abs() < NEAR_ONE;
+    b.below.max(b.above) * factor.abs() + if near_one { grown } else { again }
 }
