@@ -104,6 +104,8 @@ pub(super) fn better_diagnosis_among<C: Computation>(
     // A related schedule that gives every bit says more than a mistake that gives them too.
     let is_known = |d: &Diagnosis| {
         let of_schedule = d.id.starts_with("schedule-") || d.id.starts_with("promotion-");
+        // A step that is missing is an operand that was not applied, which has a name.
+        let of_schedule = of_schedule && d.id != "schedule-step-missing";
         plain::NAMES.contains(&d.id.as_str()) || of_schedule && d.strength == Strength::Explains
     };
     if report.diagnosis.as_ref().is_some_and(is_known) {

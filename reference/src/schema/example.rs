@@ -25,6 +25,8 @@ const EXPERTS: usize = 8;
 pub(super) fn config(op: Op) -> Result<CaseConfig> {
     let lattice = (op.entry().lattice)()?;
     let plain = lattice.iter().filter_map(|config| without_schedules(op, config));
+    // Of a rank's layer, the config alone does not say how many experts are local.
+    let plain = plain.filter(|config| inputs(config).is_ok());
     let cost = |config: &CaseConfig| {
         let json = config.to_json();
         let experts = json.get("num_experts").and_then(Value::as_u64).unwrap_or(4);

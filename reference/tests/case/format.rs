@@ -329,6 +329,10 @@ fn config_values_out_of_their_domain() {
     };
     for size in [json!(0), json!(-1), json!(1.5), json!("32"), json!(1u64 << 31), json!(u64::MAX)] {
         for key in ["size_m", "size_n", "size_k"] {
+            // A product of no rows is empty, and no mistake.
+            if (key, &size) == ("size_m", &json!(0)) {
+                continue;
+            }
             bad(gptq().with(key, size.clone()), key);
         }
     }
