@@ -374,7 +374,8 @@ fn wrong_usage_is_bad_input() {
     }
     let version = run(["--version"]);
     assert_eq!(version.status.code(), Some(0));
-    assert_eq!(stdout(&version), format!("marlinspike {}\n", env!("CARGO_PKG_VERSION")));
+    let first = format!("marlinspike {}", env!("CARGO_PKG_VERSION"));
+    assert!(stdout(&version).starts_with(&first), "{}", stdout(&version));
     let help = run(["check", "--help"]);
     for part in ["Examples:", "Exit codes:", "skipped", "equal in every bit"] {
         assert!(stdout(&help).contains(part), "{part}");

@@ -25,8 +25,12 @@ const EXPERTS: usize = 8;
 pub(super) fn config(op: Op) -> Result<CaseConfig> {
     let lattice = (op.entry().lattice)()?;
     let plain = lattice.iter().filter_map(|config| without_schedules(op, config));
-    // Of a rank's layer, the config alone does not say how many experts are local.
-    let plain = plain.filter(|config| inputs(config).is_ok());
+    // A rank's layer would need an expert map.
+    let is_whole = |config: &CaseConfig| {
+        let ep_size = config.to_json().get("ep_size").and_then(Value::as_u64);
+        ep_size.is_none_or(|ep_size| ep_size == 1) && inputs(config).is_ok()
+    };
+    let plain = plain.filter(is_whole);
     let cost = |config: &CaseConfig| {
         let json = config.to_json();
         let experts = json.get("num_experts").and_then(Value::as_u64).unwrap_or(4);
