@@ -300,6 +300,7 @@ fn rows_without_a_range_keep_their_residue() {
         Kernel { flushes: true, unsigned: true, tree: true, ..right },
         Kernel { zero_inside: true, ..right },
     ];
+    let mut residues = 0;
     for (seed, (size_k, group)) in (0..).zip(SHAPES) {
         for is_bf16 in [false, true] {
             let mut given = Given::new(size_k, group, is_bf16, &mut Rng::new(seed));
@@ -310,6 +311,7 @@ fn rows_without_a_range_keep_their_residue() {
                 }
                 for kernel in kernels {
                     let y = kernel.run(&given);
+                    residues += y[..20].iter().zip(&given.bias).filter(|(y, b)| y != b).count();
                     let (verdict, ratio) = given.verdict(&y);
                     assert_eq!(verdict, Verdict::Pass, "{kernel:?} K {size_k} g {group}: {ratio}");
                 }
@@ -331,6 +333,7 @@ fn rows_without_a_range_keep_their_residue() {
             }
         }
     }
+    assert!(residues > 0, "no kernel left a residue");
 }
 
 /// Ties may go either way; the other codes may not.
