@@ -112,14 +112,9 @@ fn unfit(error: CampaignError) -> Explained {
 }
 
 /// The generator of the configurations that `--where` selects.
-fn filtered(generator: Generator, op: Op, text: &str) -> Result<Generator> {
+fn filtered(generator: Generator, text: &str) -> Result<Generator> {
     let filter = Filter::parse(text).map_err(unfit)?;
-    filter.check(op, generator.lattice()).map_err(unfit)?;
-    if text.is_empty() {
-        return Ok(generator);
-    }
-    let kept = generator.only(|config| filter.takes(config));
-    kept.map_err(|e| Explained::new(e, "no configuration has all of these values").into())
+    Ok(filter.restrict(generator).map_err(unfit)?)
 }
 
 /// Writes the cases, each atomically.
@@ -138,7 +133,7 @@ pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
     let seed = args.seed.unwrap_or_else(drawn_seed);
     let generator = Generator::new(op, seed)
         .map_err(|e| Explained::new(e, "`marlinspike help vectors` lists the operations"))?;
-    let generator = filtered(generator, op, &args.filter)?;
+    let generator = filtered(generator, &args.filter)?;
     let Some(out) = &args.out else {
         let lines: Vec<String> = generator
             .lattice()

@@ -210,8 +210,7 @@ fn a_library_that_cannot_be_loaded_is_no_finding() {
     );
     let abi = "int marlinspike_kernel_run(void *c) { return 1; } int marlinspike_kernel_abi(void) { return 9; }";
     compiled("abi.so", abi);
-    let dies =
-        "#include <signal.h>\n__attribute__((constructor)) static void f(void) { raise(SIGSEGV); }";
+    let dies = "__attribute__((constructor)) static void f(void) { *(volatile int *)8 = 1; }";
     compiled("dies.so", dies);
     for (library, words) in [
         ("text.so", &["text.so", "file too short"][..]),

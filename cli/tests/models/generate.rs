@@ -56,6 +56,7 @@ fn tokens_are_the_expected_ones_for_any_threads_and_passes() {
         &["--threads", "2", "--pin"],
         &["--threads", "3"],
         &["--chunk", "5"],
+        &["--temperature", "0"],
     ] {
         let args = [&["--prompt", PROMPT, "--max-tokens", "16"], options].concat();
         let found = json_of(&model, &args);
@@ -150,8 +151,8 @@ fn bad_input_is_refused_before_any_text() {
     assert!(text.contains("memory: packing") && text.contains("limit of 0.0 MB"), "{text}");
     let text = refused(&model, &["--prompt", PROMPT, "--memory", "0.0003"]);
     assert!(text.contains("memory: a KV cache for 256 tokens"), "{text}");
-    let text = refused(&model, &["--prompt", PROMPT, "--temperature", "0"]);
-    assert!(text.contains("temperature: found 0"), "{text}");
+    let text = refused(&model, &["--prompt", PROMPT, "--temperature=-1"]);
+    assert!(text.contains("temperature: found -1"), "{text}");
     let text = refused(&model, &["--prompt", PROMPT, "--top-k", "5"]);
     assert!(text.contains("--temperature"), "{text}");
     let bare = changed("qwen3-moe-tiny", "config.json", |_| {});

@@ -16,6 +16,9 @@ use tokenizers::{
     PreTokenizerWrapper, Result, Token,
 };
 
+/// Most tokens that a post-processor adds to a prompt. Published ones add a few.
+pub(super) const MOST_ADDED: usize = 1024;
+
 /// A part of the text files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -168,7 +171,14 @@ impl PostProcessor for Marked<PostProcessorWrapper> {
         add_special_tokens: bool,
     ) -> Result<Vec<Encoding>> {
         self.marks.enter(Stage::PostProcessor);
-        self.inner.process_encodings(encodings, add_special_tokens)
+        let tokens = |encodings: &[Encoding]| encodings.iter().map(Encoding::len).sum::<usize>();
+        let before = tokens(&encodings);
+        let processed = self.inner.process_encodings(encodings, add_special_tokens)?;
+        let added = tokens(&processed).saturating_sub(before);
+        if added > MOST_ADDED {
+            return Err(format!("found {added} added tokens, expected at most {MOST_ADDED}").into());
+        }
+        Ok(processed)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use marlinspike::case::{CaseConfig, Op};
+use marlinspike::vectors::Generator;
 use serde_json::{Map, Value};
 
 use super::CampaignError;
@@ -35,9 +36,14 @@ impl Filter {
 
     /// Whether the configuration passes.
     pub fn takes(&self, config: &CaseConfig) -> bool {
+        self.meets(config).into_iter().all(|met| met)
+    }
+
+    /// For each key of the filter, whether the configuration has one of its values.
+    pub fn meets(&self, config: &CaseConfig) -> Vec<bool> {
         let axes = axes(config);
         let value = |key: &String| axes.get(key).map_or("null", String::as_str);
-        self.0.iter().all(|(key, values)| values.iter().any(|v| v == value(key)))
+        self.0.iter().map(|(key, values)| values.iter().any(|v| v == value(key))).collect()
     }
 
     /// Whether a kept case may belong to a campaign with this filter. Shrinking changes sizes and flags
@@ -51,12 +57,22 @@ impl Filter {
         })
     }
 
-    /// Checks that a configuration of `lattice` meets the requirements.
+    /// The cases of `generator` whose configurations pass.
     ///
     /// # Errors
-    /// [`CampaignError::Filter`] for an unknown key or a value that no configuration has; the
-    /// message lists those that exist.
-    pub fn check(&self, op: Op, lattice: &[CaseConfig]) -> Result<(), CampaignError> {
+    /// [`CampaignError::Filter`] for an unknown key, for a value that no configuration has, where the
+    /// message lists those that exist, and for values that no configuration has together.
+    pub fn restrict(&self, generator: Generator) -> Result<Generator, CampaignError> {
+        self.check(generator.op(), generator.lattice())?;
+        let problem = "no configuration meets all requirements".to_owned();
+        generator.only(|config| self.meets(config)).map_err(|_| CampaignError::Filter { problem })
+    }
+
+    /// Checks that every key and value occurs in `lattice`.
+    ///
+    /// # Errors
+    /// As [`Filter::restrict`].
+    fn check(&self, op: Op, lattice: &[CaseConfig]) -> Result<(), CampaignError> {
         let known = values_by_axis(lattice);
         for (key, values) in &self.0 {
             let Some(existing) = known.get(key) else {
@@ -78,10 +94,7 @@ impl Filter {
                 });
             }
         }
-        if lattice.iter().any(|config| self.takes(config)) {
-            return Ok(());
-        }
-        Err(CampaignError::Filter { problem: "no configuration meets all requirements".to_owned() })
+        Ok(())
     }
 }
 

@@ -146,9 +146,7 @@ impl Campaign {
     /// [`CampaignError::Filter`]; [`CampaignError::Reference`] where the operation's cases cannot be
     /// generated.
     pub fn new(op: Op, seed: u64, filter: Filter) -> Result<Self, CampaignError> {
-        let generator = Generator::new(op, seed)?.hard();
-        filter.check(op, generator.lattice())?;
-        let generator = generator.only(|config| filter.takes(config))?;
+        let generator = filter.restrict(Generator::new(op, seed)?.hard())?;
         Ok(Self {
             generator,
             op,

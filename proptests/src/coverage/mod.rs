@@ -14,7 +14,7 @@ use marlinspike::vectors::Axes;
 
 /// The laws of every operation.
 const COMMON: [&str; 3] = [
-    "equals the reference bit for bit",
+    "equals the reference",
     "same input twice gives the same bits",
     "every byte of the output is written",
 ];

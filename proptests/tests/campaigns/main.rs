@@ -4,6 +4,7 @@
 mod bug_bank;
 mod cases;
 mod corpus;
+mod filters;
 mod findings;
 mod golden_corpus;
 mod merge;

@@ -37,18 +37,25 @@ impl Generator {
         Ok(Self { op, seed, lattice, first_round, hard: false })
     }
 
-    /// Keeps the configurations that pass `keep`. Case i depends on what is kept, too.
+    /// Keeps the configurations that meet every requirement: `meets` returns one flag for each of them.
+    /// Where the operation declares its [`axes`], the configurations of a covering array over the
+    /// combinations that meet them are added, so that every legal combination of requirements has some.
+    /// Case i depends on what is kept, too.
     ///
     /// # Errors
     /// [`Error::Size`] where none is kept.
-    pub fn only(mut self, keep: impl Fn(&CaseConfig) -> bool) -> Result<Self> {
+    pub fn only(mut self, meets: impl Fn(&CaseConfig) -> Vec<bool>) -> Result<Self> {
+        let keep = |config: &CaseConfig| meets(config).into_iter().all(|met| met);
+        let all = self.lattice.len();
         self.lattice.retain(keep);
-        if self.lattice.is_empty() {
-            let what = format!("configurations of `{}` that are asked for", self.op);
-            return Err(Error::size(what, 0, "at least one"));
+        if self.lattice.len() < all
+            && let Some(axes) = axes(self.op)?
+        {
+            let mut more = axes.meeting(&meets).configs(PAIRS);
+            more.retain(|config| keep(config) && !self.lattice.contains(config));
+            self.lattice.append(&mut more);
         }
-        self.first_round = order(self.seed, 0, self.lattice.len());
-        Ok(self)
+        self.ordered()
     }
 
     /// Replaces each configuration by `change` of it, and drops those that `change` drops.
@@ -57,7 +64,17 @@ impl Generator {
     /// [`Error::Size`] where none is left.
     pub fn map(mut self, change: impl Fn(&CaseConfig) -> Option<CaseConfig>) -> Result<Self> {
         self.lattice = self.lattice.iter().filter_map(change).collect();
-        self.only(|_| true)
+        self.ordered()
+    }
+
+    /// The first round over the present configurations.
+    fn ordered(mut self) -> Result<Self> {
+        if self.lattice.is_empty() {
+            let what = format!("configurations of `{}` that are asked for", self.op);
+            return Err(Error::size(what, 0, "at least one"));
+        }
+        self.first_round = order(self.seed, 0, self.lattice.len());
+        Ok(self)
     }
 
     /// The same configurations under another seed.
@@ -87,6 +104,11 @@ impl Generator {
     /// The configurations that the cases visit.
     pub fn lattice(&self) -> &[CaseConfig] {
         &self.lattice
+    }
+
+    /// The operation.
+    pub fn op(&self) -> Op {
+        self.op
     }
 
     /// The seed.
@@ -179,6 +201,9 @@ fn drawn(config: CaseConfig, rng: &mut Rng) -> Result<Case<'static>> {
     config.operation().draw(&mut case, rng)?;
     Ok(case)
 }
+
+/// Strength of the covering array over the configurations that are asked for.
+const PAIRS: usize = 2;
 
 /// One in this many hard cases may overflow everywhere.
 const EXTREME: u64 = 8;

@@ -5,7 +5,7 @@ mod cover;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -36,6 +36,12 @@ impl fmt::Debug for Rule {
         f.debug_struct("Rule").field("why", &self.why).field("axes", &self.axes).finish()
     }
 }
+
+/// Rows in which each axis is changed, to see which requirements it decides.
+const SAMPLE: usize = 24;
+
+/// Most combinations that one rule of requirements lists.
+const MOST_COMBINATIONS: usize = 1 << 16;
 
 /// A config for each combination of values.
 type Build = Arc<dyn Fn(&[usize]) -> CaseConfig + Send + Sync>;
@@ -128,6 +134,43 @@ impl Axes {
         }
         self.rules.push(Rule { why, axes, illegal });
         self
+    }
+
+    /// The same axes without the combinations that fail a requirement: `meets` returns one flag for each
+    /// requirement on a config. Which axes decide about it is found by changing each axis in some rows; a
+    /// requirement that more axes decide than a rule can list does not restrict them.
+    #[must_use]
+    pub(crate) fn meeting(self, meets: &impl Fn(&CaseConfig) -> Vec<bool>) -> Self {
+        let mut restricted = self.clone();
+        for (nth, deciding) in self.deciding(meets).into_iter().enumerate() {
+            let count = deciding.iter().map(|&axis| self.axes[axis].values.len());
+            if count.fold(1, usize::saturating_mul) <= MOST_COMBINATIONS {
+                let names: Vec<&str> = deciding.iter().map(|&axis| self.axes[axis].name).collect();
+                restricted = restricted.and_illegal("not asked for", &names, |c| !meets(c)[nth]);
+            }
+        }
+        restricted
+    }
+
+    /// For each flag of `meets` the axes that change it.
+    fn deciding(&self, meets: &impl Fn(&CaseConfig) -> Vec<bool>) -> Vec<BTreeSet<usize>> {
+        let rows = self.clone().apart().cover(2);
+        let mut deciding: Vec<BTreeSet<usize>> = Vec::new();
+        for row in rows.iter().step_by(rows.len().div_ceil(SAMPLE).max(1)) {
+            let flags = meets(&self.config(row));
+            deciding.resize(flags.len(), BTreeSet::new());
+            for (axis, size) in self.sizes().into_iter().enumerate() {
+                for value in (0..size).filter(|&value| value != row[axis]) {
+                    let mut other = row.clone();
+                    other[axis] = value;
+                    let changed = meets(&self.config(&other)).into_iter().zip(&flags);
+                    changed.zip(&mut deciding).filter(|((a, b), _)| a != *b).for_each(|(_, all)| {
+                        all.insert(axis);
+                    });
+                }
+            }
+        }
+        deciding
     }
 
     /// A legal row with these values, if there is one: whether the combination is legal.

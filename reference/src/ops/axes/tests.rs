@@ -1,6 +1,7 @@
 //! Covering arrays against a search of all rows.
 
 use super::{Axes, Space};
+use crate::ops::CaseConfig;
 use crate::ops::configs::AlignConfig;
 
 /// Sizes 2 to 5 on five axes; several rules, one of three axes, one that leaves a value of an axis only
@@ -101,4 +102,28 @@ fn a_subject_restricts_the_axes() {
         assert!(rows.iter().any(|r| r[..2] == row[..2]) && (row[0] + row[4]) % 2 == 0);
     }
     assert_eq!(axes.objection(&[0, 0, 0, 0, 1]), Some("a + e is even"));
+}
+
+/// One requirement on one axis, one on the sum of two: every pair of values that legal rows with both have
+/// is in the array, and no other row.
+#[test]
+fn requirements_restrict_the_array() {
+    let meets = |config: &CaseConfig| {
+        let CaseConfig::Align(c) = config else { panic!("another operation") };
+        vec![c.top_k == 1 || c.top_k == 4, c.block_size + c.num_experts == 4]
+    };
+    let axes = space();
+    let wanted: Vec<_> = all_rows(&axes)
+        .into_iter()
+        .filter(|r| axes.objection(r).is_none() && [1, 4].contains(&r[2]) && r[0] + r[1] == 4)
+        .collect();
+    let rows = axes.meeting(&meets).cover(2);
+    assert!(rows.iter().all(|row| wanted.contains(row)), "{rows:?}");
+    for mask in (0..1usize << 5).filter(|m| m.count_ones() == 2) {
+        for row in &wanted {
+            assert!(rows.iter().any(|r| part(r, mask) == part(row, mask)), "{row:?}");
+        }
+    }
+    let none = |config: &CaseConfig| vec![meets(config)[0], false];
+    assert!(space().meeting(&none).cover(2).len() < space().cover(2).len());
 }
