@@ -103,7 +103,7 @@ impl MoeConfig {
     }
 
     /// The activation; `swigluoai` has gate and up in turn unless the case states otherwise.
-    pub(super) fn definition(&self) -> Definition {
+    pub fn definition(&self) -> Definition {
         self.rules.definition(self.activation, DEFAULT_LAYOUT)
     }
 
