@@ -96,7 +96,7 @@ const WIDTHS: [usize; 4] = [8, 20, 33, 64];
 const TYPES: &[(&str, ScalarType)] =
     &[("float32", ScalarType::FLOAT32), ("bfloat16", ScalarType::BFLOAT16)];
 
-/// Whether KleidiAI rounds activations of this type so: bfloat16 only to even.
+/// Whether the library rounds activations of this type so: bfloat16 only to even.
 fn rounds(dtype: ScalarType, rounding: ActivationRounding) -> bool {
     dtype != ScalarType::BFLOAT16 || rounding == ActivationRounding::HalfEven
 }
@@ -141,7 +141,7 @@ impl Operation for DynQuantConfig {
         let dtype = r.name("dtype", TYPES)?;
         let activation_rounding = r.name("activation_rounding", ActivationRounding::NAMED)?;
         if !rounds(dtype, activation_rounding) {
-            let expected = "half_even: KleidiAI rounds bfloat16 activations to even in every version";
+            let expected = "half_even: every version of the library rounds bfloat16 to even";
             return Err(r.refuse("activation_rounding", activation_rounding.name(), expected));
         }
         Ok(DynQuantConfig {
@@ -186,7 +186,8 @@ impl Operation for DynQuantConfig {
         }
         let fits = |c: &Self| {
             rounds(c.dtype, c.activation_rounding)
-                && RhsLayout::new(Shape::new(c.size_k, c.size_n), c.group_size, c.packing.nr).is_ok()
+                && RhsLayout::new(Shape::new(c.size_k, c.size_n), c.group_size, c.packing.nr)
+                    .is_ok()
         };
         configs.retain(fits);
         Ok(configs)

@@ -23,8 +23,10 @@ const SHARED_CLASS: &str = "bound: f32 in any order and one rounding, or `shared
 /// Known mistakes with a shared expert: id and text.
 pub(crate) const SHARED_MISSING: (&str, &str) =
     ("shared-output-missing", "`shared_output` was not added: `y` is the sum over the slots alone");
-const SHARED_TWICE: (&str, &str) =
-    ("shared-output-twice", "`shared_output` was added twice, as by each of two ranks before a reduction");
+const SHARED_TWICE: (&str, &str) = (
+    "shared-output-twice",
+    "`shared_output` was added twice, as by each of two ranks before a reduction",
+);
 
 pub(crate) fn judge(
     case: &Case<'_>,
@@ -164,8 +166,7 @@ fn diagnose(t: &Terms<'_>, case: &Case<'_>, wrong: &[usize]) -> Option<Diagnosis
     let ty = t.stage.ty;
     let half = |x: f32| widen(ty, narrow(ty, x));
     if t.top_k > 2 {
-        let forward =
-            |i| t.and_shared(i, narrow(ty, t.terms(i).fold(0.0, |a, x| half(a + x))));
+        let forward = |i| t.and_shared(i, narrow(ty, t.terms(i).fold(0.0, |a, x| half(a + x))));
         let text =
             "every addition was rounded to the 16-bit type; for this top_k the sum is in f32";
         best.offer("sum-in-activation-type", text, t.stage.compared_bits(wrong, 0.0, forward));

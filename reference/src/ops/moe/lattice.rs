@@ -7,7 +7,8 @@ use crate::moe::activation::Activation;
 use crate::num::dims::GroupSize;
 use crate::ops::axes::{Space, named, shown};
 use crate::ops::layer_rules::{
-    GENERATED_LAYOUTS, GENERATED_PARAMETERS, LayerRules, NO_PARAMETER, NO_UP, ONE_TARGET, WEIGHT_ON_X,
+    GENERATED_LAYOUTS, GENERATED_PARAMETERS, LayerRules, NO_PARAMETER, NO_UP, ONE_TARGET,
+    WEIGHT_ON_X,
 };
 use crate::ops::quant::lattice::{plain_quant, quant_axes, ranks, settle};
 use crate::ops::tensors::FLAGS;
