@@ -49,7 +49,7 @@ def product(q, scale, weight, columns, router, block, dtype):
     return out
 
 
-def layer(name, seed, sizes, block, declared, dtype, local=None, on_input=False):
+def layer(name, seed, sizes, block, declared, dtype, local=None, on_input=False, shared=False):
     m, experts, top_k, h, inter = sizes
     rng = np.random.default_rng(600 + seed)
     x = (rng.standard_normal((m, h)) + 0.5).astype(dtype)
@@ -101,6 +101,10 @@ def layer(name, seed, sizes, block, declared, dtype, local=None, on_input=False)
                "out.a1q": (a1q, None), "out.a1q_scale": (a1q_scale, None), "out.gate_up": (gate_up, None),
                "out.activated": (activated, None), "out.a2q": (a2q, None), "out.a2q_scale": (a2q_scale, None),
                "out.down": (down, None), "out.y": (y.astype(dtype), None)}
+    if shared:  # the output of a shared expert is added to the rounded sum
+        extra = (rng.standard_normal((m, h)) * np.abs(y).mean()).astype(dtype)
+        tensors["in.shared_output"] = (extra, None)
+        tensors["out.y"] = ((y.astype(dtype).astype(F32) + extra.astype(F32)).astype(dtype), None)
     if local is not None:
         tensors["in.expert_map"] = (map_, None)
     for prefix, (codes, scales) in stack.items():
@@ -115,6 +119,7 @@ def main():
     layer("np_f16_blocks", 1, (5, 4, 2, 96, 32), 32, True, np.float16, local=[2, 0, 3])
     layer("np_bf16_exact", 2, (4, 3, 1, 160, 32), None, False, BF16, on_input=True)
     layer("np_f16_any", 3, (3, 2, 2, 1056, 8), 16, False, np.float16)
+    layer("np_f16_shared", 4, (3, 4, 3, 64, 32), 32, True, np.float16, shared=True)
 
 
 if __name__ == "__main__":

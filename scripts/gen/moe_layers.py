@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Case files of layers of experts as their definitions say: int8 and e4m3 activations, the layout of gate and up, the
-activation's parameters, router weights on x, rows with an infinity or NaN.
+activation's parameters, router weights on x, rows with an infinity or NaN, the output of a shared expert.
 
 Every product is a sum of fractions that is rounded once. The activation is in float64, rounded once. int8 rows are
 quantized by scale = max * fl(1/127), q = x / scale to nearest even (`quotient`), or by the text of vLLM's
@@ -8,6 +8,9 @@ quantized by scale = max * fl(1/127), q = x / scale to nearest even (`quotient`)
 fminf ignore NaN.
 
     moe_layers.py        writes golden/data/cases/moe-np_*.safetensors, fused_experts_fp8_w8a8-np_layer_*.safetensors
+
+A shared expert's output is added to the sum over the slots: both in one sum of fractions that is rounded once (`fused`), or
+to the rounded sum, rounded again (`apart`).
 
 Requires numpy and ml_dtypes.
 """
@@ -80,9 +83,18 @@ def stages(x, ids, weights, stack, quantize, on, how, dtype):
     activated = activate(gate_up, layout, limit, alpha, beta, dtype)
     a2 = quantize(activated)
     down = product(*a2, stack["w2"], experts, router if on == "down" else None, dtype)
-    y = down.astype(np.float64).reshape(M, TOP_K, H).sum(axis=1)
-    y = np.array([[rounded(Fraction(float(v)), dtype) for v in row] for row in y]).astype(dtype)
-    return a1, gate_up, activated, a2, down, y
+    return a1, gate_up, activated, a2, down, total(down, None, None, dtype)
+
+
+def total(down, shared, how, dtype):
+    y = np.zeros((M, H), dtype=dtype)
+    for m, n in np.ndindex(M, H):
+        routed = sum(Fraction(float(v)) for v in down.reshape(M, TOP_K, H)[m, :, n])
+        extra = Fraction(float(shared[m, n])) if shared is not None else 0
+        if how == "apart":
+            routed = Fraction(float(rounded(routed, dtype)))
+        y[m, n] = rounded(routed + extra, dtype)
+    return y
 
 
 def route(rng):
@@ -94,7 +106,8 @@ def route(rng):
     return logits, ids, (weights / weights.sum(axis=1, keepdims=True)).astype(F32)
 
 
-def moe(name, seed, dtype, quantize=plain, group=-1, keys=None, activation="silu", on="down", how=None, outputs=None):
+def moe(name, seed, dtype, quantize=plain, group=-1, keys=None, activation="silu", on="down", how=None, outputs=None,
+        shared=None):
     rng = np.random.default_rng(700 + seed)
     x = rng.standard_normal((M, H)).astype(dtype)
     logits, ids, weights = route(rng)
@@ -115,6 +128,9 @@ def moe(name, seed, dtype, quantize=plain, group=-1, keys=None, activation="silu
               "dtype": "float16" if dtype == np.float16 else "bfloat16", "num_experts": EXPERTS, "top_k": TOP_K,
               "hidden_size": H, "intermediate_size": I, "activation": activation, "scoring_func": "softmax",
               "renormalize": True, "block_size_m": 8} | (keys or {})
+    if shared:
+        extra = (rng.standard_normal((M, H)) * float(np.abs(y.astype(F32)).mean())).astype(dtype)
+        tensors["in.shared_output"], y = (extra, None), total(down, extra, shared, dtype)
     made = {"gate_up": gate_up, "activated": activated, "down": down, "y": y}
     tensors |= {"in.x": (x, None), "in.router_logits": (logits, None), "out.topk_ids": (ids, None),
                 "out.topk_weights": (weights, None)}
@@ -122,7 +138,7 @@ def moe(name, seed, dtype, quantize=plain, group=-1, keys=None, activation="silu
     write("moe", f"np_{name}", config, tensors, FROM)
 
 
-def fp8(name, seed, dtype, on="down", keys=None, damage=None, outputs=None):
+def fp8(name, seed, dtype, on="down", keys=None, damage=None, outputs=None, shared=None):
     rng = np.random.default_rng(800 + seed)
     x = rng.standard_normal((M, H)).astype(dtype)
     if damage:
@@ -143,6 +159,9 @@ def fp8(name, seed, dtype, on="down", keys=None, damage=None, outputs=None):
         a1, gate_up, activated, a2, down, y = stages(x, ids, weights, stack, e4m3, on,
                                                      ("halves", None, 1.0, 0.0), dtype)
         a1 = a1 if on == "x" else e4m3(x)
+        if shared:
+            extra = (rng.standard_normal((M, H)) * float(np.abs(y.astype(F32)).mean())).astype(dtype)
+            tensors["in.shared_output"], y = (extra, None), total(down, extra, shared, dtype)
         made = {"a1q": a1[0], "a1q_scale": a1[1], "gate_up": gate_up, "activated": activated, "a2q": a2[0],
                 "a2q_scale": a2[1], "down": down, "y": y}
     config = {"dtype": "float16" if dtype == np.float16 else "bfloat16", "size_m": M, "num_experts": EXPERTS,
@@ -168,10 +187,15 @@ def main():
     moe("clamp_bf16", 8, BF16, group=32, how=("halves", 0.5, 1.5, 0.25),
         keys={"swiglu_limit": 0.5, "swiglu_alpha": 1.5, "swiglu_beta": 0.25})
     moe("router_weight_on_x_bf16", 9, BF16, group=32, on="x", keys={"router_weight_on": "x"})
+    moe("shared_apart_bf16", 10, BF16, group=32, shared="apart")
+    moe("shared_fused_f16", 11, f16, group=32, shared="fused")
+    moe("shared_only_y_bf16", 12, BF16, quotient_int8, keys=int8, outputs=["y"], shared="apart")
     fp8("on_x_bf16", 0, BF16, "x", {"router_weight_on": "x"})
     fp8("fused_f16", 1, f16, outputs=["a1q", "a1q_scale", "gate_up", "a2q", "a2q_scale", "down", "y"])
     fp8("infinite_f16", 2, f16, damage=(np.inf, np.nan))
     fp8("infinite_bf16", 3, BF16, damage=(-np.inf, np.nan))
+    fp8("shared_apart_bf16", 4, BF16, shared="apart")
+    fp8("shared_fused_f16", 5, f16, shared="fused")
 
 
 if __name__ == "__main__":

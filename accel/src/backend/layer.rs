@@ -36,12 +36,18 @@ impl<O: Operations> CaseRun<'_, O> {
             Tensor::from_vec("topk_weights", DType::F32, shape, routed.weights().to_vec())?,
         ];
         let mut before: Computed<Vec<u16>> = match self.case.inputs.get("x") {
+            Some(_) if c.rules.router_weight_on_x => {
+                Err("no kernel applies router weights to x".to_owned())
+            }
             Some(x) => Ok(x.elements::<u16>().into_owned()),
             None => Err("the case has no x".to_owned()),
         };
         for (stage, name) in STAGES.into_iter().enumerate().take(last + 1) {
             let known = before.clone();
             let (made, wrong) = match &known {
+                Ok(_) if name == "y" && self.case.inputs.contains_key("shared_output") => {
+                    (Err("no kernel adds a shared expert's output".to_owned()), 0)
+                }
                 Ok(values) => self.attempt(|o| stage_of(o, stage, c, &layer, routed, values))?,
                 Err(reason) => (Err(reason.clone()), 0),
             };

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use marlinspike::case::{CaseConfig, Op};
-use marlinspike::vectors;
 use marlinspike_accel::Device;
 use marlinspike_golden::Tier;
 use marlinspike_proptests::coverage::{self, cuda_objection};
@@ -28,7 +27,7 @@ fn hold<O: Operation>(
     Cuda: Subject<O>,
 {
     let Some(_gpu) = common::device_or_skip(test) else { return };
-    let axes = vectors::axes(op).unwrap().unwrap();
+    let axes = coverage::axes(op).unwrap().unwrap();
     let on_cuda = coverage::axes_on_cuda(op, axes.clone());
     let laws_of = coverage::laws(op);
     // What the kernels take, in an array of its own; and of the CPU's array what they must refuse.

@@ -3,7 +3,7 @@
 use marlinspike::Result;
 use marlinspike::case::Case;
 use marlinspike::check::add_outputs;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::bug::Bug;
 use crate::bug::edit::{self, columns, grouped, misread, rounded, single, value};
@@ -170,7 +170,10 @@ fn rows() -> Vec<Bug> {
             ),
             &[],
             |case| {
-                edit::keys(case, &[("activation", json!("silu"))])?;
+                // SiLU without swigluoai's parameters, stated or not.
+                let none = |key| (key, Value::Null);
+                let stated = ["swiglu_limit", "swiglu_alpha", "swiglu_beta"].map(none);
+                edit::keys(case, &[&stated[..], &[("activation", json!("silu"))]].concat())?;
                 add_outputs(case)
             },
         ),

@@ -9,8 +9,9 @@ mod table;
 pub use cuda::{LAYOUTS, cuda_objection};
 pub use table::{Cell, Line, OPERATIONS, Table, markdown, table};
 
-use marlinspike::case::Op;
-use marlinspike::vectors::Axes;
+use marlinspike::Result;
+use marlinspike::case::{CaseConfig, Op};
+use marlinspike::vectors::{self, Axes};
 
 /// The laws of every operation.
 const COMMON: [&str; 3] = [
@@ -75,6 +76,20 @@ pub fn rows(axes: &Axes, laws: &[&str], strength: usize) -> Vec<Row> {
         Row { values, law }
     };
     all.cover(strength).into_iter().map(row).collect()
+}
+
+/// The axes of an operation as far as the inputs of its laws have them.
+///
+/// # Errors
+/// None.
+pub fn axes(op: Op) -> Result<Option<Axes>> {
+    let axes = vectors::axes(op)?;
+    if op != Op::Moe {
+        return Ok(axes);
+    }
+    let why = "the laws' layers have a row of x for each token; generated cases test the value";
+    let is_on_x = |c: &CaseConfig| matches!(c, CaseConfig::Moe(c) if c.rules.router_weight_on_x);
+    Ok(axes.map(|axes| axes.and_illegal(why, &["router_weight_on"], is_on_x)))
 }
 
 /// The axes of an operation as far as the CUDA kernels take its configurations.

@@ -60,7 +60,7 @@ struct Tried {
 /// Currently none.
 pub fn table(op: Op) -> Result<Table> {
     let laws = laws(op);
-    let Some(axes) = vectors::axes(op)? else { return listed(op, laws) };
+    let Some(axes) = super::axes(op)? else { return listed(op, laws) };
     let tried = |axes: &vectors::Axes| -> Vec<Tried> {
         let of_row = |row: super::Row| Tried {
             law: Some(row.law),

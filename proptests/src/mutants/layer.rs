@@ -4,9 +4,10 @@ use std::cell::Cell;
 
 use marlinspike::Result;
 use marlinspike::act_order;
-use marlinspike::case::{Activation, MoeConfig};
+use marlinspike::case::MoeConfig;
 use marlinspike::layouts::marlin::{Activations, ScalePermutation};
 use marlinspike::moe::Chain;
+use marlinspike::moe::activation::Columns;
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::layer::Arithmetic;
 use marlinspike::num::array::FloatView2;
@@ -177,7 +178,7 @@ pub fn layers() -> Vec<WrongLayer> {
         ),
         mutant(
             "tensor parallel: w13 cut in one piece, not in each half",
-            |c| c.activation != Activation::SwigluOai,
+            |c| c.definition().columns != Columns::Interleaved,
             |input| {
                 let mut local = input.local()?;
                 if let Some(tp) = input.config.quant.tensor_parallel {

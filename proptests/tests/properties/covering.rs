@@ -2,7 +2,6 @@
 //! covering array whose last axis is the laws.
 
 use marlinspike::case::{CaseConfig, Op};
-use marlinspike::vectors;
 use marlinspike_golden::Tier;
 use marlinspike_proptests::bank::on_all_cores;
 use marlinspike_proptests::coverage;
@@ -12,7 +11,7 @@ use marlinspike_proptests::{Operation, Reference, laws};
 /// Tries the law of each row on an input of its config. `draw` is given the config, a seed and a number
 /// of rows; `None` where the config has no such input.
 fn hold<O: Operation>(op: Op, draw: impl Fn(CaseConfig, u64, usize) -> Option<O::Input> + Sync) {
-    let axes = vectors::axes(op).unwrap().unwrap_or_else(|| panic!("{op} declares no axes"));
+    let axes = coverage::axes(op).unwrap().unwrap_or_else(|| panic!("{op} declares no axes"));
     let count = laws::<O>().len();
     let rows = coverage::rows(&axes, &coverage::laws(op), Tier::current().pick(2, 2, 3));
     let seed = Tier::current().seed(0x1a77_1ce0);

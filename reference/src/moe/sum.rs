@@ -9,6 +9,12 @@
 //! Both start from +0, so that a sum of negative zeros is +0. A NaN gives NaN, as do infinities of
 //! both signs.
 //!
+//! # A shared expert
+//!
+//! Its output `[M, H]` is added after the slots: by [`Chain::Canonical`] in f32 before the rounding, by
+//! [`Chain::Upstream`] to the rounded sum, with one more rounding (`routed + shared` of two tensors). A bound
+//! permits both, and f32 in any order.
+//!
 //! # Bounds
 //!
 //! f32 in any order with one rounding at the end, or for top_k 2, 3, 4 upstream's chain. In f32,
@@ -74,19 +80,51 @@ pub(crate) fn sum_bits(
     size_n: usize,
     chain: Chain,
 ) -> Result<Vec<u16>> {
+    sum_bits_with((down, None), ty, top_k, size_n, chain)
+}
+
+/// [`sum_bits`] of `down`, and the output `[M, H]` of a shared expert.
+pub(crate) fn sum_bits_with(
+    (down, shared): (&[u16], Option<&[u16]>),
+    ty: ScalarType,
+    top_k: usize,
+    size_n: usize,
+    chain: Chain,
+) -> Result<Vec<u16>> {
     let rows = check(down.len(), ty, top_k, size_n)?;
+    check_shared(shared, down.len() / top_k)?;
     let half = chain == Chain::Upstream && in_half(top_k);
     let mut y = Vec::with_capacity(down.len() / top_k);
-    for token in down.chunks_exact(rows) {
+    for (m, token) in down.chunks_exact(rows).enumerate() {
         y.extend((0..size_n).map(|n| {
             let slots = (0..top_k).map(|j| widen(ty, token[j * size_n + n]));
             let add = |acc: f32, x: f32| {
                 if half { widen(ty, narrow(ty, acc + x)) } else { acc + x }
             };
-            narrow(ty, slots.fold(0.0, add))
+            let routed = slots.fold(0.0, add);
+            match (shared, chain) {
+                (None, _) => narrow(ty, routed),
+                (Some(all), Chain::Canonical) => {
+                    narrow(ty, routed + widen(ty, all[m * size_n + n]))
+                }
+                (Some(all), Chain::Upstream) => {
+                    let routed = widen(ty, narrow(ty, routed));
+                    narrow(ty, routed + widen(ty, all[m * size_n + n]))
+                }
+            }
         }));
     }
     Ok(y)
+}
+
+/// Checks that a shared expert has a value for each of `len` outputs.
+fn check_shared<T>(shared: Option<&[T]>, len: usize) -> Result<()> {
+    match shared {
+        Some(all) if all.len() != len => {
+            Err(Error::shape("shared_output", &[all.len()], format!("{len} values, as y")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The largest power of two that `x` is a multiple of; infinite for zero.
@@ -120,6 +158,21 @@ pub fn bound(slots: &[Bound], ty: ScalarType) -> Bound {
             out.interval = out.interval.hull(chain);
         }
     }
+    out
+}
+
+/// The bound of one output whose terms are the `slots` of a token and the value of a shared expert: in f32 in any
+/// order with one rounding, or added to the rounded sum of the slots.
+pub(crate) fn bound_with(slots: &[Bound], shared: Option<Bound>, ty: ScalarType) -> Bound {
+    let Some(shared) = shared else { return bound(slots, ty) };
+    let mut out = in_f32(&[slots, &[shared]].concat(), ty);
+    let (sums, nan) = chain_in_half(&[bound(slots, ty), shared], ty);
+    out.nan |= nan;
+    out.interval = match (out.interval.is_empty(), sums.is_empty()) {
+        (_, true) => out.interval,
+        (true, false) => sums,
+        (false, false) => out.interval.hull(sums),
+    };
     out
 }
 
@@ -229,9 +282,25 @@ fn in_f32(slots: &[Bound], ty: ScalarType) -> Bound {
 /// # Errors
 /// As [`sum`].
 pub fn bounds(down: ArrayView3<'_, Bound>, ty: ScalarType) -> Result<Array2<Bound>> {
+    bounds_with(down, None, ty)
+}
+
+/// [`bounds`] with the output `[M, H]` of a shared expert, bits of `ty`.
+pub(crate) fn bounds_with(
+    down: ArrayView3<'_, Bound>,
+    shared: Option<&[u16]>,
+    ty: ScalarType,
+) -> Result<Array2<Bound>> {
     let (tokens, top_k, size_n) = down.dim();
     check(down.len(), ty, top_k, size_n)?;
+    check_shared(shared, tokens * size_n)?;
     Ok(Array2::from_shape_fn((tokens, size_n), |(m, n)| {
-        bound(&down.slice(s![m, .., n]).to_vec(), ty)
+        let shared = shared.map(|all| value(all[m * size_n + n], ty));
+        bound_with(&down.slice(s![m, .., n]).to_vec(), shared, ty)
     }))
+}
+
+/// A known value of `ty`.
+fn value(bits: u16, ty: ScalarType) -> Bound {
+    Bound::exactly(f64::from(widen(ty, bits)))
 }

@@ -2,6 +2,9 @@
 
 use super::CaseConfig;
 use super::axes::{Space, named, shown};
+use super::layer_rules::{
+    GENERATED_LAYOUTS, GENERATED_PARAMETERS, NO_PARAMETER, NO_UP, ONE_TARGET, WEIGHT_ON_X,
+};
 use super::quantized_moe::QuantizedLayer;
 use super::tensors::{FLAGS, HALF};
 use crate::moe::activation::Activation;
@@ -29,6 +32,30 @@ where
         .axis("top_k", shown([1, 2, 3, 6]), move |c, &count| layer(c).top_k = count)
         .axis("apply_router_weight_on_input", shown(FLAGS), move |c, &flag| {
             layer(c).apply_router_weight_on_input = flag;
+        })
+        .axis("router_weight_on", named(&WEIGHT_ON_X), move |c, &on_x| {
+            layer(c).rules.router_weight_on_x = on_x;
+        })
+        .axis("gate_up_layout", named(&GENERATED_LAYOUTS), move |c, &layout| {
+            layer(c).rules.gate_up_layout = layout;
+        })
+        .axis("swiglu parameters", named(&GENERATED_PARAMETERS), move |c, &all| {
+            layer(c).rules.set_parameters(all);
+        })
+        .illegal(NO_UP, &["activation", "gate_up_layout"], move |c| {
+            let mut c = c.clone();
+            let layer = layer(&mut c);
+            layer.rules.gate_up_layout.is_some() && !layer.activation.is_gated()
+        })
+        .illegal(NO_PARAMETER, &["activation", "swiglu parameters"], move |c| {
+            let mut c = c.clone();
+            let layer = layer(&mut c);
+            layer.rules.has_foreign_parameter(layer.activation)
+        })
+        .illegal(ONE_TARGET, &["apply_router_weight_on_input", "router_weight_on"], move |c| {
+            let mut c = c.clone();
+            let layer = layer(&mut c);
+            layer.apply_router_weight_on_input && layer.rules.router_weight_on_x
         })
         .illegal("a token has at most every expert", &["experts", "top_k"], move |c| {
             let mut c = c.clone();

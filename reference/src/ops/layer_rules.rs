@@ -35,6 +35,31 @@ pub(in crate::ops) const RULE_KEYS: [&str; 5] =
 const LAYOUTS: &[(&str, Columns)] =
     &[("halves", Columns::Halves), ("interleaved", Columns::Interleaved)];
 
+/// Values of `gate_up_layout` in generated cases.
+pub(in crate::ops) const GENERATED_LAYOUTS: [(&str, Option<Columns>); 3] = [
+    ("not stated", None),
+    ("halves", Some(Columns::Halves)),
+    ("interleaved", Some(Columns::Interleaved)),
+];
+
+/// Limit, alpha and beta of generated cases; drawn gates exceed the limit.
+pub(in crate::ops) const GENERATED_PARAMETERS: [(&str, [Option<f32>; 3]); 4] = [
+    ("not stated", [None, None, None]),
+    ("limit 0.5", [Some(0.5), None, None]),
+    ("alpha 1.25, beta 0.25", [None, Some(1.25), Some(0.25)]),
+    ("all three", [Some(0.5), Some(1.25), Some(0.25)]),
+];
+
+/// Values of `router_weight_on` in generated cases: whether it is x.
+pub(in crate::ops) const WEIGHT_ON_X: [(&str, bool); 2] =
+    [("as apply_router_weight_on_input", false), ("x", true)];
+
+/// Why generated cases do not combine some values of these keys.
+pub(in crate::ops) const NO_UP: &str = "an activation without up has no layout of gate and up";
+pub(in crate::ops) const NO_PARAMETER: &str =
+    "gelu and relu2 have no limit, alpha or beta; swiglustep and silu_no_mul only a limit";
+pub(in crate::ops) const ONE_TARGET: &str = "router weights multiply x or gate_up, not both";
+
 /// What router weights multiply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Target {
@@ -59,6 +84,18 @@ impl LayerRules {
         router_weight_on_x: false,
     };
 
+    /// Sets limit, alpha and beta.
+    pub(in crate::ops) const fn set_parameters(&mut self, [limit, alpha, beta]: [Option<f32>; 3]) {
+        (self.swiglu_limit, self.swiglu_alpha, self.swiglu_beta) = (limit, alpha, beta);
+    }
+
+    /// Whether a parameter is stated that this activation does not have.
+    pub(in crate::ops) const fn has_foreign_parameter(&self, activation: Activation) -> bool {
+        let limit = self.swiglu_limit.is_some() && !is_limited(activation);
+        let is_shaped = self.swiglu_alpha.is_some() || self.swiglu_beta.is_some();
+        limit || is_shaped && !is_shifted(activation)
+    }
+
     /// Reads the keys of a layer with this activation; the second value is whether router weights
     /// multiply `gate_up`.
     pub(in crate::ops) fn read(
@@ -71,9 +108,7 @@ impl LayerRules {
             let expected = format!("none: `{activation}` has no up");
             return Err(r.refuse("gate_up_layout", name_of(LAYOUTS, &layout), expected));
         }
-        use Activation as A;
-        let limited = matches!(activation, A::Silu | A::SwigluOai | A::SwigluStep | A::SiluNoMul);
-        let shifted = matches!(activation, A::Silu | A::SwigluOai);
+        let (limited, shifted) = (is_limited(activation), is_shifted(activation));
         let number = |key: &str, has: bool, positive: bool| {
             let Some(found) = r.number(key)? else { return Ok(None) };
             if !has {
@@ -165,6 +200,17 @@ impl LayerRules {
         definition.up_shift = self.swiglu_beta.unwrap_or(definition.up_shift);
         definition
     }
+}
+
+/// Whether an activation may have a limit.
+const fn is_limited(activation: Activation) -> bool {
+    use Activation as A;
+    matches!(activation, A::Silu | A::SwigluOai | A::SwigluStep | A::SiluNoMul)
+}
+
+/// Whether an activation may have alpha and beta.
+const fn is_shifted(activation: Activation) -> bool {
+    matches!(activation, Activation::Silu | Activation::SwigluOai)
 }
 
 /// The number of wrong values of all outputs.

@@ -6,13 +6,15 @@ use serde_json::{Value, json};
 use crate::Result;
 use crate::judge::OutputReport;
 use crate::judge::compare::Rows;
+use crate::moe::Chain;
 use crate::moe::activation::{Activation, Columns, Definition};
 use crate::moe::layer::Layer;
+use crate::moe::sum::sum_bits_with;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
 use crate::ops::computation::{Expected, Form};
-use crate::ops::layer::Stages;
+use crate::ops::layer::{SHARED, Stages, shared_output};
 use crate::ops::layer_rules::{LayerRules, RULE_KEYS};
 use crate::ops::quant::keys::{at_most, extend, joined};
 use crate::ops::schema::{
@@ -74,7 +76,7 @@ pub(super) const fn with_layer_keys<const OWN: usize, const ALL: usize>(
 }
 
 /// The inputs that have a row for each token.
-pub(super) const ROWS: [&str; 3] = ["x", "topk_ids", "topk_weights"];
+pub(super) const ROWS: [&str; 4] = ["x", "topk_ids", "topk_weights", SHARED];
 
 impl QuantizedLayer {
     /// A generated layer of three tokens: its experts, those of the rank, and of a token; H and I.
@@ -131,6 +133,18 @@ impl QuantizedLayer {
             dtype: self.dtype,
             router: None,
         }
+    }
+
+    /// The output `[M, H]` of a shared expert, if the case has one.
+    pub(super) fn shared(&self, case: &Case<'_>) -> Result<Option<Vec<u16>>> {
+        let shared = shared_output(case, [self.size_m, self.hidden_size])?;
+        Ok(shared.map(std::borrow::Cow::into_owned))
+    }
+
+    /// `y` of `down` and of a shared expert's output, by the canonical arithmetic.
+    pub(super) fn sum(&self, down: &[u16], shared: Option<&[u16]>) -> Result<Vec<u16>> {
+        let (top_k, cols) = (self.top_k, self.hidden_size);
+        sum_bits_with((down, shared), self.dtype, top_k, cols, Chain::Canonical)
     }
 
     /// The layer of a rank with these weights of w13 and w2.
@@ -222,6 +236,7 @@ impl QuantizedLayer {
             input("topk_weights", F32, &topk),
             input("topk_ids", I32, &topk),
             optional("expert_map", I32, &[is(self.num_experts)]).required(absent),
+            optional(SHARED, &half, &[m, h]),
             output("a1q", codes, &[is(self.rows_of_x()), h]),
             output("a1q_scale", F32, &a1),
             output("gate_up", &half, &[rows, is(self.w13_size_n())]),

@@ -158,6 +158,8 @@ enum Change {
     ZeroSubtracted,
     /// Codes have no zero point.
     ZeroMissing,
+    /// Codes saturate at −127.
+    Symmetric,
     /// The quotient and the zero point are added before they are rounded.
     RoundedOnce,
     /// The scale divides 128 codes.
@@ -223,6 +225,7 @@ impl<const STATIC: bool> Int8Quant<STATIC> {
                 Change::Wrapped => even.wrapping_add(zero) as i8,
                 Change::ZeroSubtracted => even.wrapping_sub(zero).clamp(-128, 127) as i8,
                 Change::ZeroMissing => even.clamp(-128, 127) as i8,
+                Change::Symmetric => even.wrapping_add(zero).clamp(-127, 127) as i8,
                 Change::RoundedOnce => (v + zero as f32).round_ties_even() as i8,
                 _ => even.wrapping_add(zero).clamp(-128, 127) as i8,
             }
@@ -290,6 +293,8 @@ impl<const STATIC: bool> Computation for Int8Quant<STATIC> {
                 |c| c.change = Change::HalfAway;
             "rounding-truncated", "quotients were truncated, not rounded" =>
                 |c| c.change = Change::Truncated;
+            "code-least-127", "codes saturate at -127, not at -128" =>
+                |c| c.change = Change::Symmetric;
             "azp-subtracted", "the zero point was subtracted where it is added" =>
                 |c| c.change = Change::ZeroSubtracted;
             "azp-missing", "the zero point was not added to the codes" =>

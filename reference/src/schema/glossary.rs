@@ -141,6 +141,10 @@ const KEYS: &[(&str, &str)] = &[
 ];
 
 const INPUTS: &[(&str, &str)] = &[
+    (
+        "shared_output",
+        "output of a shared expert; `y` contains it: the sum over the slots, rounded or not, and then this",
+    ),
     ("a", "activations, quantized"),
     ("a_global_scale", "global scale of the activations; greater than 0"),
     ("a_q", "the quantized activations that the product read; with `in.a_scales`"),

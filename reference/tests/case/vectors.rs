@@ -9,6 +9,7 @@ use marlinspike::check::{OutputReport, Verdict, check_case};
 use marlinspike::formats;
 use marlinspike::formats::{awq, gptq, nvfp4};
 use marlinspike::formats::{mxfp4, mxfp8};
+use marlinspike::moe::activation::Columns;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::{Generator, Rng, axes, case_of, lattice};
@@ -252,6 +253,12 @@ fn the_lattice_is_what_upstream_takes() {
     for (_, activation) in Activation::NAMED {
         assert!(has(&|c| c.activation == *activation && c.apply_router_weight_on_input));
     }
+    let (halves, alternating) = (Some(Columns::Halves), Some(Columns::Interleaved));
+    for layout in [None, halves, alternating] {
+        assert!(has(&|c| c.rules.gate_up_layout == layout && c.rules.router_weight_on_x));
+        assert!(has(&|c| c.rules.gate_up_layout == layout && c.rules.swiglu_limit.is_some()));
+        assert!(has(&|c| c.rules.gate_up_layout == layout && c.rules.swiglu_alpha.is_some()));
+    }
     assert!(
         has(&|c| c.top_k > 4) && has(&|c| c.quant.tensor_parallel.is_some_and(|t| t.size == 4))
     );
@@ -272,5 +279,5 @@ fn bytes_are_fixed() {
         }
     }
     let hex: String = sum.finalize().iter().map(|b| format!("{b:02x}")).collect();
-    assert_eq!(hex, "a0f0514ed0cd9793b33dc907f5d541048a77afc3ec93eff2fbfa3c3b34b7d1c6");
+    assert_eq!(hex, "db99ad64a126bd2ed92dfa3c74f18f9fdd5839de501ae227e1fa5d5e4edefe02");
 }

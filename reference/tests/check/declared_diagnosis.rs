@@ -102,7 +102,7 @@ fn a_pattern_among_other_roundings_is_seen() {
         let CaseConfig::Moe(c) = &case.config else { panic!("{}: no layer", case.name) };
         let stage = |name: &str| case.output(name).expect("a stage").elements::<u16>();
         let (ty, size_i, h) = (c.quant.dtype, c.intermediate_size, c.hidden_size);
-        let activation = Definition::new(c.activation);
+        let activation = c.definition();
         let (gate_up, down) = (stage("gate_up"), stage("down"));
         let gate_up = FloatView2::from_rows("gate_up", ty, activation.width_in(size_i), &gate_up);
         let shape = [down.len() / c.top_k / h, c.top_k, h];

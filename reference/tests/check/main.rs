@@ -21,6 +21,7 @@ mod product_model;
 mod quantizer_input;
 mod quantizers;
 mod schedule_golden;
+mod shared_output;
 mod staged_outputs;
 mod stated_activations;
 mod stated_keys;

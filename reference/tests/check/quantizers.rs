@@ -311,3 +311,39 @@ fn no_rows_are_right() {
         assert!(report.outputs.iter().all(|o| o.verdict == Verdict::Pass), "{op}: {report:#?}");
     }
 }
+
+#[test]
+fn codes_that_saturate_early_are_named() {
+    let (m, k, group) = (3, 160, 32);
+    let x = rows(m, k);
+    let (codes, scales) = groups(&x, group, 1e-10, false);
+    let config = json!({
+        "dtype": "bfloat16", "size_m": m, "size_k": k, "group_size": group, "use_ue8m0": true,
+    });
+    let limited = |most: u8| {
+        let limit = |&c: &u8| c & 0x80 | (c & 0x7f).min(most);
+        let made: Vec<u8> = codes.iter().map(limit).collect();
+        let codes = Tensor::new("", DType::F8E4M3, vec![m, k], made).expect("codes");
+        let scales = f32s(vec![m, k / group], &scales);
+        let outputs = vec![("x_q", codes), ("x_s", scales)];
+        report(Op::PerTokenGroupQuant, &config, vec![("x", bf16s(vec![m, k], &x))], outputs)
+    };
+    assert_eq!(limited(0x7e).verdict, Verdict::Pass);
+    // 240, and the next code.
+    assert_eq!(cause(&limited(0x77), "x_q").as_deref(), Some("e4m3-saturates-early"));
+    let later = limited(0x78);
+    assert_eq!(later.verdict, Verdict::Fail);
+    assert_ne!(cause(&later, "x_q").as_deref(), Some("e4m3-saturates-early"));
+
+    let scale = 0.25f32;
+    let config = json!({"dtype": "bfloat16", "size_m": m, "size_k": k, "symmetric": true});
+    let int8 = |least: f32| {
+        let code = |&v: &f32| (v / scale).round_ties_even().clamp(least, 127.0) as i8;
+        let codes = Tensor::from_vec("", DType::I8, vec![m, k], x.iter().map(code).collect());
+        let inputs = vec![("x", bf16s(vec![m, k], &x)), ("scale", f32s(vec![1], &[scale]))];
+        report(Op::StaticInt8Quant, &config, inputs, vec![("x_q", codes.expect("codes"))])
+    };
+    assert_eq!(int8(-128.0).verdict, Verdict::Pass);
+    assert_eq!(cause(&int8(-127.0), "x_q").as_deref(), Some("code-least-127"));
+    assert_ne!(cause(&int8(-126.0), "x_q").as_deref(), Some("code-least-127"));
+}

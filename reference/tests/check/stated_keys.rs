@@ -121,6 +121,20 @@ fn keys_that_contradict() {
     contradicts(Op::Linear, &map, "quantizer");
 }
 
+#[test]
+fn bfloat16_rows_of_the_arm_path_are_rounded_to_even() {
+    let is_bf16 = |map: &Map<String, Value>| map["dtype"] == json!("bfloat16");
+    let mut map = config(Op::DynQuant, is_bf16);
+    assert_eq!(map["activation_rounding"], json!("half_even"));
+    map.insert("activation_rounding".to_owned(), json!("half_away"));
+    let text = refusal(Op::DynQuant, &map);
+    assert!(text.contains("activation_rounding") && text.contains("half_even"), "{text}");
+    assert!(text.contains("half_away"), "{text}");
+    // float32 rows have either.
+    map.insert("dtype".to_owned(), json!("float32"));
+    CaseConfig::from_json(Op::DynQuant, &map).expect("a config");
+}
+
 fn i32s(name: &str, shape: &[usize], values: Vec<i32>) -> Tensor<'static> {
     Tensor::from_vec(name, DType::I32, shape.to_vec(), values).expect("a tensor")
 }

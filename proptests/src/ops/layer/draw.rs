@@ -86,6 +86,8 @@ impl LayerInput {
         c.intermediate_size *= c.quant.tensor_parallel.map_or(1, |tp| tp.size);
         (c.quant.tensor_parallel, c.quant.is_k_full) = (None, true);
         (c.ep_size, c.ep_rank) = (1, 0);
+        // A layer takes x as it is; router weights on x are tested by cases.
+        c.rules.router_weight_on_x = false;
         c.num_experts = c.num_experts.min(MOST_EXPERTS);
         (c.top_k, c.size_m) = (c.top_k.min(c.num_experts), size_m);
         let (h, i) = (c.hidden_size, c.intermediate_size);

@@ -10,7 +10,7 @@ use marlinspike::Result;
 use marlinspike::act_order;
 use marlinspike::case::{CaseConfig, MoeConfig, Op, ParallelStyle, TensorParallel};
 use marlinspike::layers::{ExpertPlacement, determine_expert_map};
-use marlinspike::moe::activation::{Columns, Definition};
+use marlinspike::moe::activation::Columns;
 use marlinspike::moe::layer::bounds::{Declared, Int8Layer};
 use marlinspike::moe::layer::{Layer, Routed, Stages};
 use marlinspike::num::array::{FloatView2, into_vec};
@@ -88,7 +88,7 @@ impl Local {
             orders: [self.orders[0].as_deref(), self.orders[1].as_deref()],
             num_experts: c.num_experts,
             expert_map: self.expert_map.as_deref(),
-            activation: Definition::new(c.activation),
+            activation: c.definition(),
             dtype: c.quant.dtype,
             input_dtype: c.quant.input_dtype,
             router_weight_on_input: c.apply_router_weight_on_input,
@@ -170,7 +170,7 @@ impl LayerInput {
     /// Columns of w13 that belong to columns `i` of `activated`: gate and, if there is one, up.
     pub fn w13_columns(&self, i: impl Iterator<Item = usize> + Clone) -> Vec<usize> {
         let size_i = self.config.intermediate_size;
-        match Definition::new(self.config.activation).columns {
+        match self.config.definition().columns {
             Columns::Halves => i.clone().chain(i.map(|i| size_i + i)).collect(),
             Columns::Interleaved => i.flat_map(|i| [2 * i, 2 * i + 1]).collect(),
             Columns::Gate => i.collect(),

@@ -79,7 +79,8 @@ pub const VARIANT_KEY: &str = "kleidiai_variant";
 pub const KEY_MEANINGS: &[(&str, &str)] = &[
     (
         "activation_rounding",
-        "how activations are rounded to int8: `half_away` since KleidiAI 1.22, `half_even` before",
+        "how activations are rounded to int8: `half_away` since KleidiAI 1.22, `half_even` before \
+         and of bfloat16",
     ),
     (VARIANT_KEY, "the micro-kernel; information only"),
     ("packing", "block sizes of KleidiAI's packed matrices"),

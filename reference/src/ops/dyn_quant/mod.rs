@@ -96,6 +96,11 @@ const WIDTHS: [usize; 4] = [8, 20, 33, 64];
 const TYPES: &[(&str, ScalarType)] =
     &[("float32", ScalarType::FLOAT32), ("bfloat16", ScalarType::BFLOAT16)];
 
+/// Whether the library rounds activations of this type so: bfloat16 only to even.
+fn rounds(dtype: ScalarType, rounding: ActivationRounding) -> bool {
+    dtype != ScalarType::BFLOAT16 || rounding == ActivationRounding::HalfEven
+}
+
 impl Operation for DynQuantConfig {
     fn keys() -> &'static [&'static str] {
         &[
@@ -133,15 +138,21 @@ impl Operation for DynQuantConfig {
             divisible("size_k", size_k, g, "whole groups")?;
         }
         divisible("size_k", size_k, 2, "codes of a byte")?;
+        let dtype = r.name("dtype", TYPES)?;
+        let activation_rounding = r.name("activation_rounding", ActivationRounding::NAMED)?;
+        if !rounds(dtype, activation_rounding) {
+            let expected = "half_even: every version of the library rounds bfloat16 to even";
+            return Err(r.refuse("activation_rounding", activation_rounding.name(), expected));
+        }
         Ok(DynQuantConfig {
-            dtype: r.name("dtype", TYPES)?,
+            dtype,
             group_size,
             has_bias: r.flag("has_bias", false)?,
             size_m: r.count("size_m")?,
             size_n: r.size("size_n")?,
             size_k,
             packing,
-            activation_rounding: r.name("activation_rounding", ActivationRounding::NAMED)?,
+            activation_rounding,
             arithmetic: r.optional_name("arithmetic", ARITHMETICS)?.unwrap_or_default(),
             variant,
         })
@@ -174,7 +185,9 @@ impl Operation for DynQuantConfig {
             }
         }
         let fits = |c: &Self| {
-            RhsLayout::new(Shape::new(c.size_k, c.size_n), c.group_size, c.packing.nr).is_ok()
+            rounds(c.dtype, c.activation_rounding)
+                && RhsLayout::new(Shape::new(c.size_k, c.size_n), c.group_size, c.packing.nr)
+                    .is_ok()
         };
         configs.retain(fits);
         Ok(configs)

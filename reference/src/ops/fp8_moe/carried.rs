@@ -6,13 +6,11 @@ use super::{Fp8Moe, scales};
 use crate::Result;
 use crate::judge::compare::elements;
 use crate::method::{Activations, Quantizer, Scales};
-use crate::moe::layer::bounds::{ExpertProduct, of_tokens};
+use crate::moe::layer::bounds::ExpertProduct;
 use crate::moe::layer::carried::{Carried, Carrier, CodeRanges, carried};
-use crate::moe::sum;
-use crate::num::array::{into_vec, rows_of};
 use crate::num::interval::Bound;
-use crate::ops::layer::activated;
 use crate::ops::layer::carried::{self as verdict, Origin, REMEDY, Values, activated_bounds};
+use crate::ops::layer::{activated, summed};
 use crate::ops::quantized_moe::QUANTIZED;
 use crate::ops::w8a8_fp8::E4M3_TYPE;
 use crate::products::{Convention, Rows};
@@ -139,21 +137,26 @@ impl Walk<'_> {
         bounds: &[Bound],
     ) {
         let stages = self.layer.config.stages();
-        let class = match self.class_declared {
-            true => self.declared.class.name.clone(),
-            false => crate::products::Class::fp8_any_order().name,
-        };
+        let class = self.class();
         let origin = Origin { class: &class, from: self.from, remedy: REMEDY };
         let report = verdict::judge(self.case, &stages, stage, found, (bounds, origin));
         self.reports.push(report);
     }
 
+    /// The class of carried products.
+    fn class(&self) -> String {
+        match self.class_declared {
+            true => self.declared.class.name.clone(),
+            false => crate::products::Class::fp8_any_order().name,
+        }
+    }
+
     /// Judges `y` by the bounds of `down`.
     pub(super) fn carried_sum(&mut self, down: &[Bound], found: &[u16]) -> Result<()> {
-        let c = &self.layer.config;
-        let down = rows_of("down", down, c.hidden_size)?;
-        let bounds = into_vec(sum::bounds(of_tokens(down, c.top_k)?, c.dtype)?);
-        self.carried(("y", c.hidden_size), found, &bounds);
+        let class = self.class();
+        let origin = Origin { class: &class, from: self.from, remedy: REMEDY };
+        let stages = self.layer.config.stages();
+        self.reports.push(summed::carried(self.case, &stages, down, found, origin)?);
         Ok(())
     }
 }

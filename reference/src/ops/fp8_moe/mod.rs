@@ -33,6 +33,8 @@ struct Fp8Moe {
     topk_ids: Vec<i32>,
     topk_weights: Vec<f32>,
     map: Option<Vec<i32>>,
+    /// A shared expert's output.
+    shared: Option<Vec<u16>>,
     weights: [Vec<Weight<'static>>; 2],
     quantizers: [Quantizer; 2],
     schedules: [Schedule; 2],
@@ -84,6 +86,7 @@ impl Fp8Moe {
         let (x, topk_weights) = c.layer.weighted_x(case, prescale)?;
         Ok(Self {
             x,
+            shared: c.layer.shared(case)?,
             topk_ids: case.input("topk_ids")?.elements::<i32>().into_owned(),
             topk_weights,
             map,
@@ -216,7 +219,7 @@ impl Computation for Fp8Moe {
         let activated = engine.layer.activate_bits(&gate_up, Chain::Canonical)?;
         let a2q = self.quantize(1, &activated)?;
         let down = execute(1, &a2q)?;
-        let y = engine.layer.sum_bits(&down, c.top_k, Chain::Canonical)?;
+        let y = c.layer.sum(&down, self.shared.as_deref())?;
         let mut all: Vec<Expected> = self.quantized(0, &a1q).into();
         all.push(self.half("gate_up", c.w13_size_n(), &gate_up));
         all.push(self.half("activated", c.intermediate_size, &activated));

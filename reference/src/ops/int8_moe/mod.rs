@@ -44,6 +44,8 @@ struct Int8Moe {
     topk_ids: Vec<i32>,
     topk_weights: Vec<f32>,
     map: Option<Vec<i32>>,
+    /// A shared expert's output.
+    shared: Option<Vec<u16>>,
     weights: [Vec<Weight<'static>>; 2],
     rule: ActivationRule,
     /// k of an int32 sum.
@@ -68,6 +70,7 @@ impl Int8Moe {
         let (x, topk_weights) = c.layer.weighted_x(case, prescale)?;
         Ok(Self {
             x,
+            shared: c.layer.shared(case)?,
             topk_ids: case.input("topk_ids")?.elements::<i32>().into_owned(),
             topk_weights,
             map: case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned()),
@@ -188,7 +191,7 @@ impl Computation for Int8Moe {
         all.push(self.half("activated", i, wide_bits(&activated)));
         all.extend(self.quantized(1, &a2q));
         let down = self.stage(1, a2q).bits()?;
-        let y = self.layer().sum_bits(&narrow_bits(&down), c.top_k, Chain::Canonical)?;
+        let y = c.layer.sum(&narrow_bits(&down), self.shared.as_deref())?;
         all.push(self.half("down", h, down));
         all.push(self.half("y", h, wide_bits(&y)));
         Ok(all)

@@ -7,10 +7,8 @@ use crate::Result;
 use crate::judge::compare::elements;
 use crate::judge::{OutputReport, Verdict};
 use crate::method::Activations;
-use crate::moe::layer::bounds::{ExpertProduct, of_tokens};
+use crate::moe::layer::bounds::ExpertProduct;
 use crate::moe::layer::carried::{Carried, Carrier, CodeRanges};
-use crate::moe::sum;
-use crate::num::array::{into_vec, rows_of};
 use crate::num::interval::Bound;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::Tensor;
@@ -163,11 +161,8 @@ pub(super) fn judge(case: &Case<'_>, layer: &Int8Moe) -> Result<Vec<OutputReport
         (Some(down), Some(found)) => reports.push(summed::judge(case, &shared, &down, &found)?),
         (None, Some(found)) => {
             let down = carried.unwrap_or_default();
-            let down = rows_of("down", &down, c.hidden_size)?;
-            let bounds = into_vec(sum::bounds(of_tokens(down, c.top_k)?, c.dtype)?);
             let origin = Origin { class: CLASS, from, remedy: REMEDY };
-            let stage = ("y", c.hidden_size);
-            reports.push(carried::judge(case, &shared, stage, &found, (&bounds, origin)));
+            reports.push(summed::carried(case, &shared, &down, &found, origin)?);
         }
         _ => {}
     }

@@ -110,7 +110,22 @@ pub(crate) fn judge(
     c: &Stages,
     (name, cols): (&'static str, usize),
     found: &[u16],
+    bounds: (&[Bound], Origin<'_>),
+) -> OutputReport {
+    judge_with(case, c, (name, cols), found, bounds, &|_, _| None)
+}
+
+/// Names the known mistake that explains the wrong values of a stage.
+pub(crate) type Known<'k> = &'k dyn Fn(&Stage<'_>, &[usize]) -> Option<Diagnosis>;
+
+/// [`judge`], with the known mistakes of a stage.
+pub(crate) fn judge_with(
+    case: &Case<'_>,
+    c: &Stages,
+    (name, cols): (&'static str, usize),
+    found: &[u16],
     (bounds, origin): (&[Bound], Origin<'_>),
+    known: Known<'_>,
 ) -> OutputReport {
     let ty = c.dtype;
     let expected = bounds.iter().map(|b| rounded(ty, b.exact)).collect();
@@ -136,7 +151,8 @@ pub(crate) fn judge(
         }
     };
     report.first_mismatch = Some(stage.mismatch(first, expert));
-    report.diagnosis = Some(stage.pattern_or_place(&wrong, &place));
+    let known = known(&stage, &wrong);
+    report.diagnosis = known.or_else(|| Some(stage.pattern_or_place(&wrong, &place)));
     report
 }
 

@@ -302,6 +302,17 @@ pub(crate) fn with_expert(expert: Option<usize>) -> String {
     expert.map_or_else(String::new, |e| format!(" (expert {e})"))
 }
 
+/// The optional input with a shared expert's output, which `y` contains.
+pub(crate) const SHARED: &str = "shared_output";
+
+/// The output `[M, H]` of a shared expert, if the case has one: the last term of every sum over slots.
+pub(crate) fn shared_output<'c>(
+    case: &'c Case<'_>,
+    shape: [usize; 2],
+) -> Result<Option<Cow<'c, [u16]>>> {
+    case.inputs.get(SHARED).map(|tensor| halves(tensor, shape)).transpose()
+}
+
 /// The values of a 16-bit tensor with the shape that the config requires.
 pub(crate) fn halves<'t>(tensor: &'t Tensor<'_>, shape: [usize; 2]) -> Result<Cow<'t, [u16]>> {
     tensor.expect_shape(&shape)?;

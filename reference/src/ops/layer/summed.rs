@@ -1,10 +1,13 @@
 //! Judges `y` by its bound, which follows from the case's `down`.
 
-use super::{Best, Locate, REMEDY, Stage, Stages, expert, nearer, with_expert};
+use super::carried::{self, Origin};
+use super::{Best, Locate, REMEDY, Stage, Stages, expert, nearer, shared_output, with_expert};
 use crate::Result;
 use crate::judge::{Diagnosis, OutputReport};
-use crate::moe::sum::{bound, sum_bits};
+use crate::moe::layer::bounds::of_tokens;
+use crate::moe::sum::{bound_with, bounds_with, sum_bits_with};
 use crate::moe::{Chain, narrow, widen};
+use crate::num::array::{into_vec, rows_of};
 use crate::num::interval::{Bound, Interval};
 use crate::num::scalar::ScalarType;
 use crate::ops::case::Case;
@@ -12,6 +15,18 @@ use crate::ops::routing::stated_or_routed;
 
 const CLASS: &str = "bound: f32 in any order and one rounding; for top_k 2, 3, 4 also the 16-bit \
                      type from the first slot to the last";
+
+/// [`CLASS`] with a shared expert.
+const SHARED_CLASS: &str = "bound: f32 in any order and one rounding, or `shared_output` added to the rounded sum; \
+                            for top_k 2, 3, 4 also the 16-bit type from the first slot to the last";
+
+/// Known mistakes with a shared expert: id and text.
+pub(crate) const SHARED_MISSING: (&str, &str) =
+    ("shared-output-missing", "`shared_output` was not added: `y` is the sum over the slots alone");
+const SHARED_TWICE: (&str, &str) = (
+    "shared-output-twice",
+    "`shared_output` was added twice, as by each of two ranks before a reduction",
+);
 
 pub(crate) fn judge(
     case: &Case<'_>,
@@ -32,14 +47,23 @@ pub(crate) fn bounded(
     values: &[u16],
     locate: Locate,
 ) -> Result<(OutputReport, Vec<usize>)> {
-    let (ty, h) = (c.dtype, c.hidden_size);
-    let add = |chain| sum_bits(down, ty, c.top_k, h, chain);
+    let (ty, h, shape) = (c.dtype, c.hidden_size, [c.size_m, c.hidden_size]);
+    let shared = shared_output(case, shape)?;
+    let shared = shared.as_deref();
+    let add = |chain| sum_bits_with((down, shared), ty, c.top_k, h, chain);
     let (expected, chain) = nearer(values, add(Chain::Canonical)?, Some(add(Chain::Upstream)?));
-    let (class, shape) = (CLASS.into(), [c.size_m, h]);
+    let class = if shared.is_some() { SHARED_CLASS } else { CLASS }.into();
     let stage =
         Stage { name: "y", class, remedy: REMEDY, ty, found: values, shape, expected, chain };
-    let terms =
-        Terms { layer: c, down, top_k: c.top_k, size_m: c.size_m, size_n: h, stage: &stage };
+    let terms = Terms {
+        layer: c,
+        down,
+        shared,
+        top_k: c.top_k,
+        size_m: c.size_m,
+        size_n: h,
+        stage: &stage,
+    };
     let (mut report, wrong) = stage.judge(|i| terms.bound(i, |j| Some((j, 1.0))));
     if let Some(&first) = wrong.first() {
         report.first_mismatch = Some(stage.mismatch(first, None));
@@ -53,10 +77,35 @@ pub(crate) fn bounded(
     Ok((report, wrong))
 }
 
+/// Judges `y` of a case without `down`, by the bounds of `down`.
+pub(crate) fn carried(
+    case: &Case<'_>,
+    c: &Stages,
+    down: &[Bound],
+    found: &[u16],
+    origin: Origin<'_>,
+) -> Result<OutputReport> {
+    let (ty, h) = (c.dtype, c.hidden_size);
+    let shared = shared_output(case, [c.size_m, h])?;
+    let sums = |shared: Option<&[u16]>| {
+        let down = of_tokens(rows_of("down", down, h)?, c.top_k)?;
+        bounds_with(down, shared, ty).map(into_vec)
+    };
+    let bounds = sums(shared.as_deref())?;
+    let known = |stage: &Stage<'_>, wrong: &[usize]| {
+        let without = shared.as_ref().and_then(|_| sums(None).ok())?;
+        let mut best = Best::new();
+        best.offer(SHARED_MISSING.0, SHARED_MISSING.1, stage.compared(wrong, |i| without[i]));
+        best.diagnosis
+    };
+    Ok(carried::judge_with(case, c, ("y", h), found, (&bounds, origin), &known))
+}
+
 /// The sum's terms.
 struct Terms<'c> {
     layer: &'c Stages,
     down: &'c [u16],
+    shared: Option<&'c [u16]>,
     top_k: usize,
     size_m: usize,
     size_n: usize,
@@ -86,7 +135,29 @@ impl Terms<'_> {
         let term =
             |(j, factor)| Bound::exactly(f64::from(widen(self.stage.ty, self.term(i, j))) * factor);
         let slots: Vec<Bound> = (0..self.top_k).filter_map(change).map(term).collect();
-        bound(&slots, self.stage.ty)
+        bound_with(&slots, self.shared(i, 1.0), self.stage.ty)
+    }
+
+    /// The term of the shared expert in output `i`, times a factor.
+    fn shared(&self, i: usize, factor: f64) -> Option<Bound> {
+        let own = widen(self.stage.ty, *self.shared?.get(i)?);
+        Some(Bound::exactly(f64::from(own) * factor))
+    }
+
+    /// A rounded sum of the slots of output `i`, and the term of the shared expert added to it.
+    fn and_shared(&self, i: usize, sum: u16) -> u16 {
+        let ty = self.stage.ty;
+        match self.shared {
+            Some(all) => narrow(ty, widen(ty, sum) + widen(ty, all[i])),
+            None => sum,
+        }
+    }
+
+    /// The bound of output `i` with the shared expert's term times `factor`; 0: without it.
+    fn with_shared_times(&self, i: usize, factor: f64) -> Bound {
+        let slots: Vec<Bound> = self.terms(i).map(|x| Bound::exactly(x.into())).collect();
+        let shared = self.shared(i, factor).filter(|_| factor != 0.0);
+        bound_with(&slots, shared, self.stage.ty)
     }
 }
 
@@ -95,11 +166,12 @@ fn diagnose(t: &Terms<'_>, case: &Case<'_>, wrong: &[usize]) -> Option<Diagnosis
     let ty = t.stage.ty;
     let half = |x: f32| widen(ty, narrow(ty, x));
     if t.top_k > 2 {
-        let forward = |i| narrow(ty, t.terms(i).fold(0.0, |a, x| half(a + x)));
+        let forward = |i| t.and_shared(i, narrow(ty, t.terms(i).fold(0.0, |a, x| half(a + x))));
         let text =
             "every addition was rounded to the 16-bit type; for this top_k the sum is in f32";
         best.offer("sum-in-activation-type", text, t.stage.compared_bits(wrong, 0.0, forward));
-        let backward = |i| narrow(ty, t.terms(i).rev().fold(0.0, |a, x| half(a + x)));
+        let backward =
+            |i| t.and_shared(i, narrow(ty, t.terms(i).rev().fold(0.0, |a, x| half(a + x))));
         let text = "every addition was rounded to the 16-bit type, from the last slot to the first";
         best.offer("sum-in-another-order", text, t.stage.compared_bits(wrong, 0.0, backward));
     }
@@ -107,7 +179,10 @@ fn diagnose(t: &Terms<'_>, case: &Case<'_>, wrong: &[usize]) -> Option<Diagnosis
         let factor = 1.0 / t.top_k as f64;
         // A mean is rounded once more than the sum, so a neighbouring value of the type is also
         // possible.
-        let mean = |i| narrow(ty, (t.bound(i, |j| Some((j, 1.0))).exact * factor) as f32);
+        let mean = |i| {
+            let sum: f64 = t.terms(i).map(f64::from).sum();
+            t.and_shared(i, narrow(ty, (sum * factor) as f32))
+        };
         let text = "the sum over the slots was divided by top_k";
         best.offer("mean-of-slots", text, t.stage.compared_bits(wrong, 1.0, mean));
         let transposed = |i: usize| {
@@ -116,7 +191,7 @@ fn diagnose(t: &Terms<'_>, case: &Case<'_>, wrong: &[usize]) -> Option<Diagnosis
             let slots: Vec<Bound> = (0..t.top_k)
                 .map(|j| Bound::exactly(f64::from(widen(ty, t.down[row(j)]))))
                 .collect();
-            bound(&slots, ty)
+            bound_with(&slots, t.shared(i, 1.0), ty)
         };
         let text = "the rows were taken slot by slot; they are stored token by token";
         best.offer("slots-transposed", text, t.stage.compared(wrong, transposed));
@@ -136,6 +211,12 @@ fn diagnose(t: &Terms<'_>, case: &Case<'_>, wrong: &[usize]) -> Option<Diagnosis
             text,
             t.stage.compared(wrong, |i| t.rounded(weighted(i))),
         );
+    }
+    if t.shared.is_some() {
+        let without = t.stage.compared(wrong, |i| t.with_shared_times(i, 0.0));
+        best.offer(SHARED_MISSING.0, SHARED_MISSING.1, without);
+        let twice = t.stage.compared(wrong, |i| t.rounded(t.with_shared_times(i, 2.0)));
+        best.offer(SHARED_TWICE.0, SHARED_TWICE.1, twice);
     }
     if best.done() {
         return best.diagnosis;

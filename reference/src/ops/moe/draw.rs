@@ -4,11 +4,13 @@ use super::MoeConfig;
 use crate::layers::{ExpertPlacement, determine_expert_map};
 use crate::moe::align::{Absent, Align};
 use crate::moe::layer::{Arithmetic, Layer, Routed, Stages};
-use crate::num::array::{FloatView2, rows_of};
+use crate::moe::sum::sum_bits_with;
+use crate::num::array::{FloatView2, HalfArray2, rows_of};
 use crate::num::dims::Shape;
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
 use crate::ops::draw::{ROWS, Rng, activations};
+use crate::ops::layer::shared_output;
 use crate::ops::layer_rules::Prescale;
 use crate::ops::quant::stack::{Stack, add_halves, defined};
 use crate::ops::quant::values::whole_k;
@@ -110,7 +112,13 @@ pub(super) fn add_stages(
         case.add_output(name, Tensor::from_vec(name, DType::I32, shape, values)?);
     }
     let Some(stages) = stages else { return Ok(false) };
-    let Stages { gate_up, activated, down, y } = stages;
+    let Stages { gate_up, activated, down, mut y } = stages;
+    let sizes = [c.size_m, c.hidden_size];
+    if let Some(shared) = shared_output(case, sizes)? {
+        let (ty, rows) = (c.quant.dtype, down.view().bits_of("down", c.quant.dtype)?);
+        let made = sum_bits_with((&rows, Some(&shared)), ty, c.top_k, c.hidden_size, how.chain)?;
+        y = HalfArray2::from_bits("y", ty, sizes, made)?;
+    }
     for (name, stage) in [("gate_up", gate_up), ("activated", activated), ("down", down), ("y", y)]
     {
         let shape = [stage.shape()[0], stage.shape()[1]];

@@ -6,7 +6,10 @@ use crate::moe::ScoringFunc;
 use crate::moe::activation::Activation;
 use crate::num::dims::GroupSize;
 use crate::ops::axes::{Space, named, shown};
-use crate::ops::layer_rules::LayerRules;
+use crate::ops::layer_rules::{
+    GENERATED_LAYOUTS, GENERATED_PARAMETERS, LayerRules, NO_PARAMETER, NO_UP, ONE_TARGET,
+    WEIGHT_ON_X,
+};
 use crate::ops::quant::lattice::{plain_quant, quant_axes, ranks, settle};
 use crate::ops::tensors::FLAGS;
 
@@ -68,6 +71,13 @@ pub(super) fn space() -> Space<MoeConfig> {
         .axis("apply_router_weight_on_input", shown(FLAGS), |c, &flag| {
             c.apply_router_weight_on_input = flag;
         })
+        .axis("router_weight_on", named(&WEIGHT_ON_X), |c, &on_x| c.rules.router_weight_on_x = on_x)
+        .axis("gate_up_layout", named(&GENERATED_LAYOUTS), |c, &layout| {
+            c.rules.gate_up_layout = layout;
+        })
+        .axis("swiglu parameters", named(&GENERATED_PARAMETERS), |c, &all| {
+            c.rules.set_parameters(all);
+        })
         .axis("block_size_m", shown([8, 16, 32, 48, 64]), |c, &size| c.block_size_m = size)
         .illegal(
             "upstream's kernels for experts have groups of 32, 64, 128 or all of K",
@@ -90,6 +100,15 @@ pub(super) fn space() -> Space<MoeConfig> {
         })
         .illegal("every rank has an expert", &["expert_parallel", "num_experts"], |c| {
             c.ep_size > c.num_experts
+        })
+        .illegal(NO_UP, &["activation", "gate_up_layout"], |c| {
+            c.rules.gate_up_layout.is_some() && !c.activation.is_gated()
+        })
+        .illegal(NO_PARAMETER, &["activation", "swiglu parameters"], |c| {
+            c.rules.has_foreign_parameter(c.activation)
+        })
+        .illegal(ONE_TARGET, &["apply_router_weight_on_input", "router_weight_on"], |c| {
+            c.apply_router_weight_on_input && c.rules.router_weight_on_x
         })
         // Kernels and packed layouts depend on all of these together.
         .together(&["weight", "dtype", "input_dtype", "group_size", "desc_act"])
@@ -144,7 +163,10 @@ mod tests {
                 options: deployment(),
                 ..MoeDesc::new(c.hidden_size, c.intermediate_size)
             };
+            // The reader takes both, as x: the axes would have that value twice.
+            let is_twice = c.apply_router_weight_on_input && c.rules.router_weight_on_x;
             let offered = is_read_back(&c)
+                && !is_twice
                 && probe.takes(&c.quant)
                 && select_moe(&scheme, &desc, &DEVICE).chosen.is_some();
             assert_eq!(

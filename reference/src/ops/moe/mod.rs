@@ -22,7 +22,7 @@ use crate::ops::Operation;
 use crate::ops::axes::Axes;
 use crate::ops::case::Case;
 use crate::ops::draw::Rng;
-use crate::ops::layer::Stages;
+use crate::ops::layer::{SHARED, Stages};
 use crate::ops::layer_rules::{LayerRules, RULE_KEYS};
 use crate::ops::quant::keys::{
     QUANT_KEYS, at_most, check_matrix, extend, insert_some, quant_json, quant_keys, rank,
@@ -103,7 +103,7 @@ impl MoeConfig {
     }
 
     /// The activation; `swigluoai` has gate and up in turn unless the case states otherwise.
-    pub(super) fn definition(&self) -> Definition {
+    pub fn definition(&self) -> Definition {
         self.rules.definition(self.activation, DEFAULT_LAYOUT)
     }
 
@@ -252,6 +252,7 @@ impl Operation for MoeConfig {
             // Without a map, the weights hold every expert.
             rule("in.expert_map", I32, &[is(self.num_experts)])
                 .required(experts != self.num_experts),
+            rule(format!("in.{SHARED}"), &half, &[is(self.size_m), is(h)]),
             rule("out.gate_up", &half, &[rows, is(self.w13_size_n())]),
             rule("out.activated", &half, &[rows, is(i)]),
             rule("out.down", &half, &[rows, is(h)]),

@@ -5,6 +5,7 @@ use crate::Result;
 use crate::moe::layer::{Layer, Routed};
 use crate::num::dims::Shape;
 use crate::ops::case::Case;
+use crate::ops::layer::SHARED;
 use crate::ops::quant::source::Source as Matrices;
 use crate::ops::routing::stated_or_routed;
 use crate::products::schedule::{Schedule, ScheduleChoice};
@@ -21,6 +22,7 @@ pub struct Source<'c> {
     map: Option<Vec<i32>>,
     topk_ids: Vec<i32>,
     topk_weights: Vec<f32>,
+    has_shared: bool,
 }
 
 impl<'c> Source<'c> {
@@ -45,7 +47,14 @@ impl<'c> Source<'c> {
             topk_weights.fill(1.0);
         }
         let map = case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
-        Ok(Self { config, w13, w2, orders: [order13, order2], map, topk_ids, topk_weights })
+        let has_shared = case.inputs.contains_key(SHARED);
+        let orders = [order13, order2];
+        Ok(Self { config, w13, w2, orders, map, topk_ids, topk_weights, has_shared })
+    }
+
+    /// Whether `y` contains a shared expert's output.
+    pub(crate) fn has_shared(&self) -> bool {
+        self.has_shared
     }
 
     /// The layer.

@@ -41,6 +41,8 @@ pub(super) struct GroupQuant {
     other_major: bool,
     /// Whether the first scale of four is in the highest byte of a word.
     reversed: bool,
+    /// Whether codes saturate at 240.
+    early: bool,
     /// Scales of groups that a case states, by which its codes are to be judged.
     found_scales: Option<Vec<f32>>,
 }
@@ -58,6 +60,7 @@ impl GroupQuant {
             by_row: false,
             other_major: false,
             reversed: false,
+            early: false,
             found_scales: None,
         };
         Ok(quant.at_least(c.least_scale.unwrap_or(LeastScale::Quantizer)))
@@ -184,7 +187,15 @@ impl Rounding {
 impl Computation for GroupQuant {
     fn outputs(&self) -> Result<Vec<Expected>> {
         let c = &self.config;
-        let (codes, scales) = self.quantized()?;
+        let (mut codes, scales) = self.quantized()?;
+        if self.early {
+            // 240 is 0x77, and NaN 0x7f.
+            let limit = |code: &mut u32| match *code & 0x7f {
+                0x78..=0x7e => *code = *code & 0x80 | 0x77,
+                _ => {}
+            };
+            codes.iter_mut().for_each(limit);
+        }
         let codes = Expected {
             name: "x_q".to_owned(),
             dtype: DType::F8E4M3,
@@ -235,6 +246,8 @@ impl Computation for GroupQuant {
                 |c| c.other_major = true;
             "scales-word-reversed", "the four scales of a word are in reverse order" =>
                 |c| c.reversed = true;
+            "e4m3-saturates-early", "codes saturate at 240, e4m3fnuz's largest number; e4m3fn's is 448" =>
+                |c| c.early = true;
             "absmax-without-sign", "the largest value was taken for the largest magnitude" =>
                 |c| c.scaled_by.iter_mut().filter(|v| **v >> 15 == 1).for_each(|v| *v = 0);
             "other-epsilon", "the least magnitude was 1e-10 where it is 1e-4, or the reverse" =>

@@ -22,7 +22,9 @@ use crate::num::array::{into_vec, rows_of};
 use crate::num::interval::Bound;
 use crate::ops::case::Case;
 use crate::ops::layer::carried::{Values, half_width, rounded};
-use crate::ops::layer::{Locate, Stage, activated, expert, halves, summed, with_expert};
+use crate::ops::layer::{
+    Locate, Stage, activated, expert, halves, shared_output, summed, with_expert,
+};
 use crate::products::schedule::ScheduleChoice;
 
 /// The stages, first to last.
@@ -52,7 +54,7 @@ pub(super) fn judge(
     let mut chosen = 0;
     for (at, &(convention, int8)) in choices.iter().enumerate() {
         let one = Declared { convention: Some(convention), ..declared.clone() };
-        let walk = Walk::new(case, c, &one, int8);
+        let walk = Walk::new(case, c, &one, int8)?;
         let next = judge_as(&walk, first.is_some())?;
         let of_first = first.get_or_insert_with(Vec::new);
         let mut carried = Vec::new();
@@ -151,6 +153,8 @@ struct Walk<'c> {
     declared: &'c Declared,
     /// The choices of a kernel for int8 rows.
     int8: Int8Layer,
+    /// A shared expert's output, which `y` contains.
+    shared: Option<Cow<'c, [u16]>>,
     /// Both products are canonical; then the activation and the sum are also canonical.
     canonical: bool,
 }
@@ -161,10 +165,11 @@ impl<'c> Walk<'c> {
         config: &'c MoeConfig,
         declared: &'c Declared,
         int8: Int8Layer,
-    ) -> Self {
+    ) -> Result<Self> {
+        let shared = shared_output(case, [config.size_m, config.hidden_size])?;
         let canonical = |s: &Option<ScheduleChoice>| s.as_ref().is_some_and(|s| s.name().is_some());
         let canonical = canonical(&config.schedule_w13) && canonical(&config.schedule_w2);
-        Self { case, config, declared, int8, canonical }
+        Ok(Self { case, config, declared, int8, shared, canonical })
     }
 
     /// The layer, read on first use.
@@ -218,13 +223,18 @@ impl<'c> Walk<'c> {
             (0, Some(choice)) => layer.gate_up_bits(before, of_x, &source.schedule(choice, 0)?),
             (2, Some(choice)) => layer.down_bits(before, routed, &source.schedule(choice, 1)?),
             (1, _) => layer.activate_bits(before, Chain::Canonical),
-            _ => layer.sum_bits(before, routed.top_k, Chain::Canonical),
+            _ => {
+                let terms = (before, self.shared.as_deref());
+                let (top_k, cols) = (routed.top_k, layer.hidden_size());
+                sum::sum_bits_with(terms, layer.dtype, top_k, cols, Chain::Canonical)
+            }
         }
     }
 
     /// Bounds on a stage that hold for every kernel.
     fn bounds(&self, stage: usize, before: &Values<'_>, source: &Source<'_>) -> Result<Vec<Bound>> {
-        self.bounds_of(stage, before, (source.layer(), source.routed()))
+        let shared = self.shared.as_deref();
+        self.bounds_of(stage, before, (source.layer(), source.routed()), shared)
     }
 
     fn bounds_of(
@@ -232,6 +242,7 @@ impl<'c> Walk<'c> {
         stage: usize,
         before: &Values<'_>,
         (layer, routed): (Layer<'_>, Routed<'_>),
+        shared: Option<&[u16]>,
     ) -> Result<Vec<Bound>> {
         layer.validate()?;
         let before = before.bounds(layer.dtype);
@@ -246,7 +257,7 @@ impl<'c> Walk<'c> {
             0 => layer.gate_up_bounds(before, of_x, declared),
             1 => layer.activation.bounds(before, layer.dtype),
             2 => layer.down_bounds(before, routed, declared),
-            _ => sum::bounds(bounds::of_tokens(before, routed.top_k)?, layer.dtype),
+            _ => sum::bounds_with(bounds::of_tokens(before, routed.top_k)?, shared, layer.dtype),
         };
         made.map(into_vec)
     }

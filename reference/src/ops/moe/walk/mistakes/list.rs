@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use crate::judge::mistake::KnownMistake;
 use crate::moe::activation::{Activation, Columns, Definition};
 use crate::moe::layer::{Layer, Routed};
+use crate::ops::layer::summed::SHARED_MISSING;
 use crate::ops::moe::source::Source;
 use crate::weight::Weight;
 
@@ -17,6 +18,8 @@ pub(super) struct Changed<'l> {
     pub(super) weights: Cow<'l, [f32]>,
     /// Other matrices than the layer's: w13, w2.
     pub(super) matrices: [Option<Vec<Weight<'l>>>; 2],
+    /// Whether a shared expert's output is added; false without one.
+    pub(super) adds_shared: bool,
 }
 
 /// A mistake with a layer.
@@ -32,6 +35,7 @@ impl<'l> Changed<'l> {
             ids: routed.topk_ids.into(),
             weights: routed.topk_weights.into(),
             matrices: [None, None],
+            adds_shared: source.has_shared(),
         }
     }
 
@@ -47,6 +51,7 @@ impl<'l> Changed<'l> {
         match () {
             () if !same_routing || self.matrices[0].is_some() => 0,
             () if own.activation != other.activation => 1,
+            () if self.adds_shared != right.adds_shared => 3,
             () => 2,
         }
     }
@@ -110,6 +115,10 @@ pub(super) fn mistakes<'l>(layer: &Layer<'_>) -> Vec<Mistake<'l>> {
             Some(c.with(which, |w| *w = first.clone()))
         }));
     }
+    let (id, text) = SHARED_MISSING;
+    all.push(mistake(id, text, |c: Changed<'l>| {
+        c.adds_shared.then_some(Changed { adds_shared: false, ..c })
+    }));
     all
 }
 

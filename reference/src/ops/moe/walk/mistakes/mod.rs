@@ -75,7 +75,7 @@ pub(super) fn explain(
     let mut best: Option<Diagnosis> = None;
     for &(convention, rule) in choices {
         let one = Declared { convention: Some(convention), ..declared.clone() };
-        let walk = Walk::new(case, config, &one, rule);
+        let walk = Walk::new(case, config, &one, rule)?;
         let carried = Carried { stage, start, before: &before, found: &found };
         let is_first = budget.is_none();
         let budget = budget.get_or_insert_with(|| Budget::of(&carried, &right, choices.len()));
@@ -209,9 +209,12 @@ impl<'w, 'l> Search<'w, 'l> {
             0 => Values::Bits(of_tokens(c.before, which, tokens).into()),
             at => Values::Bounds(of_tokens(&self.stages[at - 1], which, tokens)),
         };
+        let shared = self.walk.shared.as_deref().filter(|_| changed.adds_shared);
+        let shared = shared.map(|all| of_tokens(all, which, tokens));
         let mut all = Vec::new();
         for stage in from..=c.stage {
-            let made = self.walk.bounds_of(stage, &known, (layer, routed)).ok()?;
+            let parts = (layer, routed);
+            let made = self.walk.bounds_of(stage, &known, parts, shared.as_deref()).ok()?;
             known = Values::Bounds(made.clone());
             all.push(made);
         }

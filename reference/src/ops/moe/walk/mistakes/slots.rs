@@ -80,6 +80,7 @@ impl Search<'_, '_> {
             (0..top_k).flat_map(|slot| experts.clone().map(move |e| (slot, e))).collect();
         let down = self.down_of(token, &choices)?;
         let own = &self.stages.get(2 - self.c.start)?[token * top_k * per..][..top_k * per];
+        let shared = self.walk.shared.as_deref().map(|all| &all[token * per..][..per]);
         let mut best: Option<Best> = None;
         for (&(slot, expert), row) in choices.iter().zip(down.chunks_exact(per)) {
             if right.ids[token * top_k + slot] == expert {
@@ -88,7 +89,7 @@ impl Search<'_, '_> {
             let mut rows = own.to_vec();
             rows[slot * per..][..per].copy_from_slice(row);
             let rows = of_tokens(rows_of("down", &rows, per).ok()?, top_k)
-                .and_then(|rows| sum::bounds(rows, ty).map(into_vec))
+                .and_then(|rows| sum::bounds_with(rows, shared, ty).map(into_vec))
                 .ok()?;
             let made: Vec<Bounded> = rows.iter().map(|bound| bounded(ty, bound)).collect();
             let found = &self.judged.found[token * per..];
@@ -118,7 +119,7 @@ impl Search<'_, '_> {
         }
         let mut known = Values::Bits(before.copied().collect::<Vec<u16>>().into());
         for stage in c.start..=2 {
-            known = Values::Bounds(self.walk.bounds_of(stage, &known, (layer, routed)).ok()?);
+            known = Values::Bounds(self.walk.bounds_of(stage, &known, (layer, routed), None).ok()?);
         }
         match known {
             Values::Bounds(down) => Some(down),
