@@ -2,6 +2,7 @@
 #![allow(missing_docs)]
 
 mod coverage;
+mod first_hour;
 mod formats;
 mod pages;
 mod readme;

@@ -22,9 +22,9 @@ const COMMON: [&str; 3] = [
 
 /// The laws of products.
 const PRODUCT: [&str; 3] = [
-    "a row alone has the bits that it has among others",
-    "rows in another order, the same rows",
-    "another division of the work, the same bits",
+    "a row alone is as right as among others",
+    "rows in another order are as right",
+    "another division of the work is as right",
 ];
 
 /// The laws of layers.

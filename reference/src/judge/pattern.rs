@@ -11,6 +11,9 @@ use crate::num::scalar::ScalarType;
 /// Fewest values with the bits of another line, among right numbers, that were moved.
 const MOVED: usize = 8;
 
+/// Fewest right numbers that show another order of additions.
+const FEW: usize = 8;
+
 /// A matrix of 16-bit floats with its wrong values.
 pub(crate) struct Values<'v> {
     pub(crate) ty: ScalarType,
@@ -245,7 +248,8 @@ pub(crate) fn explain(
             (Verdict::Pass, None) => {
                 let most = bounded.max_error_over_bound.unwrap_or(0.0);
                 let within = format!("every value is within its bound ({most:.3} of it at most)");
-                place = Some(if is_confined(values) {
+                // Another order changes values everywhere; a few tell nothing about their cause.
+                place = Some(if values.wrong.len() < FEW || is_confined(values) {
                     let (count, total) = (values.wrong.len(), values.found.len());
                     let text = format!(
                         "{within}, but {count} of {total} differ from the declared order, {}; all \

@@ -143,6 +143,7 @@ fn distorted(count: usize, start: u64) {
 
 #[test]
 fn random_distortions_have_a_place_and_no_name() {
-    let count = Tier::current().pick(100, 1000, 1000);
-    distorted(count, count as u64);
+    // A quarter of a second each.
+    let count = Tier::current().pick(60, 200, 1000);
+    distorted(count, Tier::current().seed(1000));
 }

@@ -1,6 +1,7 @@
 //! Verdicts on matrix products: `y` of a linear case, `gate_up` and `down` of a layer.
 
 mod diagnose;
+mod factor;
 mod hints;
 pub(crate) mod known;
 mod members;

@@ -2,6 +2,7 @@
 
 use super::Declared;
 use super::diagnose::{self, Scene};
+use super::factor;
 use super::known::Known;
 use super::members::{self, Members};
 use super::readings::{self, Chosen, DEQUANTIZING};
@@ -10,7 +11,7 @@ use crate::Result;
 use crate::judge::compare::{Mismatch, elements};
 use crate::judge::picture::{Cause, ErrorMap, Picture};
 use crate::judge::power::Power;
-use crate::judge::{OutputReport, Verdict};
+use crate::judge::{OutputReport, Verdict, numbers};
 use crate::num::scalar::ScalarType;
 use crate::products::{Bounded, Class, Convention};
 
@@ -134,6 +135,17 @@ impl Stage<'_> {
             (false, false) => format!("compared with `{id}`, as declared: {text}"),
         });
         report.settle(power, REMEDY);
+        let limit = self.declared.power_limit();
+        if report.verdict == Verdict::Pass
+            && let Some(factor) = factor::common(bounded, found, limit)
+        {
+            report.verdict = Verdict::Unchecked;
+            report.add_note(&format!(
+                "all values are {} times the results, which the bound allows, and which only \
+                 truncated sums explain; {REMEDY}",
+                numbers::number(factor)
+            ));
+        }
         let Some(&first) = wrong.first() else { return Ok(report) };
         let scene = Scene::new(self, bounded, found, &wrong);
         let finding = diagnose::explain(&scene);

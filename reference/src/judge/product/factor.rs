@@ -1,0 +1,57 @@
+//! A factor that all values of a product have in common, within bounds wide enough to allow it.
+//!
+//! A bound holds for each value alone. Kernels of a class err by less than that, and to both sides, so a
+//! common factor is no proof of a mistake, but no pass either: sums that are truncated have one as well.
+
+use crate::products::Bounded;
+
+/// Fewest values that show a factor.
+const FEWEST: usize = 16;
+/// Standard errors by which the factor must differ from 1.
+const CERTAIN: f64 = 8.0;
+/// The difference from 1 that is remarkable, as a share of the largest uniform error that a pass may leave
+/// unnoticed. With 2 % that is 0.3 %; bfloat16 outputs that are truncated have 0.26 %.
+const REMARKABLE: f64 = 0.15;
+
+/// The factor between values and the centres of their bounds, by least squares, if it certainly differs
+/// from 1 by a good part of `limit`.
+pub(super) fn common(bounded: &[Bounded], found: &[f64], limit: f64) -> Option<f64> {
+    let pairs = || {
+        let pairs = bounded.iter().zip(found).map(|(b, &x)| (b.centre, x));
+        pairs.filter(|(e, x)| *e != 0.0 && e.is_finite() && x.is_finite())
+    };
+    let count = pairs().count();
+    let squares: f64 = pairs().map(|(e, _)| e * e).sum();
+    let factor = pairs().map(|(e, x)| e * x).sum::<f64>() / squares;
+    // Errors grow with the values, so each counts with its own weight.
+    let spread: f64 = pairs().map(|(e, x)| (e * (x - factor * e)).powi(2)).sum();
+    let error = spread.sqrt() / squares;
+    let differs = (factor - 1.0).abs();
+    (count >= FEWEST && differs > REMARKABLE * limit && differs > CERTAIN * error).then_some(factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(found: impl Fn(f64, f64) -> f64) -> Option<f64> {
+        let centres: Vec<f64> = (1..=64).map(|i| f64::from(i * i % 61 - 30) / 7.0).collect();
+        let bounded: Vec<Bounded> =
+            centres.iter().map(|&centre| Bounded { centre, ..Bounded::ZERO }).collect();
+        // Errors of up to 1 % with changing signs.
+        let noise = |i: usize| f64::from((i * 37 % 41) as u32) / 2050.0 - 0.01;
+        let values = centres.iter().enumerate().map(|(i, &c)| found(c, noise(i)));
+        common(&bounded, &values.collect::<Vec<_>>(), 0.02)
+    }
+
+    #[test]
+    fn only_a_common_factor_is_found() {
+        assert_eq!(of(|c, noise| c * (1.0 + noise)), None);
+        assert_eq!(of(|c, noise| c * 0.9978 * (1.0 + noise / 8.0)), None);
+        let factor = of(|c, noise| c * 1.005 * (1.0 + noise / 8.0)).expect("a factor");
+        assert!((factor - 1.005).abs() < 0.001, "{factor}");
+        assert!(of(|c, _| c * 0.98).is_some());
+        // One value that is far off has no common factor with the others.
+        assert_eq!(of(|c, noise| if c > 4.2 { 1.2 * c } else { c * (1.0 + noise / 8.0) }), None);
+    }
+}
