@@ -3,7 +3,6 @@
 
 use marlinspike::case::{Case, CaseConfig, Op};
 use marlinspike::check::{Diagnosis, OutputReport, Verdict, check_case};
-use marlinspike::moe::activation::Definition;
 use marlinspike::moe::{Chain, sum};
 use marlinspike::num::array::{FloatView2, FloatView3};
 use marlinspike::num::tensor::Tensor;
