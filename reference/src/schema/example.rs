@@ -21,6 +21,10 @@ const ROWS: usize = 4;
 /// Experts of logits whose number the config does not fix.
 const EXPERTS: usize = 8;
 
+/// Optional keys of layers that an example does not state.
+const LAYER_KEYS: [&str; 5] =
+    ["router_weight_on", "gate_up_layout", "swiglu_limit", "swiglu_alpha", "swiglu_beta"];
+
 /// A small config of an operation: few inputs, few elements.
 pub(super) fn config(op: Op) -> Result<CaseConfig> {
     let lattice = (op.entry().lattice)()?;
@@ -36,7 +40,9 @@ pub(super) fn config(op: Op) -> Result<CaseConfig> {
         let experts = json.get("num_experts").and_then(Value::as_u64).unwrap_or(4);
         let rules = inputs(config).unwrap_or_default();
         let elements: u64 = rules.iter().map(TensorRule::elements).sum();
-        (rules.len(), experts < 4, elements)
+        // Optional keys of layers have no place in an example.
+        let stated = json.keys().filter(|key| LAYER_KEYS.contains(&key.as_str())).count();
+        (stated, rules.len(), experts < 4, elements)
     };
     plain.min_by_key(cost).ok_or_else(|| Error::size(format!("configurations of `{op}`"), 0, "one"))
 }
