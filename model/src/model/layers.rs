@@ -10,6 +10,7 @@ use marlinspike::num::tensor::DType;
 use super::fused::{self, Fused};
 pub use super::matrix::{Matrix, Role};
 use super::matrix::{expert_of, slot_of};
+use super::unread;
 use super::{Model, ModelError};
 
 /// The largest number of experts of one layer; real models have a few hundred.
@@ -66,6 +67,9 @@ pub struct Layers {
     pub fused: Vec<Fused>,
     /// Modules of experts with 16 or 32 bits, in any form.
     pub plain: Vec<String>,
+    /// Quantized modules that no command may read as their config says, with the reasons. A module
+    /// that has a scheme is also in `stacks`.
+    pub refused: BTreeMap<String, Vec<String>>,
 }
 
 /// The last name components of the tensors of a quantized matrix.
@@ -130,11 +134,17 @@ impl Layers {
                 continue;
             }
             let quantized = is_quantized(model, module, parts);
-            let scheme = scheme_of(model, module, parts, quantized)?;
+            let scheme = match scheme_of(model, module, parts, quantized)? {
+                Ok(scheme) => scheme,
+                Err(reason) => {
+                    layers.refuse(module, reason);
+                    continue;
+                }
+            };
             match scheme {
                 Scheme::Unquantized { reason } if quantized => {
                     let found = "its tensors are quantized, but the config says that it is not";
-                    return Err(ModelError::module(module, format!("{found}: {reason}")));
+                    layers.refuse(module, format!("{found}: {reason}"));
                 }
                 Scheme::Unquantized { reason } => {
                     layers.unquantized.push(Unquantized { module: module.to_owned(), reason });
@@ -161,6 +171,12 @@ impl Layers {
             }
         }
         for (layer, mut experts) in experts {
+            // A layer whose experts are refused in part has no stack.
+            if layers.refused.contains_key(layer) {
+                let below = format!("{layer}.");
+                layers.owned.retain(|name| !name.starts_with(&below));
+                continue;
+            }
             without_zero_experts(model, layer, &mut experts);
             // The experts of a family that is not known are taken to have a gate.
             let rule = families::block_rule(&model.config, layer);
@@ -168,6 +184,12 @@ impl Layers {
             layers.stacks.extend(stack_experts(layer, &experts, gated)?);
         }
         layers.stacks.sort_by(|a, b| (&a.module, a.role).cmp(&(&b.module, b.role)));
+        for stack in &layers.stacks {
+            let reasons = unread::reasons(model, stack)?;
+            if !reasons.is_empty() {
+                layers.refused.entry(stack.module.clone()).or_default().extend(reasons);
+            }
+        }
         layers.fused = fused::find(model, &layers.owned);
         layers.plain = fused::plain(model, &layers.owned);
         layers.plain.retain(|module| layers.stacks.iter().all(|s| s.module != *module));
@@ -185,6 +207,43 @@ impl Layers {
         }
     }
 
+    /// The layer that runs if none is named: the first with experts, or the first of all. A refusal
+    /// changes nothing, because another layer would run in its place.
+    pub fn first(&self) -> Option<&str> {
+        let alone = self.refused.keys().map(String::as_str);
+        let alone = alone.filter(|module| self.stacks.iter().all(|s| s.module != *module));
+        let of_experts = |module: &&str| module.rsplit('.').next() == Some("experts");
+        let experts = self.stacks.iter().filter(|s| s.role == Role::W13).map(|s| &*s.module);
+        let experts = experts.chain(alone.clone().filter(of_experts)).min();
+        let dense = self.stacks.iter().filter(|s| s.role == Role::Dense).map(|s| &*s.module);
+        let head = |module: &&str| module.rsplit('.').next() == Some("lm_head");
+        let layers = dense.chain(alone.clone().filter(|module| !head(module)));
+        experts.or_else(|| layers.min()).or_else(|| alone.min())
+    }
+
+    /// Refuses a module; of an expert's projection the whole layer of experts.
+    fn refuse(&mut self, module: &str, reason: String) {
+        let layer = expert_of(module).map_or(module, |(layer, ..)| layer);
+        let reasons = self.refused.entry(layer.to_owned()).or_default();
+        // One projection stands for all that a rule of the config refuses.
+        if reasons.is_empty() {
+            let named = layer == module || reason.contains(module);
+            let own = if named { reason } else { format!("`{module}`: {reason}") };
+            reasons.push(own);
+        }
+    }
+
+    /// The error for the module `module`, if it is refused.
+    ///
+    /// # Errors
+    /// [`ModelError::Module`] with every reason.
+    pub fn expect_taken(&self, module: &str) -> Result<(), ModelError> {
+        match self.refused.get(module) {
+            None => Ok(()),
+            Some(reasons) => Err(ModelError::module(module, reasons.join("; "))),
+        }
+    }
+
     fn own(&mut self, module: &str, parts: &BTreeSet<&str>) {
         let known = parts.iter().filter(|p| PARTS.contains(p));
         self.owned.extend(known.map(|p| format!("{module}.{p}")));
@@ -197,7 +256,10 @@ impl Layers {
         module: &str,
         parts: &BTreeSet<&str>,
     ) -> Result<(), ModelError> {
-        let scheme = scheme_of(model, module, parts, true)?;
+        let scheme = match scheme_of(model, module, parts, true)? {
+            Ok(scheme) => scheme,
+            Err(reason) => return Err(ModelError::module(module, reason)),
+        };
         if !matches!(scheme, Scheme::Block { format, .. } if !format.has_global_scale()) {
             let found = format!("`..._blocks` tensors, but the config says {}", scheme.label());
             return Err(ModelError::module(module, found));
@@ -267,14 +329,14 @@ impl Layers {
     }
 }
 
-/// The scheme that the config states for a module, or the reason why it is not quantized.
+/// The scheme that the config states for a module, or the reason why the module is refused.
 fn scheme_of(
     model: &Model<'_>,
     module: &str,
     parts: &BTreeSet<&str>,
     quantized: bool,
-) -> Result<Scheme, ModelError> {
-    let plain = |reason: &str| Scheme::Unquantized { reason: reason.to_owned() };
+) -> Result<Result<Scheme, String>, ModelError> {
+    let plain = |reason: &str| Ok(Scheme::Unquantized { reason: reason.to_owned() });
     let Some(quant) = &model.quant else {
         return Ok(plain("the model has no quantization config"));
     };
@@ -282,16 +344,26 @@ fn scheme_of(
     if !quantized && (!parts.contains("weight") || weight.is_none_or(|w| w.shape().len() != 2)) {
         return Ok(plain("not a matrix"));
     }
-    let scheme = quant.scheme_for(module).map_err(|e| ModelError::Format {
-        path: model.dir.join("config.json"),
-        source: Box::new(e.into()),
-    })?;
-    match (quantized, weight) {
+    let scheme = match quant.scheme_for(module) {
+        Ok(scheme) => scheme,
+        // A rule of the config that concerns this module alone.
+        Err(e) if e.is_of_module() => {
+            return Ok(match quantized {
+                true => Err(e.to_string()),
+                false => plain(&e.to_string()),
+            });
+        }
+        Err(e) => {
+            let (path, source) = (model.dir.join("config.json"), Box::new(e.into()));
+            return Err(ModelError::Format { path, source });
+        }
+    };
+    Ok(match (quantized, weight) {
         (false, Some(w)) if scheme.is_quantized() => {
-            Ok(plain(&format!("stored as {}, not quantized", w.dtype())))
+            plain(&format!("stored as {}, not quantized", w.dtype()))
         }
         _ => Ok(scheme),
-    }
+    })
 }
 
 /// Drops the last experts that have no down projection, where the family has zero experts: checkpoints
