@@ -222,8 +222,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     if args.list {
         let names = list(&args.model, args.routing.as_deref()).map_err(explain)?;
-        let mut lines: String =
-            names.into_iter().map(|m| format!("{}\n", printable(&m))).collect();
+        let mut lines: String = names.into_iter().map(|m| format!("{}\n", printable(&m))).collect();
         for Refused { module, reasons } in
             left_out(&args.model, args.routing.as_deref()).map_err(explain)?
         {

@@ -136,11 +136,21 @@ pub fn inspect(dir: &Path, options: &Options) -> Result<Inspection, ModelError> 
     if let Some(section) = model.config.get("marlinspike") {
         return converted::inspection(&model, section);
     }
-    let groups = Layers::group(&model)?;
+    let mut groups = Layers::group(&model)?;
     let tp = Ranks { size: options.tp_size, rank: 0 };
     let settings = Settings { tp, device: options.device, ..Settings::new(marlin::FORMAT) };
-    let stacks = groups.stacks.iter().map(|s| layer(&model, &groups, s, &settings));
-    let layers = stacks.collect::<Result<Vec<_>, ModelError>>()?;
+    let mut layers = Vec::with_capacity(groups.stacks.len());
+    let mut bound = Vec::with_capacity(groups.stacks.len());
+    for stack in std::mem::take(&mut groups.stacks) {
+        match layer(&model, &groups, &stack, &settings) {
+            Ok(layer) => layers.push(layer),
+            // What is refused anyway may also lack a tensor.
+            Err(_) if groups.refused.contains_key(&stack.module) => continue,
+            Err(error) => return Err(error),
+        }
+        bound.push(stack);
+    }
+    groups.stacks = bound;
     let verdicts = verdicts::all(&model, &groups, &layers, options);
     let mut unquantized: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for u in &groups.unquantized {

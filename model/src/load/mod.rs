@@ -10,13 +10,13 @@ use std::ops::Range;
 
 use marlinspike::config::{FloatContainer, ScaleStrategy, Scheme};
 use marlinspike::formats::blocks::BlockTensors;
-use marlinspike::formats::{compressed_tensors, expect_finite, float_type};
 use marlinspike::formats::fp8::{Fp8Scales, Fp8Tensors};
 use marlinspike::formats::global_scale::{
     GlobalStorage, Shards, W13Scale, W13Scales, w13_global_scales,
 };
 use marlinspike::formats::int8::Int8Tensors;
 use marlinspike::formats::integers::{IntStorage, IntTensors};
+use marlinspike::formats::{compressed_tensors, expect_finite, float_type};
 use marlinspike::num::array::rows_mut;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::{ScalarType, e8m0_to_f32};

@@ -103,6 +103,10 @@ fn integers(
     ]
 }
 
+/// Names of the scales of FP8 weights: of blocks, of tensors and channels, of experts in three
+/// dimensions, and of DeepSeek's own files.
+const FP8_SCALES: &[&str] = &["weight_scale_inv", "weight_scale", "_scale_inv", "scale"];
+
 /// The tensors of a matrix of `scheme`, the weight first; empty if the scheme is unquantized.
 pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
     let optional = |b: Binding| Binding { required: false, ..b };
@@ -124,7 +128,7 @@ pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
             };
             vec![
                 part(Part::Weight, &["weight", ""], axis(1, 1), axis(0, 1)),
-                part(Part::Scale, &["weight_scale_inv", "weight_scale", "_scale_inv"], k, n),
+                part(Part::Scale, FP8_SCALES, k, n),
                 optional(part(Part::InputScale, &["input_scale", "activation_scale"], None, None)),
             ]
         }
@@ -344,11 +348,12 @@ impl Bound {
             bytes += share;
             tensors.push(Found { binding, name: tensor, shape, index: matrix.index, n_start });
         }
-        let size =
-            |f: &Found, axis: Option<Axis>| axis.and_then(|a| {
+        let size = |f: &Found, axis: Option<Axis>| {
+            axis.and_then(|a| {
                 let unit = if a.unit > 1 { a.unit * word / 4 } else { a.unit };
                 f.shape[a.dim].checked_mul(unit)
-            });
+            })
+        };
         let shape = tensors
             .first()
             .and_then(|w| Some(Shape::new(size(w, w.binding.k)?, size(w, w.binding.n)?)));

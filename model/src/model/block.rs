@@ -111,7 +111,8 @@ impl BlockParts {
         let has_gate = tensors.shared_gate.is_some() || gate_module.is_some();
         if rule.shared_gate && has_shared && !has_gate {
             let missing = format!("tensor `{gate}.weight` is missing");
-            let reason = format!("{missing}: the shared expert of {} needs it", resolved.model_type);
+            let reason =
+                format!("{missing}: the shared expert of {} needs it", resolved.model_type);
             return Err(ModelError::module(module, reason));
         }
         let logits_are_f32 = families::logits_are_f32(&resolved.model_type);

@@ -8,13 +8,15 @@ use marlinspike::moe::families;
 use marlinspike::num::tensor::DType;
 
 use super::fused::{self, Fused};
+use super::matrix::expert_of;
 pub use super::matrix::{Matrix, Role};
-use super::matrix::{expert_of, slot_of};
+use super::refused::scheme_of;
+use super::stacking::{other_scheme, stack_experts, without_zero_experts};
 use super::unread;
 use super::{Model, ModelError};
 
 /// The largest number of experts of one layer; real models have a few hundred.
-const MAX_EXPERTS: usize = 1 << 16;
+pub(super) const MAX_EXPERTS: usize = 1 << 16;
 
 /// Quantized matrices that form one stack in the kernel's format.
 #[derive(Debug, Clone, PartialEq)]
@@ -181,6 +183,12 @@ impl Layers {
             // The experts of a family that is not known are taken to have a gate.
             let rule = families::block_rule(&model.config, layer);
             let gated = rule.map_or(true, |(rule, _)| rule.gated);
+            if let Some(reason) = other_scheme(layer, &experts) {
+                layers.refused.insert(layer.to_owned(), vec![reason]);
+                let below = format!("{layer}.");
+                layers.owned.retain(|name| !name.starts_with(&below));
+                continue;
+            }
             layers.stacks.extend(stack_experts(layer, &experts, gated)?);
         }
         layers.stacks.sort_by(|a, b| (&a.module, a.role).cmp(&(&b.module, b.role)));
@@ -204,43 +212,6 @@ impl Layers {
             Some(name) => plain.find(|module| *module == name),
             None if self.stacks.iter().any(|s| s.role == Role::W13) => None,
             None => plain.next(),
-        }
-    }
-
-    /// The layer that runs if none is named: the first with experts, or the first of all. A refusal
-    /// changes nothing, because another layer would run in its place.
-    pub fn first(&self) -> Option<&str> {
-        let alone = self.refused.keys().map(String::as_str);
-        let alone = alone.filter(|module| self.stacks.iter().all(|s| s.module != *module));
-        let of_experts = |module: &&str| module.rsplit('.').next() == Some("experts");
-        let experts = self.stacks.iter().filter(|s| s.role == Role::W13).map(|s| &*s.module);
-        let experts = experts.chain(alone.clone().filter(of_experts)).min();
-        let dense = self.stacks.iter().filter(|s| s.role == Role::Dense).map(|s| &*s.module);
-        let head = |module: &&str| module.rsplit('.').next() == Some("lm_head");
-        let layers = dense.chain(alone.clone().filter(|module| !head(module)));
-        experts.or_else(|| layers.min()).or_else(|| alone.min())
-    }
-
-    /// Refuses a module; of an expert's projection the whole layer of experts.
-    fn refuse(&mut self, module: &str, reason: String) {
-        let layer = expert_of(module).map_or(module, |(layer, ..)| layer);
-        let reasons = self.refused.entry(layer.to_owned()).or_default();
-        // One projection stands for all that a rule of the config refuses.
-        if reasons.is_empty() {
-            let named = layer == module || reason.contains(module);
-            let own = if named { reason } else { format!("`{module}`: {reason}") };
-            reasons.push(own);
-        }
-    }
-
-    /// The error for the module `module`, if it is refused.
-    ///
-    /// # Errors
-    /// [`ModelError::Module`] with every reason.
-    pub fn expect_taken(&self, module: &str) -> Result<(), ModelError> {
-        match self.refused.get(module) {
-            None => Ok(()),
-            Some(reasons) => Err(ModelError::module(module, reasons.join("; "))),
         }
     }
 
@@ -327,134 +298,4 @@ impl Layers {
         }
         Ok(())
     }
-}
-
-/// The scheme that the config states for a module, or the reason why the module is refused.
-fn scheme_of(
-    model: &Model<'_>,
-    module: &str,
-    parts: &BTreeSet<&str>,
-    quantized: bool,
-) -> Result<Result<Scheme, String>, ModelError> {
-    let plain = |reason: &str| Ok(Scheme::Unquantized { reason: reason.to_owned() });
-    let Some(quant) = &model.quant else {
-        return Ok(plain("the model has no quantization config"));
-    };
-    let weight = model.entry(&format!("{module}.weight"));
-    if !quantized && (!parts.contains("weight") || weight.is_none_or(|w| w.shape().len() != 2)) {
-        return Ok(plain("not a matrix"));
-    }
-    let scheme = match quant.scheme_for(module) {
-        Ok(scheme) => scheme,
-        // A rule of the config that concerns this module alone.
-        Err(e) if e.is_of_module() => {
-            return Ok(match quantized {
-                true => Err(e.to_string()),
-                false => plain(&e.to_string()),
-            });
-        }
-        Err(e) => {
-            let (path, source) = (model.dir.join("config.json"), Box::new(e.into()));
-            return Err(ModelError::Format { path, source });
-        }
-    };
-    Ok(match (quantized, weight) {
-        (false, Some(w)) if scheme.is_quantized() => {
-            plain(&format!("stored as {}, not quantized", w.dtype()))
-        }
-        _ => Ok(scheme),
-    })
-}
-
-/// Drops the last experts that have no down projection, where the family has zero experts: checkpoints
-/// may hold gate and up of those.
-fn without_zero_experts(
-    model: &Model<'_>,
-    layer: &str,
-    experts: &mut BTreeMap<usize, BTreeMap<&str, Scheme>>,
-) {
-    let zero = families::resolve(&model.config, layer).map_or(0, |r| r.rule.zero_experts);
-    let is_zero =
-        |e: &BTreeMap<&str, Scheme>| e.keys().all(|p| !matches!(slot_of(p), Some((Role::W2, _))));
-    for _ in 0..zero {
-        match experts.last_entry() {
-            Some(last) if is_zero(last.get()) => last.remove(),
-            _ => break,
-        };
-    }
-}
-
-/// Builds w13 and w2 of a layer whose experts are stored one by one; without a gate, w13 is up alone.
-fn stack_experts(
-    layer: &str,
-    experts: &BTreeMap<usize, BTreeMap<&str, Scheme>>,
-    gated: bool,
-) -> Result<Vec<Stack>, ModelError> {
-    let fail = |reason: String| Err(ModelError::module(layer, reason));
-    let count = experts.len();
-    if let Some((i, (e, _))) = experts.iter().enumerate().find(|(i, (e, _))| i != *e) {
-        return fail(format!("expert {i} is missing, the next one is {e}"));
-    }
-    if count > MAX_EXPERTS {
-        return fail(format!("{count} experts, expected at most {MAX_EXPERTS}"));
-    }
-    let mut stacks = Vec::new();
-    for (role, slots) in [(Role::W13, 2), (Role::W2, 1)] {
-        let mut rows = Vec::with_capacity(count);
-        let mut first: Option<(&Scheme, String)> = None;
-        for (e, projections) in experts {
-            let mut row: Vec<Option<Matrix>> = vec![None; slots];
-            for (&projection, scheme) in projections {
-                let name = format!("{layer}.{e}.{projection}");
-                let Some((r, slot)) = slot_of(projection) else {
-                    return fail(format!(
-                        "`{name}`: expected gate_proj, up_proj, down_proj or w1, w3, w2"
-                    ));
-                };
-                if r != role {
-                    continue;
-                }
-                match &first {
-                    None => first = Some((scheme, name.clone())),
-                    Some((s, of)) if *s != scheme => {
-                        let (a, b) = (scheme.label(), s.label());
-                        return fail(format!(
-                            "`{name}` is {a}, but `{of}` is {b}: one kernel reads both"
-                        ));
-                    }
-                    Some(_) => {}
-                }
-                if row[slot].is_some() {
-                    return fail(format!(
-                        "expert {e} has two tensors for one projection: `{name}`"
-                    ));
-                }
-                row[slot] = Some(Matrix { prefix: format!("{name}."), index: None, columns: None });
-            }
-            if role == Role::W13
-                && !gated
-                && let Some(gate) = row.remove(0)
-            {
-                let found = gate.prefix.trim_end_matches('.');
-                return fail(format!("found `{found}`: experts of this family have no gate"));
-            }
-            let Some(row) = row.into_iter().collect::<Option<Vec<_>>>() else {
-                let what = match (role, gated) {
-                    (Role::W13, true) => "gate and up projections",
-                    (Role::W13, false) => "an up projection",
-                    _ => "a down projection",
-                };
-                return fail(format!("expert {e} lacks quantized {what}"));
-            };
-            rows.push(row);
-        }
-        let Some((scheme, _)) = first else { continue };
-        stacks.push(Stack {
-            module: layer.to_owned(),
-            role,
-            scheme: scheme.clone(),
-            experts: rows,
-        });
-    }
-    Ok(stacks)
 }

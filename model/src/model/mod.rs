@@ -10,7 +10,9 @@ pub mod fused;
 pub mod layers;
 mod matrix;
 pub mod projections;
+mod refused;
 pub mod routing;
+mod stacking;
 mod unread;
 pub mod values;
 
@@ -213,7 +215,8 @@ impl<'f> Model<'f> {
             for (e, entry) in shard.header.entries().iter().enumerate() {
                 // The index says which shard holds a tensor. Shards may also hold older ones, which
                 // nothing reads.
-                let named = |index: &ShardIndex| index.file_of(entry.name()) == Some(shard.name.as_str());
+                let named =
+                    |index: &ShardIndex| index.file_of(entry.name()) == Some(shard.name.as_str());
                 if !index.as_ref().is_none_or(named) {
                     continue;
                 }

@@ -67,6 +67,13 @@ fn of_matrix(
         found.push(format!("tensor `{name}`: found codes packed in {dtype}, expected I32"));
         return Ok(());
     }
+    if let Some(entry) =
+        weight.filter(|e| matches!(scheme, Scheme::Fp8(_)) && e.dtype() != DType::F8E4M3)
+    {
+        let (name, dtype) = (entry.name(), entry.dtype());
+        found.push(format!("tensor `{name}`: found {dtype}, expected F8_E4M3: {}", scheme.label()));
+        return Ok(());
+    }
     for name in model.names_below(prefix).filter(|name| !read.iter().any(|r| r == name)) {
         let what = &name[prefix.len()..];
         if let Some(reason) = contradiction(model, scheme, matrix, (name, what))? {

@@ -234,7 +234,8 @@ pub fn left_out(model: &Path, routing: Option<&Path>) -> Result<Vec<Refused>, Ru
         let module = refused.module.split(' ').next().unwrap_or(&refused.module);
         if !runs.iter().any(|name| name == module) {
             let reasons = all.entry(module.to_owned()).or_default();
-            let new = refused.reasons.iter().filter(|r| !r.ends_with("of the same layer is refused"));
+            let new =
+                refused.reasons.iter().filter(|r| !r.ends_with("of the same layer is refused"));
             for reason in new {
                 if !reasons.contains(reason) {
                     reasons.push(reason.clone());

@@ -34,7 +34,8 @@ fn every_legal_combination_has_configurations() {
             keys.retain(|(_, value)| !value.contains([',', '|']));
             rng.shuffle(&mut keys);
             keys.truncate(KEYS);
-            let keys: Vec<String> = keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            let keys: Vec<String> =
+                keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
             let filter = Filter::parse(&keys.join(",")).unwrap();
             let campaign = Campaign::new(op, 1, filter.clone())
                 .unwrap_or_else(|e| panic!("{op} {filter}, as {config:?}: {e}"));

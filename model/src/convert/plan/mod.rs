@@ -126,10 +126,12 @@ impl ConversionPlan {
         );
         let has_stack = |module: &str| layers.stacks.iter().any(|s| s.module == module);
         let without = layers.refused.iter().filter(|(module, _)| !has_stack(module));
-        plan.refused.extend(without.map(|(module, reasons)| Refused {
-            module: module.clone(),
-            reasons: reasons.clone(),
-        }));
+        plan.refused.extend(
+            without.map(|(module, reasons)| Refused {
+                module: module.clone(),
+                reasons: reasons.clone(),
+            }),
+        );
         plan.shards = deal::shards(&plan, model, copied, settings)?;
         Ok(plan)
     }

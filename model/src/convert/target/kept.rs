@@ -34,7 +34,9 @@ pub(super) fn expect_kept(
     };
     let wide = prepared.scales.ty().storage_bits() == 16;
     let refuse = |count: usize, what: &str, extreme: f64, expected: &str| {
-        let found = format!("{count} of {all} that become {what} in the kernel's {dtype}, such as {extreme:e}");
+        let found = format!(
+            "{count} of {all} that become {what} in the kernel's {dtype}, such as {extreme:e}"
+        );
         Err(Error::value(format!("{}: scales", weight.name), &[], found, expected))
     };
     // Processed for int8 activations, the scales are whole numbers.
@@ -42,7 +44,7 @@ pub(super) fn expect_kept(
         let count = lost(|bits, exponent| bits & exponent == exponent, 0);
         if count > 0 {
             let largest = sizes().fold(0.0, f64::max);
-            return refuse(count, "infinite", largest, "scales in its range (--dtype bfloat16)");
+            return refuse(count, "infinite", largest, "scales in its range");
         }
     }
     let sign = if wide { |bits, _| bits & 0x7fff == 0 } else { |bits, _| bits & 0xff == 0 };

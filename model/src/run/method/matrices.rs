@@ -70,8 +70,13 @@ impl<'s> Matrices<'s> {
 
     /// The error for a matrix without `part`, by the name that its tensor would have.
     fn missing(&self, matrix: &Bound, part: Part) -> Error {
-        let suffix = bind::bindings(self.scheme).into_iter().find(|b| b.part == part);
-        let suffix = suffix.map_or("", |b| b.suffixes[0]);
+        let of_other = |b: &Bound| Some(b.get(part)?.name.rsplit('.').next()?.to_owned());
+        let other = self.experts.iter().flatten().find_map(of_other);
+        let of_scheme = || {
+            let binding = bind::bindings(self.scheme).into_iter().find(|b| b.part == part);
+            binding.map_or("", |b| b.suffixes[0]).to_owned()
+        };
+        let suffix = other.unwrap_or_else(of_scheme);
         Error::missing(format!("{}.{suffix}", matrix.name), self.scheme.label())
     }
 

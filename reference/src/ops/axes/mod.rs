@@ -164,9 +164,11 @@ impl Axes {
                     let mut other = row.clone();
                     other[axis] = value;
                     let changed = meets(&self.config(&other)).into_iter().zip(&flags);
-                    changed.zip(&mut deciding).filter(|((a, b), _)| a != *b).for_each(|(_, all)| {
-                        all.insert(axis);
-                    });
+                    changed.zip(&mut deciding).filter(|((a, b), _)| a != *b).for_each(
+                        |(_, all)| {
+                            all.insert(axis);
+                        },
+                    );
                 }
             }
         }
