@@ -5,7 +5,7 @@ use marlinspike::formats::compressed_tensors;
 use marlinspike::formats::integers::{IntFormat, Packing};
 use marlinspike::num::dims::{GroupSize, Shape};
 
-use super::layers::Matrix;
+use super::matrix::Matrix;
 use super::{Model, ModelError};
 
 /// The role of a tensor of a quantized matrix.

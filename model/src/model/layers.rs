@@ -7,72 +7,15 @@ use marlinspike::config::Scheme;
 use marlinspike::moe::families;
 use marlinspike::num::tensor::DType;
 
-use super::fused::{self, Fused};
+use super::fused;
 use super::matrix::expert_of;
 pub use super::matrix::{Matrix, Role};
 use super::refused::scheme_of;
+use super::stack::MAX_EXPERTS;
+pub use super::stack::{Layers, Stack, Unquantized};
 use super::stacking::{other_scheme, stack_experts, without_zero_experts};
 use super::unread;
 use super::{Model, ModelError};
-
-/// The largest number of experts of one layer; real models have a few hundred.
-pub(super) const MAX_EXPERTS: usize = 1 << 16;
-
-/// Quantized matrices that form one stack in the kernel's format.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Stack {
-    /// `model.layers.0.self_attn.q_proj`, or `model.layers.0.mlp.experts` for experts.
-    pub module: String,
-    /// Which matrices.
-    pub role: Role,
-    /// Their storage format.
-    pub scheme: Scheme,
-    /// Experts (one for a dense layer), each with the matrices that are concatenated along N.
-    pub experts: Vec<Vec<Matrix>>,
-}
-
-impl Stack {
-    /// Whether rows of gate and up alternate in w13, as gpt-oss stores them.
-    pub fn is_interleaved(&self) -> bool {
-        let alternates = |m: &Matrix| m.index.is_some() && m.columns.is_none();
-        self.role == Role::W13 && self.experts.iter().flatten().any(alternates)
-    }
-}
-
-impl Stack {
-    /// Whether w13 has gate and up, and not up alone.
-    pub fn has_gate(&self) -> bool {
-        let up_alone = |row: &Vec<Matrix>| row.len() == 1 && row[0].index.is_none();
-        self.role == Role::W13 && !self.experts.iter().any(up_alone)
-    }
-}
-
-/// A module that is not quantized.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unquantized {
-    /// The module.
-    pub module: String,
-    /// Why.
-    pub reason: String,
-}
-
-/// A model's modules.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Layers {
-    /// The stacks that can be converted, sorted by name.
-    pub stacks: Vec<Stack>,
-    /// The modules that are not quantized.
-    pub unquantized: Vec<Unquantized>,
-    /// Names of the tensors that belong to a stack.
-    pub owned: BTreeSet<String>,
-    /// Experts in unsupported storage forms.
-    pub fused: Vec<Fused>,
-    /// Modules of experts with 16 or 32 bits, in any form.
-    pub plain: Vec<String>,
-    /// Quantized modules that no command may read as their config says, with the reasons. A module
-    /// that has a scheme is also in `stacks`.
-    pub refused: BTreeMap<String, Vec<String>>,
-}
 
 /// The last name components of the tensors of a quantized matrix.
 const PARTS: &[&str] = &[
@@ -92,6 +35,8 @@ const PARTS: &[&str] = &[
     "weight_g_idx",
     "input_scale",
     "input_global_scale",
+    "activation_scale",
+    "scale",
 ];
 
 /// Stored stacks of gpt-oss.
@@ -99,6 +44,9 @@ const FUSED: [(&str, Role); 2] = [("gate_up_proj_", Role::W13), ("down_proj_", R
 
 /// The parts of each module.
 type Modules<'m> = BTreeMap<&'m str, BTreeSet<&'m str>>;
+
+/// The schemes of experts' projections, by layer, expert and projection.
+type Experts<'m> = BTreeMap<&'m str, BTreeMap<usize, BTreeMap<&'m str, Scheme>>>;
 
 /// Whether the tensors are those of a quantized matrix.
 fn is_quantized(model: &Model<'_>, module: &str, parts: &BTreeSet<&str>) -> bool {
@@ -125,7 +73,7 @@ impl Layers {
             modules.entry(module).or_default().insert(part);
         }
         let mut layers = Self::default();
-        let mut experts: BTreeMap<&str, BTreeMap<usize, BTreeMap<&str, Scheme>>> = BTreeMap::new();
+        let mut experts = Experts::new();
         for (&module, parts) in &modules {
             if parts.contains("gate_up_proj_blocks") || parts.contains("down_proj_blocks") {
                 layers.stored_stack(model, module, parts)?;
@@ -172,25 +120,7 @@ impl Layers {
                 }
             }
         }
-        for (layer, mut experts) in experts {
-            // A layer whose experts are refused in part has no stack.
-            if layers.refused.contains_key(layer) {
-                let below = format!("{layer}.");
-                layers.owned.retain(|name| !name.starts_with(&below));
-                continue;
-            }
-            without_zero_experts(model, layer, &mut experts);
-            // The experts of a family that is not known are taken to have a gate.
-            let rule = families::block_rule(&model.config, layer);
-            let gated = rule.map_or(true, |(rule, _)| rule.gated);
-            if let Some(reason) = other_scheme(layer, &experts) {
-                layers.refused.insert(layer.to_owned(), vec![reason]);
-                let below = format!("{layer}.");
-                layers.owned.retain(|name| !name.starts_with(&below));
-                continue;
-            }
-            layers.stacks.extend(stack_experts(layer, &experts, gated)?);
-        }
+        layers.stack_all(model, experts)?;
         layers.stacks.sort_by(|a, b| (&a.module, a.role).cmp(&(&b.module, b.role)));
         for stack in &layers.stacks {
             let reasons = unread::reasons(model, stack)?;
@@ -202,6 +132,30 @@ impl Layers {
         layers.plain = fused::plain(model, &layers.owned);
         layers.plain.retain(|module| layers.stacks.iter().all(|s| s.module != *module));
         Ok(layers)
+    }
+
+    /// Stacks the experts of every layer that are stored one by one.
+    fn stack_all(&mut self, model: &Model<'_>, experts: Experts<'_>) -> Result<(), ModelError> {
+        for (layer, mut experts) in experts {
+            // A layer whose experts are refused in part has no stack.
+            if self.refused.contains_key(layer) {
+                let below = format!("{layer}.");
+                self.owned.retain(|name| !name.starts_with(&below));
+                continue;
+            }
+            without_zero_experts(model, layer, &mut experts);
+            // The experts of a family that is not known are taken to have a gate.
+            let rule = families::block_rule(&model.config, layer);
+            let gated = rule.map_or(true, |(rule, _)| rule.gated);
+            if let Some(reason) = other_scheme(layer, &experts) {
+                self.refused.insert(layer.to_owned(), vec![reason]);
+                let below = format!("{layer}.");
+                self.owned.retain(|name| !name.starts_with(&below));
+                continue;
+            }
+            self.stacks.extend(stack_experts(layer, &experts, gated)?);
+        }
+        Ok(())
     }
 
     /// The module of 16- or 32-bit experts to run: the wanted one, or the first if no experts are

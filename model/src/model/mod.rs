@@ -12,6 +12,7 @@ mod matrix;
 pub mod projections;
 mod refused;
 pub mod routing;
+mod stack;
 mod stacking;
 mod unread;
 pub mod values;

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use marlinspike::config::Scheme;
 
-use super::layers::{Layers, Role};
-use super::matrix::expert_of;
+use super::matrix::{Role, expert_of};
+use super::stack::Layers;
 use super::{Model, ModelError};
 
 impl Layers {

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use marlinspike::config::Scheme;
 use marlinspike::moe::families;
 
-use super::layers::{MAX_EXPERTS, Stack};
 use super::matrix::{Matrix, Role, slot_of};
+use super::stack::{MAX_EXPERTS, Stack};
 use super::{Model, ModelError};
 
 /// Drops the last experts that have no down projection, where the family has zero experts: checkpoints

@@ -11,7 +11,8 @@ use marlinspike::num::dims::GroupSize;
 use marlinspike::num::tensor::{DType, Tensor};
 
 use super::bind::{act_order, bindings, packs_words};
-use super::layers::{Matrix, Stack};
+use super::matrix::Matrix;
+use super::stack::Stack;
 use super::{Model, ModelError};
 
 /// The number of tensors of one layer that a message names.
