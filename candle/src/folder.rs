@@ -114,6 +114,9 @@ impl PackedFolder {
         if parts.rule.stages.iter().any(|(path, _)| *path == Path::Output) {
             return Err(unsupported("stages after the experts"));
         }
+        if parts.router_module.is_some() || parts.gate_module.is_some() {
+            return Err(unsupported("a quantized router or gate of the shared expert"));
+        }
         if parts.tensors.output_bias.is_some() {
             return Err(unsupported("a bias of the output"));
         }

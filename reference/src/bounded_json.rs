@@ -76,6 +76,49 @@ pub fn parse(text: &str, memory: usize) -> Result<Value, JsonError> {
     value.map_err(|e| memory.explain(&e))
 }
 
+/// Before the name of a number that Python's `json` writes bare: a character of no text.
+const BARE: char = '\u{fdd0}';
+/// The numbers that Python's `json` writes and JSON does not have.
+const NAMES: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+
+/// [`parse`] of a text that Python's `json` wrote: bare `NaN`, `Infinity` and `-Infinity` are read as
+/// strings that [`python_text`] writes as they were.
+///
+/// # Errors
+/// [`JsonError`].
+pub fn parse_python(text: &str, memory: usize) -> Result<Value, JsonError> {
+    let strict = parse(text, memory);
+    if !matches!(strict, Err(JsonError::Syntax { .. })) || text.contains(BARE) {
+        return strict;
+    }
+    let mut out = String::with_capacity(text.len());
+    let (mut rest, mut quoted, mut found) = (text, false, false);
+    while let Some(c) = rest.chars().next() {
+        let name = NAMES.into_iter().find(|name| !quoted && rest.starts_with(name));
+        if let Some(name) = name {
+            out.extend(['"', BARE]);
+            out.push_str(name);
+            out.push('"');
+            (rest, found) = (&rest[name.len()..], true);
+            continue;
+        }
+        let escaped = quoted && c == '\\';
+        quoted ^= c == '"';
+        // The character after a backslash does not end a string.
+        let len = c.len_utf8();
+        let next = if escaped { rest[len..].chars().next().map_or(0, char::len_utf8) } else { 0 };
+        out.push_str(&rest[..len + next]);
+        rest = &rest[len + next..];
+    }
+    if found { parse(&out, memory) } else { strict }
+}
+
+/// The JSON of a value of [`parse_python`], indented, with its bare numbers.
+pub fn python_text(value: &Value) -> String {
+    let text = format!("{value:#}");
+    NAMES.iter().fold(text, |text, name| text.replace(&format!("\"{BARE}{name}\""), name))
+}
+
 /// A value that takes its memory from a budget; fails when it is spent.
 #[derive(Debug, Clone, Copy)]
 pub struct BoundedValue<'m>(pub &'m Memory);
@@ -150,6 +193,22 @@ mod tests {
             "a": 18446744073709551615, "e": -0.0, "f": 9007199254740993} "#;
         let expected: Value = serde_json::from_str(text).unwrap();
         assert_eq!(parse(text, 1 << 20), Ok(expected));
+    }
+
+    #[test]
+    fn bare_numbers_of_python_are_kept() {
+        let text = r#"{"a": [0.0, Infinity], "b": -Infinity, "c": NaN, "d": "NaN \" Infinity \\"}"#;
+        assert!(parse(text, 1 << 20).is_err());
+        let value = parse_python(text, 1 << 20).unwrap();
+        assert_eq!(value["d"], "NaN \" Infinity \\");
+        assert!(value["a"][1].as_f64().is_none() && !value["c"].is_null());
+        let again = python_text(&value);
+        assert_eq!(parse_python(&again, 1 << 20), Ok(value));
+        let words = |text: &str| text.split_whitespace().collect::<String>();
+        assert_eq!(words(&again), words(text));
+        for text in ["[Infinit]", "[NaN", "{NaN: 1}x", "[+Infinity]"] {
+            assert!(matches!(parse_python(text, 1 << 20), Err(JsonError::Syntax { .. })), "{text}");
+        }
     }
 
     #[test]

@@ -435,7 +435,7 @@ def models() -> dict[str, bytes]:
             "config.json": config(gptq), key: index(both), "a.safetensors": shards["a.safetensors"]}),
         "hostile_shard_other": folder({**shards, key: index({**both, "x": "a.safetensors"})}),
         "hostile_shard_outside": folder({**shards, key: index({"x": "../a.safetensors"})}),
-        "hostile_in_two": folder({**shards, "b.safetensors": tensors(attention), key: index(both)}),
+        "valid_in_two": folder({**shards, "b.safetensors": tensors(attention), key: index(both)}),
         "hostile_cut": folder({"config.json": config(gptq),
                                "model.safetensors": tensors(attention)[:-7]}),
         "hostile_scales_missing": one(gptq, without("scales")),

@@ -178,6 +178,10 @@ pub struct Args {
     /// Copy modules that the format does not support instead of refusing the model.
     #[arg(long)]
     pub skip_unsupported: bool,
+    /// Marlin: write scales that become 0 in the kernel's type instead of refusing their layer. The
+    /// manifest states it.
+    #[arg(long)]
+    pub allow_underflow: bool,
     /// Replace another conversion in OUT_DIR; removes only the files that its manifest lists.
     #[arg(long)]
     pub force: bool,
@@ -213,6 +217,7 @@ impl Args {
         options.tp = Ranks { size: tp_size, rank: tp_rank };
         options.ep = Ranks { size: ep_size, rank: ep_rank };
         options.skip_unsupported = self.skip_unsupported;
+        options.allow_underflow = self.allow_underflow;
         options.shard_bytes = (self.max_shard_size * 1e9) as u64;
         options.preparation = self.format.preparation.preparation(!self.format.no_padding);
         options.merge_projections = self.format.merge_projections;

@@ -27,6 +27,7 @@ pub(super) fn json(found: &Inspection, args: &Args) -> String {
             "module": f.module, "reasons_against": [f.reason],
         })).collect::<Vec<_>>(),
         "plain_experts": found.plain,
+        "refused": found.refused,
         "unquantized": found.unquantized,
         "totals": {
             "layers": found.layers.len(),

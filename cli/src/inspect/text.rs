@@ -41,6 +41,7 @@ pub(super) fn text(found: &Inspection, device: &Capability, verbose: bool, paint
     }
     let mut notes: Vec<String> = Vec::new();
     notes.extend(found.fused.iter().map(|f| format!("{} {}", f.module, f.reason)));
+    notes.extend(found.refused.iter().map(|(m, why)| format!("refused: {m}: {}", why.join("; "))));
     let plain = |module| format!("{module}: 16- or 32-bit experts; `run` computes the block");
     notes.extend(found.plain.iter().map(plain));
     notes.extend(routing_lines(&found.routing));

@@ -17,12 +17,13 @@ use marlinspike::case::ActivationRounding;
 use marlinspike::container::write_container;
 use marlinspike::formats;
 use marlinspike::num::scalar::ScalarType;
+use marlinspike_model::convert::error::Refused;
 use marlinspike_model::convert::target::int4;
 use marlinspike_model::run::device::Device;
 use marlinspike_model::run::error::RunError;
 use marlinspike_model::run::options::{Options, Source};
 use marlinspike_model::run::output::{Output, Run};
-use marlinspike_model::run::{list, run_on};
+use marlinspike_model::run::{left_out, list, run_on};
 
 use crate::backend::{self, Backend};
 use crate::error::Explained;
@@ -221,14 +222,25 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     if args.list {
         let names = list(&args.model, args.routing.as_deref()).map_err(explain)?;
-        let lines = names.into_iter().map(|m| format!("{}\n", printable(&m)));
-        print(&lines.collect::<String>())?;
+        let mut lines: String = names.into_iter().map(|m| format!("{}\n", printable(&m))).collect();
+        for Refused { module, reasons } in
+            left_out(&args.model, args.routing.as_deref()).map_err(explain)?
+        {
+            let line = format!("refused: {module}: {}", reasons.join("; "));
+            lines.push_str(&format!("{}\n", printable(&line)));
+        }
+        print(&lines)?;
         return Ok(Outcome::Pass);
     }
     // A missing device is reported before any file is read.
     let gpu = args.execution.backend.map(backend::open).transpose()?.map(Gpu);
     let device = gpu.as_ref().map(|gpu| gpu as &dyn Device);
     let done = run_layer(args, device)?;
+    if args.method.stages && done.method.is_none() {
+        let found = "--stages: the int4 path has no stages in 16 bits";
+        let help = "--arithmetic exact runs a checkpoint's int4 layers with 16-bit activations";
+        return Err(Explained::new(found, help).into());
+    }
     if let Some(path) = &args.output {
         let kept = |o: &&Output| args.method.stages || matches!(o.name, "y_experts" | "y");
         let outputs: Vec<&Output> = done.outputs.iter().filter(kept).collect();

@@ -85,6 +85,7 @@ fn options(settings: &Settings) -> Map<String, Value> {
         ep,
         device,
         skip_unsupported,
+        allow_underflow,
         shard_bytes,
         preparation,
         merge_projections,
@@ -101,6 +102,10 @@ fn options(settings: &Settings) -> Map<String, Value> {
     set("ep_size", json!(ep.size));
     set("ep_rank", json!(ep.rank));
     set("skip_unsupported", json!(skip_unsupported));
+    // Manifests without the key are of conversions that lost no scale.
+    if *allow_underflow {
+        set("allow_underflow", json!(true));
+    }
     set("max_shard_bytes", json!(shard_bytes));
     set("merge_projections", json!(merge_projections));
     set("preparation", preparation.json());

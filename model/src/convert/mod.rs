@@ -36,6 +36,8 @@ pub mod verify;
 
 use std::path::Path;
 
+use marlinspike::bounded_json;
+
 use crate::model::fused::has_experts;
 use crate::model::layers::Layers;
 use crate::model::{self, Model, ModelError, ModelFiles};
@@ -178,7 +180,7 @@ pub fn convert_model(
         folder.write(model::INDEX, format!("{:#}\n", config::index(plan)).as_bytes())?;
     }
     let config = config::config(model, plan, settings, &constants, &folder.identity());
-    folder.write("config.json", format!("{config:#}\n").as_bytes())?;
+    folder.write("config.json", format!("{}\n", bounded_json::python_text(&config)).as_bytes())?;
     if let Err(changed) = inputs.look_again(true) {
         folder.distrust()?;
         return Err(changed);

@@ -36,6 +36,8 @@ pub struct Settings {
     pub device: Capability,
     /// Whether to copy modules that the format cannot take.
     pub skip_unsupported: bool,
+    /// Whether scales may become 0 in the kernel's type.
+    pub allow_underflow: bool,
     /// Size limit of a shard, in bytes; a larger layer gets a shard of its own.
     pub shard_bytes: u64,
     /// How experts are prepared for the format.
@@ -55,6 +57,7 @@ impl Settings {
             ep: Ranks::ONE,
             device: Capability::cuda(8, 0),
             skip_unsupported: true,
+            allow_underflow: false,
             shard_bytes: u64::MAX,
             preparation: Preparation::UPSTREAM,
             merge_projections: false,
@@ -99,6 +102,8 @@ pub struct Options {
     pub ep: Ranks,
     /// Whether to copy modules that the format cannot take; otherwise they are an error.
     pub skip_unsupported: bool,
+    /// Whether scales may become 0 in the kernel's type; otherwise they are an error.
+    pub allow_underflow: bool,
     /// Size limit of an output file, in bytes; a larger layer gets a file of its own.
     pub shard_bytes: u64,
     /// How experts are prepared for the format.
@@ -124,6 +129,7 @@ impl Options {
             tp: Ranks::ONE,
             ep: Ranks::ONE,
             skip_unsupported: false,
+            allow_underflow: false,
             shard_bytes: SHARD_BYTES,
             preparation: Preparation::UPSTREAM,
             merge_projections: false,
@@ -165,6 +171,7 @@ impl Options {
             ep: self.ep,
             device,
             skip_unsupported: self.skip_unsupported,
+            allow_underflow: self.allow_underflow,
             shard_bytes: self.shard_bytes,
             preparation: self.preparation,
             merge_projections: self.merge_projections,

@@ -60,6 +60,7 @@ pub(super) fn inspection(model: &Model<'_>, section: &Value) -> Result<Inspectio
         routing: Vec::new(),
         fused: Vec::new(),
         plain: Vec::new(),
+        refused: BTreeMap::new(),
         unquantized: copied(model, section, &owned),
         bytes: model.entries().map(|e| e.byte_len()).sum(),
         files: model.shards.len(),

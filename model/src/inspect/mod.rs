@@ -116,6 +116,8 @@ pub struct Inspection {
     pub fused: Vec<Fused>,
     /// Modules of experts with 16 or 32 bits, which `run` computes and `convert` copies.
     pub plain: Vec<String>,
+    /// Quantized modules that are refused and have no layer above, with the reasons.
+    pub refused: BTreeMap<String, Vec<String>>,
     /// Unquantized modules, by reason.
     pub unquantized: BTreeMap<String, Vec<String>>,
     /// Bytes of all tensors.
@@ -134,11 +136,21 @@ pub fn inspect(dir: &Path, options: &Options) -> Result<Inspection, ModelError> 
     if let Some(section) = model.config.get("marlinspike") {
         return converted::inspection(&model, section);
     }
-    let groups = Layers::group(&model)?;
+    let mut groups = Layers::group(&model)?;
     let tp = Ranks { size: options.tp_size, rank: 0 };
     let settings = Settings { tp, device: options.device, ..Settings::new(marlin::FORMAT) };
-    let stacks = groups.stacks.iter().map(|s| layer(&model, s, &settings));
-    let layers = stacks.collect::<Result<Vec<_>, ModelError>>()?;
+    let mut layers = Vec::with_capacity(groups.stacks.len());
+    let mut bound = Vec::with_capacity(groups.stacks.len());
+    for stack in std::mem::take(&mut groups.stacks) {
+        match layer(&model, &groups, &stack, &settings) {
+            Ok(layer) => layers.push(layer),
+            // What is refused anyway may also lack a tensor.
+            Err(_) if groups.refused.contains_key(&stack.module) => continue,
+            Err(error) => return Err(error),
+        }
+        bound.push(stack);
+    }
+    groups.stacks = bound;
     let verdicts = verdicts::all(&model, &groups, &layers, options);
     let mut unquantized: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for u in &groups.unquantized {
@@ -161,13 +173,23 @@ pub fn inspect(dir: &Path, options: &Options) -> Result<Inspection, ModelError> 
         unquantized,
         bytes: model.entries().map(|e| e.byte_len()).sum(),
         files: model.shards.len(),
+        refused: groups
+            .refused
+            .into_iter()
+            .filter(|(module, _)| groups.stacks.iter().all(|s| s.module != *module))
+            .collect(),
         fused: groups.fused.into_iter().filter(|f| !groups.plain.contains(&f.module)).collect(),
         plain: groups.plain,
     })
 }
 
 /// Binds a stack and selects a kernel for the part of rank 0.
-fn layer(model: &Model<'_>, stack: &Stack, settings: &Settings) -> Result<Layer, ModelError> {
+fn layer(
+    model: &Model<'_>,
+    groups: &Layers,
+    stack: &Stack,
+    settings: &Settings,
+) -> Result<Layer, ModelError> {
     let mut bytes = 0;
     let mut whole: Option<Shape> = None;
     let alike = several_sizes(model, stack)?.is_none();
@@ -190,6 +212,9 @@ fn layer(model: &Model<'_>, stack: &Stack, settings: &Settings) -> Result<Layer,
     let chosen = selection.as_ref().and_then(|s: &Selection| s.chosen).map(|b| b.name());
     if let Some(s) = &selection {
         reasons.extend(verdict::against(s));
+    }
+    if let Some(refused) = groups.refused.get(&stack.module) {
+        reasons.clone_from(refused);
     }
     let suffix = stack.role.prefix().trim_end_matches('_');
     let module = match stack.role {

@@ -10,13 +10,13 @@ use std::ops::Range;
 
 use marlinspike::config::{FloatContainer, ScaleStrategy, Scheme};
 use marlinspike::formats::blocks::BlockTensors;
-use marlinspike::formats::compressed_tensors;
 use marlinspike::formats::fp8::{Fp8Scales, Fp8Tensors};
 use marlinspike::formats::global_scale::{
     GlobalStorage, Shards, W13Scale, W13Scales, w13_global_scales,
 };
 use marlinspike::formats::int8::Int8Tensors;
 use marlinspike::formats::integers::{IntStorage, IntTensors};
+use marlinspike::formats::{compressed_tensors, expect_finite, float_type};
 use marlinspike::num::array::rows_mut;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::{ScalarType, e8m0_to_f32};
@@ -56,14 +56,45 @@ fn read<'m>(
 ) -> Result<Tensor<'m>> {
     let tensor =
         model.tensor(&found.name).map_err(|e| Error::missing(&found.name, e.to_string()))?;
+    let tensor = squeezed(tensor, found)?;
     let ranges = ranges(found, tensor.shape(), k, n)?;
     let part = slice(tensor, &ranges)?;
+    if expect_numbers(&part, found.binding.part).is_err() {
+        // The message names the element of the file, not that of the part.
+        let whole =
+            model.tensor(&found.name).map_err(|e| Error::missing(&found.name, e.to_string()))?;
+        expect_numbers(&whole, found.binding.part)?;
+    }
     if found.index.is_none() {
         return Ok(part);
     }
     let shape = part.shape()[1..].to_vec();
     let (name, dtype) = (part.name().to_owned(), part.dtype());
     Tensor::new(name, dtype, shape, part.into_bytes())
+}
+
+/// The tensor without the unit axes that [`Bound::find`] dropped.
+fn squeezed<'m>(tensor: Tensor<'m>, found: &Found) -> Result<Tensor<'m>> {
+    if found.index.is_some() || tensor.shape().len() == found.shape.len() {
+        return Ok(tensor);
+    }
+    let (name, dtype) = (tensor.name().to_owned(), tensor.dtype());
+    Tensor::new(name, dtype, found.shape.clone(), tensor.into_bytes())
+}
+
+/// Returns [`Error::Value`] for a scale that is not finite, or an FP8 code that is NaN: the whole column
+/// of a product with it would be NaN.
+fn expect_numbers(tensor: &Tensor<'_>, part: Part) -> Result<()> {
+    let coded = matches!(tensor.dtype(), DType::F8E4M3);
+    let ty = match part {
+        Part::Scale | Part::Global | Part::InputScale => float_type(tensor.dtype()),
+        // The two codes of NaN; nearly always there are none, which needs no table.
+        Part::Weight if coded && tensor.bytes().iter().any(|b| b & 0x7f == 0x7f) => {
+            Some(ScalarType::FLOAT8_E4M3FN)
+        }
+        _ => None,
+    };
+    ty.map_or(Ok(()), |ty| expect_finite(tensor, ty))
 }
 
 /// The part of a tensor of shape `full` that holds rows `k` and columns `n` of its matrix.

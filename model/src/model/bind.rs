@@ -5,7 +5,7 @@ use marlinspike::formats::compressed_tensors;
 use marlinspike::formats::integers::{IntFormat, Packing};
 use marlinspike::num::dims::{GroupSize, Shape};
 
-use super::layers::Matrix;
+use super::matrix::Matrix;
 use super::{Model, ModelError};
 
 /// The role of a tensor of a quantized matrix.
@@ -103,6 +103,10 @@ fn integers(
     ]
 }
 
+/// Names of the scales of FP8 weights: of blocks, of tensors and channels, of experts in three
+/// dimensions, and of DeepSeek's own files.
+const FP8_SCALES: &[&str] = &["weight_scale_inv", "weight_scale", "_scale_inv", "scale"];
+
 /// The tensors of a matrix of `scheme`, the weight first; empty if the scheme is unquantized.
 pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
     let optional = |b: Binding| Binding { required: false, ..b };
@@ -124,8 +128,8 @@ pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
             };
             vec![
                 part(Part::Weight, &["weight", ""], axis(1, 1), axis(0, 1)),
-                part(Part::Scale, &["weight_scale_inv", "weight_scale", "_scale_inv"], k, n),
-                optional(part(Part::InputScale, &["input_scale"], None, None)),
+                part(Part::Scale, FP8_SCALES, k, n),
+                optional(part(Part::InputScale, &["input_scale", "activation_scale"], None, None)),
             ]
         }
         Scheme::Block { format, container, .. } if container.stacks_experts() => vec![
@@ -200,6 +204,21 @@ fn part_of(len: &mut usize, part: usize, of: usize) -> Result<usize, usize> {
     Ok(part * *len)
 }
 
+/// Whether codes of the scheme share words of 32 bits.
+pub(super) fn packs_words(scheme: &Scheme) -> bool {
+    match scheme {
+        Scheme::Wna16(w) => !matches!(w.checkpoint_format.packing, Packing::Bytes),
+        _ => false,
+    }
+}
+
+/// Drops the unit axes of scales of blocks that are stored as `[N / n, 1, K / k, 1]`.
+fn squeeze(shape: &mut Vec<usize>) {
+    if let [n, 1, k, 1] = shape[..] {
+        *shape = vec![n, k];
+    }
+}
+
 /// Compares the matrices of each expert with those of the first by `difference`.
 ///
 /// # Errors
@@ -242,8 +261,11 @@ impl Bound {
         if let Some(shapes) = self.shape_difference(other) {
             return Some(shapes);
         }
+        // The scale of activations belongs to the product, and only some products have it.
+        let of_weight = |f: &&Found| !matches!(f.binding.part, Part::InputScale | Part::InputZero);
         let only = |left: &Self, right: &Self| {
-            let lone = left.tensors.iter().find(|f| right.get(f.binding.part).is_none())?;
+            let mut own = left.tensors.iter().filter(of_weight);
+            let lone = own.find(|f| right.get(f.binding.part).is_none())?;
             Some(format!("found `{}`, and no such tensor of `{}`", lone.name, right.name))
         };
         only(self, other).or_else(|| only(other, self))
@@ -270,6 +292,8 @@ impl Bound {
         let name = matrix.name();
         let mut tensors = Vec::new();
         let mut bytes = 0;
+        // Of a packed word, in which the units of an axis count codes.
+        let mut word = 4;
         for binding in bindings(scheme) {
             let full = |s: &&str| format!("{}{s}", matrix.prefix);
             let entry = binding.suffixes.iter().find_map(|s| model.entry(&full(s)));
@@ -300,11 +324,17 @@ impl Bound {
                 }
                 shape.remove(0);
             }
+            if binding.part == Part::Scale && matches!(scheme, Scheme::Fp8(_)) {
+                squeeze(&mut shape);
+            }
             let dims = [binding.k, binding.n].into_iter().flatten().map(|a| a.dim + 1).max();
             if dims.is_some_and(|d| shape.len() < d) {
                 let found = format!("tensor `{}`: found shape {shape:?}", entry.name());
                 let expected = format!("{} dimensions or more", dims.unwrap_or(0));
                 return Err(ModelError::module(name, format!("{found}, expected {expected}")));
+            }
+            if binding.part == Part::Weight && packs_words(scheme) {
+                word = entry.dtype().bytes();
             }
             let tensor = entry.name().to_owned();
             let mut n_start = 0;
@@ -318,8 +348,12 @@ impl Bound {
             bytes += share;
             tensors.push(Found { binding, name: tensor, shape, index: matrix.index, n_start });
         }
-        let size =
-            |f: &Found, axis: Option<Axis>| axis.and_then(|a| f.shape[a.dim].checked_mul(a.unit));
+        let size = |f: &Found, axis: Option<Axis>| {
+            axis.and_then(|a| {
+                let unit = if a.unit > 1 { a.unit * word / 4 } else { a.unit };
+                f.shape[a.dim].checked_mul(unit)
+            })
+        };
         let shape = tensors
             .first()
             .and_then(|w| Some(Shape::new(size(w, w.binding.k)?, size(w, w.binding.n)?)));

@@ -20,6 +20,10 @@ pub struct BlockParts {
     pub tensors: Surroundings,
     /// Quantized linear layers of the shared expert: gate, up, down.
     pub shared_modules: Option<[String; 3]>,
+    /// The quantized linear layer that is the router.
+    pub router_module: Option<String>,
+    /// The quantized linear layer that is the shared expert's gate.
+    pub gate_module: Option<String>,
 }
 
 /// The places of an experts layer's names: the prefix of its layer (`model.layers.1.`) and the
@@ -32,6 +36,30 @@ pub fn places(module: &str) -> (&str, String) {
         None => format!("{below}."),
     };
     (prefix, parent)
+}
+
+/// The first of `modules` that is a quantized linear layer; `None` if the files have none of them.
+///
+/// # Errors
+/// [`ModelError::Module`] for a weight that is neither of 16 or 32 bits nor of a quantized layer.
+fn stored_module(
+    model: &Model<'_>,
+    layer: &str,
+    modules: impl Iterator<Item = String>,
+    quantized: &dyn Fn(&str) -> bool,
+) -> Result<Option<String>, ModelError> {
+    for module in modules {
+        if quantized(&module) {
+            return Ok(Some(module));
+        }
+        let weights = ["weight", "qweight", "weight_packed"].map(|w| format!("{module}.{w}"));
+        if let Some(entry) = weights.iter().find_map(|name| model.entry(name)) {
+            let found = format!("tensor `{}`: found {}", entry.name(), entry.dtype());
+            let reason = format!("{found}, expected a quantized layer, F32, F16 or BF16");
+            return Err(ModelError::module(layer, reason));
+        }
+    }
+    Ok(None)
 }
 
 impl BlockParts {
@@ -67,8 +95,36 @@ impl BlockParts {
         let shared_modules = Surroundings::shared_modules(&parent)
             .map(full)
             .find(|[_, up, down]| quantized(up) && quantized(down));
+        let router_module = match &tensors.router_weight {
+            Some(_) => None,
+            None => {
+                let all = Surroundings::router_modules(&parent).map(|m| format!("{prefix}{m}"));
+                stored_module(model, module, all, quantized)?
+            }
+        };
+        let gate = format!("{prefix}{}", Surroundings::gate_module(&parent));
+        let gate_module = match &tensors.shared_gate {
+            Some(_) => None,
+            None => stored_module(model, module, std::iter::once(gate.clone()), quantized)?,
+        };
+        let has_shared = tensors.shared.is_some() || shared_modules.is_some();
+        let has_gate = tensors.shared_gate.is_some() || gate_module.is_some();
+        if rule.shared_gate && has_shared && !has_gate {
+            let missing = format!("tensor `{gate}.weight` is missing");
+            let reason =
+                format!("{missing}: the shared expert of {} needs it", resolved.model_type);
+            return Err(ModelError::module(module, reason));
+        }
         let logits_are_f32 = families::logits_are_f32(&resolved.model_type);
-        Ok(Some(Self { rule, numbers, logits_are_f32, tensors, shared_modules }))
+        Ok(Some(Self {
+            rule,
+            numbers,
+            logits_are_f32,
+            tensors,
+            shared_modules,
+            router_module,
+            gate_module,
+        }))
     }
 
     /// The stages of the block `module` at `path`, after `hidden` features.

@@ -7,66 +7,15 @@ use marlinspike::config::Scheme;
 use marlinspike::moe::families;
 use marlinspike::num::tensor::DType;
 
-use super::fused::{self, Fused};
+use super::fused;
+use super::matrix::expert_of;
 pub use super::matrix::{Matrix, Role};
-use super::matrix::{expert_of, slot_of};
+use super::refused::scheme_of;
+use super::stack::MAX_EXPERTS;
+pub use super::stack::{Layers, Stack, Unquantized};
+use super::stacking::{other_scheme, stack_experts, without_zero_experts};
+use super::unread;
 use super::{Model, ModelError};
-
-/// The largest number of experts of one layer; real models have a few hundred.
-const MAX_EXPERTS: usize = 1 << 16;
-
-/// Quantized matrices that form one stack in the kernel's format.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Stack {
-    /// `model.layers.0.self_attn.q_proj`, or `model.layers.0.mlp.experts` for experts.
-    pub module: String,
-    /// Which matrices.
-    pub role: Role,
-    /// Their storage format.
-    pub scheme: Scheme,
-    /// Experts (one for a dense layer), each with the matrices that are concatenated along N.
-    pub experts: Vec<Vec<Matrix>>,
-}
-
-impl Stack {
-    /// Whether rows of gate and up alternate in w13, as gpt-oss stores them.
-    pub fn is_interleaved(&self) -> bool {
-        let alternates = |m: &Matrix| m.index.is_some() && m.columns.is_none();
-        self.role == Role::W13 && self.experts.iter().flatten().any(alternates)
-    }
-}
-
-impl Stack {
-    /// Whether w13 has gate and up, and not up alone.
-    pub fn has_gate(&self) -> bool {
-        let up_alone = |row: &Vec<Matrix>| row.len() == 1 && row[0].index.is_none();
-        self.role == Role::W13 && !self.experts.iter().any(up_alone)
-    }
-}
-
-/// A module that is not quantized.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unquantized {
-    /// The module.
-    pub module: String,
-    /// Why.
-    pub reason: String,
-}
-
-/// A model's modules.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Layers {
-    /// The stacks that can be converted, sorted by name.
-    pub stacks: Vec<Stack>,
-    /// The modules that are not quantized.
-    pub unquantized: Vec<Unquantized>,
-    /// Names of the tensors that belong to a stack.
-    pub owned: BTreeSet<String>,
-    /// Experts in unsupported storage forms.
-    pub fused: Vec<Fused>,
-    /// Modules of experts with 16 or 32 bits, in any form.
-    pub plain: Vec<String>,
-}
 
 /// The last name components of the tensors of a quantized matrix.
 const PARTS: &[&str] = &[
@@ -86,6 +35,8 @@ const PARTS: &[&str] = &[
     "weight_g_idx",
     "input_scale",
     "input_global_scale",
+    "activation_scale",
+    "scale",
 ];
 
 /// Stored stacks of gpt-oss.
@@ -93,6 +44,9 @@ const FUSED: [(&str, Role); 2] = [("gate_up_proj_", Role::W13), ("down_proj_", R
 
 /// The parts of each module.
 type Modules<'m> = BTreeMap<&'m str, BTreeSet<&'m str>>;
+
+/// The schemes of experts' projections, by layer, expert and projection.
+type Experts<'m> = BTreeMap<&'m str, BTreeMap<usize, BTreeMap<&'m str, Scheme>>>;
 
 /// Whether the tensors are those of a quantized matrix.
 fn is_quantized(model: &Model<'_>, module: &str, parts: &BTreeSet<&str>) -> bool {
@@ -119,7 +73,7 @@ impl Layers {
             modules.entry(module).or_default().insert(part);
         }
         let mut layers = Self::default();
-        let mut experts: BTreeMap<&str, BTreeMap<usize, BTreeMap<&str, Scheme>>> = BTreeMap::new();
+        let mut experts = Experts::new();
         for (&module, parts) in &modules {
             if parts.contains("gate_up_proj_blocks") || parts.contains("down_proj_blocks") {
                 layers.stored_stack(model, module, parts)?;
@@ -130,11 +84,17 @@ impl Layers {
                 continue;
             }
             let quantized = is_quantized(model, module, parts);
-            let scheme = scheme_of(model, module, parts, quantized)?;
+            let scheme = match scheme_of(model, module, parts, quantized)? {
+                Ok(scheme) => scheme,
+                Err(reason) => {
+                    layers.refuse(module, reason);
+                    continue;
+                }
+            };
             match scheme {
                 Scheme::Unquantized { reason } if quantized => {
                     let found = "its tensors are quantized, but the config says that it is not";
-                    return Err(ModelError::module(module, format!("{found}: {reason}")));
+                    layers.refuse(module, format!("{found}: {reason}"));
                 }
                 Scheme::Unquantized { reason } => {
                     layers.unquantized.push(Unquantized { module: module.to_owned(), reason });
@@ -160,18 +120,42 @@ impl Layers {
                 }
             }
         }
-        for (layer, mut experts) in experts {
-            without_zero_experts(model, layer, &mut experts);
-            // The experts of a family that is not known are taken to have a gate.
-            let rule = families::block_rule(&model.config, layer);
-            let gated = rule.map_or(true, |(rule, _)| rule.gated);
-            layers.stacks.extend(stack_experts(layer, &experts, gated)?);
-        }
+        layers.stack_all(model, experts)?;
         layers.stacks.sort_by(|a, b| (&a.module, a.role).cmp(&(&b.module, b.role)));
+        for stack in &layers.stacks {
+            let reasons = unread::reasons(model, stack)?;
+            if !reasons.is_empty() {
+                layers.refused.entry(stack.module.clone()).or_default().extend(reasons);
+            }
+        }
         layers.fused = fused::find(model, &layers.owned);
         layers.plain = fused::plain(model, &layers.owned);
         layers.plain.retain(|module| layers.stacks.iter().all(|s| s.module != *module));
         Ok(layers)
+    }
+
+    /// Stacks the experts of every layer that are stored one by one.
+    fn stack_all(&mut self, model: &Model<'_>, experts: Experts<'_>) -> Result<(), ModelError> {
+        for (layer, mut experts) in experts {
+            // A layer whose experts are refused in part has no stack.
+            if self.refused.contains_key(layer) {
+                let below = format!("{layer}.");
+                self.owned.retain(|name| !name.starts_with(&below));
+                continue;
+            }
+            without_zero_experts(model, layer, &mut experts);
+            // The experts of a family that is not known are taken to have a gate.
+            let rule = families::block_rule(&model.config, layer);
+            let gated = rule.map_or(true, |(rule, _)| rule.gated);
+            if let Some(reason) = other_scheme(layer, &experts) {
+                self.refused.insert(layer.to_owned(), vec![reason]);
+                let below = format!("{layer}.");
+                self.owned.retain(|name| !name.starts_with(&below));
+                continue;
+            }
+            self.stacks.extend(stack_experts(layer, &experts, gated)?);
+        }
+        Ok(())
     }
 
     /// The module of 16- or 32-bit experts to run: the wanted one, or the first if no experts are
@@ -197,7 +181,10 @@ impl Layers {
         module: &str,
         parts: &BTreeSet<&str>,
     ) -> Result<(), ModelError> {
-        let scheme = scheme_of(model, module, parts, true)?;
+        let scheme = match scheme_of(model, module, parts, true)? {
+            Ok(scheme) => scheme,
+            Err(reason) => return Err(ModelError::module(module, reason)),
+        };
         if !matches!(scheme, Scheme::Block { format, .. } if !format.has_global_scale()) {
             let found = format!("`..._blocks` tensors, but the config says {}", scheme.label());
             return Err(ModelError::module(module, found));
@@ -265,124 +252,4 @@ impl Layers {
         }
         Ok(())
     }
-}
-
-/// The scheme that the config states for a module, or the reason why it is not quantized.
-fn scheme_of(
-    model: &Model<'_>,
-    module: &str,
-    parts: &BTreeSet<&str>,
-    quantized: bool,
-) -> Result<Scheme, ModelError> {
-    let plain = |reason: &str| Scheme::Unquantized { reason: reason.to_owned() };
-    let Some(quant) = &model.quant else {
-        return Ok(plain("the model has no quantization config"));
-    };
-    let weight = model.entry(&format!("{module}.weight"));
-    if !quantized && (!parts.contains("weight") || weight.is_none_or(|w| w.shape().len() != 2)) {
-        return Ok(plain("not a matrix"));
-    }
-    let scheme = quant.scheme_for(module).map_err(|e| ModelError::Format {
-        path: model.dir.join("config.json"),
-        source: Box::new(e.into()),
-    })?;
-    match (quantized, weight) {
-        (false, Some(w)) if scheme.is_quantized() => {
-            Ok(plain(&format!("stored as {}, not quantized", w.dtype())))
-        }
-        _ => Ok(scheme),
-    }
-}
-
-/// Drops the last experts that have no down projection, where the family has zero experts: checkpoints
-/// may hold gate and up of those.
-fn without_zero_experts(
-    model: &Model<'_>,
-    layer: &str,
-    experts: &mut BTreeMap<usize, BTreeMap<&str, Scheme>>,
-) {
-    let zero = families::resolve(&model.config, layer).map_or(0, |r| r.rule.zero_experts);
-    let is_zero =
-        |e: &BTreeMap<&str, Scheme>| e.keys().all(|p| !matches!(slot_of(p), Some((Role::W2, _))));
-    for _ in 0..zero {
-        match experts.last_entry() {
-            Some(last) if is_zero(last.get()) => last.remove(),
-            _ => break,
-        };
-    }
-}
-
-/// Builds w13 and w2 of a layer whose experts are stored one by one; without a gate, w13 is up alone.
-fn stack_experts(
-    layer: &str,
-    experts: &BTreeMap<usize, BTreeMap<&str, Scheme>>,
-    gated: bool,
-) -> Result<Vec<Stack>, ModelError> {
-    let fail = |reason: String| Err(ModelError::module(layer, reason));
-    let count = experts.len();
-    if let Some((i, (e, _))) = experts.iter().enumerate().find(|(i, (e, _))| i != *e) {
-        return fail(format!("expert {i} is missing, the next one is {e}"));
-    }
-    if count > MAX_EXPERTS {
-        return fail(format!("{count} experts, expected at most {MAX_EXPERTS}"));
-    }
-    let mut stacks = Vec::new();
-    for (role, slots) in [(Role::W13, 2), (Role::W2, 1)] {
-        let mut rows = Vec::with_capacity(count);
-        let mut first: Option<(&Scheme, String)> = None;
-        for (e, projections) in experts {
-            let mut row: Vec<Option<Matrix>> = vec![None; slots];
-            for (&projection, scheme) in projections {
-                let name = format!("{layer}.{e}.{projection}");
-                let Some((r, slot)) = slot_of(projection) else {
-                    return fail(format!(
-                        "`{name}`: expected gate_proj, up_proj, down_proj or w1, w3, w2"
-                    ));
-                };
-                if r != role {
-                    continue;
-                }
-                match &first {
-                    None => first = Some((scheme, name.clone())),
-                    Some((s, of)) if *s != scheme => {
-                        let (a, b) = (scheme.label(), s.label());
-                        return fail(format!(
-                            "`{name}` is {a}, but `{of}` is {b}: one kernel reads both"
-                        ));
-                    }
-                    Some(_) => {}
-                }
-                if row[slot].is_some() {
-                    return fail(format!(
-                        "expert {e} has two tensors for one projection: `{name}`"
-                    ));
-                }
-                row[slot] = Some(Matrix { prefix: format!("{name}."), index: None, columns: None });
-            }
-            if role == Role::W13
-                && !gated
-                && let Some(gate) = row.remove(0)
-            {
-                let found = gate.prefix.trim_end_matches('.');
-                return fail(format!("found `{found}`: experts of this family have no gate"));
-            }
-            let Some(row) = row.into_iter().collect::<Option<Vec<_>>>() else {
-                let what = match (role, gated) {
-                    (Role::W13, true) => "gate and up projections",
-                    (Role::W13, false) => "an up projection",
-                    _ => "a down projection",
-                };
-                return fail(format!("expert {e} lacks quantized {what}"));
-            };
-            rows.push(row);
-        }
-        let Some((scheme, _)) = first else { continue };
-        stacks.push(Stack {
-            module: layer.to_owned(),
-            role,
-            scheme: scheme.clone(),
-            experts: rows,
-        });
-    }
-    Ok(stacks)
 }

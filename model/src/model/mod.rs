@@ -10,7 +10,11 @@ pub mod fused;
 pub mod layers;
 mod matrix;
 pub mod projections;
+mod refused;
 pub mod routing;
+mod stack;
+mod stacking;
+mod unread;
 pub mod values;
 
 use std::collections::BTreeMap;
@@ -122,7 +126,7 @@ fn read_json_text(path: &Path, limit: u64) -> Result<String, ModelError> {
 }
 
 fn read_json(path: &Path) -> Result<Value, ModelError> {
-    bounded_json::parse(&read_json_text(path, CONFIG_LIMIT)?, CONFIG_MEMORY)
+    bounded_json::parse_python(&read_json_text(path, CONFIG_LIMIT)?, CONFIG_MEMORY)
         .map_err(|e| ModelError::Json { path: path.to_owned(), reason: e.to_string() })
 }
 
@@ -210,6 +214,13 @@ impl<'f> Model<'f> {
         let mut tensors = BTreeMap::new();
         for (s, shard) in shards.iter().enumerate() {
             for (e, entry) in shard.header.entries().iter().enumerate() {
+                // The index says which shard holds a tensor. Shards may also hold older ones, which
+                // nothing reads.
+                let named =
+                    |index: &ShardIndex| index.file_of(entry.name()) == Some(shard.name.as_str());
+                if !index.as_ref().is_none_or(named) {
+                    continue;
+                }
                 if let Some((first, _)) = tensors.insert(entry.name().to_owned(), (s, e)) {
                     return Err(ModelError::InTwoShards {
                         tensor: entry.name().to_owned(),
@@ -237,6 +248,12 @@ impl<'f> Model<'f> {
     /// The entry of every tensor, sorted by name.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.tensors.values().map(|&(s, e)| &self.shards[s].header.entries()[e])
+    }
+
+    /// The names of the tensors that begin with `prefix`, sorted.
+    pub fn names_below<'m>(&'m self, prefix: &'m str) -> impl Iterator<Item = &'m str> {
+        let from = self.tensors.range(prefix.to_owned()..).map(|(name, _)| name.as_str());
+        from.take_while(move |name| name.starts_with(prefix))
     }
 
     /// The entry of a tensor.

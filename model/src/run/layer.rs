@@ -239,16 +239,16 @@ fn checkpoint<'f>(files: &ModelFiles, options: LoadOptions<'_>) -> Result<Loaded
     let model = Model::new(files)?;
     let packer = Packer::new(&model)?;
     let modules: Vec<String> = packer.modules().map(str::to_owned).collect();
-    let concerns = |r: &&Refused| match wanted {
-        Some(name) => r.module.split(' ').next() == Some(name),
-        None => modules.is_empty(),
-    };
+    let first = packer.first().map(str::to_owned);
+    // The layer that runs by default is the same whether it is refused or not.
+    let layer = wanted.or(first.as_deref());
+    let concerns = |r: &&Refused| r.module.split(' ').next() == layer;
     let refused: Vec<_> = packer.refused().iter().filter(concerns).cloned().collect();
     if !refused.is_empty() {
         return Err(packer.refusal(refused));
     }
     let is_moe = |m: &str| matches!(packer.description(m), Ok(Description::Moe(_)));
-    let module = choose(&modules, wanted, is_moe)?.to_owned();
+    let module = choose(&modules, layer, is_moe)?.to_owned();
     let layer = match packer.description(&module)? {
         Description::Moe(moe) => {
             check_kernel(moe.format, kernel)?;

@@ -18,6 +18,7 @@ pub mod output;
 pub mod pack;
 pub mod routing;
 
+use std::collections::BTreeMap;
 use std::num::NonZero;
 use std::path::Path;
 use std::time::Instant;
@@ -27,6 +28,7 @@ use marlinspike::method::Arithmetic;
 use marlinspike::w4a8::Values;
 use rayon::ThreadPool;
 
+use crate::convert::error::Refused;
 use crate::model::Model;
 use crate::model::layers::{Layers, Role};
 use crate::model::routing::is_whole;
@@ -36,7 +38,7 @@ use error::RunError;
 use input::Inputs;
 use layer::{LoadOptions, Opened};
 use method::packed;
-use options::{Options, Source};
+use options::{Activations, Options, Source};
 use output::{Check, Output, Run, Timing};
 
 /// Runs one layer of a model folder or of a packed file.
@@ -96,11 +98,14 @@ pub fn run_on(
             return whole::run(options, &model, module, Stored::Plain, &pool);
         }
         refuse_fused(&layers, wanted)?;
+        if let Some(module) = wanted.or_else(|| layers.first()) {
+            layers.expect_taken(module)?;
+        }
         if let Some(module) = method::whole::module(&model, &layers, wanted)? {
             refuse_device(device, &module)?;
             return method::whole::run(options, &model, &layers, &module, &pool);
         }
-        if let Some(module) = method_layer(options, &opened, &layers)? {
+        if let Some(module) = method_layer(options, &layers) {
             let load = || method::load::Loaded::new(&model, &layers, &module, options.method);
             return method::run(options, pool.install(load)?, false, device, &pool);
         }
@@ -199,34 +204,71 @@ pub fn list(model: &Path, routing: Option<&Path>) -> Result<Vec<String>, RunErro
     let layers = Layers::group(&model)?;
     let others = layers.stacks.iter().filter(|s| has_method(&s.scheme));
     names.extend(others.map(|s| s.module.clone()));
+    names.retain(|name| !layers.refused.contains_key(name));
     names.extend(layers.plain.iter().cloned());
     for stack in layers.stacks.iter().filter(|s| s.role == Role::W13) {
-        names.extend(is_whole(&model, &stack.module)?.then(|| stack.module.clone()));
+        let whole = !layers.refused.contains_key(&stack.module) && is_whole(&model, &stack.module)?;
+        names.extend(whole.then(|| stack.module.clone()));
     }
     names.sort();
     names.dedup();
     Ok(names)
 }
 
+/// The layers that [`list`] leaves out, with the reasons.
+///
+/// # Errors
+/// As [`list`].
+pub fn left_out(model: &Path, routing: Option<&Path>) -> Result<Vec<Refused>, RunError> {
+    let opened = Opened::open(model, routing)?;
+    let Some(files) = opened.original()? else { return Ok(Vec::new()) };
+    let model = Model::new(files)?;
+    if packed::section(&model).is_some() {
+        return Ok(Vec::new());
+    }
+    let runs = list(&model.dir, routing)?;
+    let packer = pack::Packer::new(&model)?;
+    let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for refused in packer.refused() {
+        // The stacks of experts have one name.
+        let module = refused.module.split(' ').next().unwrap_or(&refused.module);
+        if !runs.iter().any(|name| name == module) {
+            let reasons = all.entry(module.to_owned()).or_default();
+            let new =
+                refused.reasons.iter().filter(|r| !r.ends_with("of the same layer is refused"));
+            for reason in new {
+                if !reasons.contains(reason) {
+                    reasons.push(reason.clone());
+                }
+            }
+        }
+    }
+    Ok(all.into_iter().map(|(module, reasons)| Refused { module, reasons }).collect())
+}
+
 /// Whether layers of this scheme run by a method, and not on the int4 path.
 fn has_method(scheme: &Scheme) -> bool {
-    use Scheme::{Block, Fp8, W4A8Fp8, W8A8Int8};
-    matches!(scheme, Fp8(_) | Block { .. } | W8A8Int8 { .. } | W4A8Fp8 { .. })
+    use Scheme::{Block, Fp8, W4A8Fp8, W8A8Int8, Wna16};
+    match scheme {
+        Fp8(_) | Block { .. } | W8A8Int8 { .. } | W4A8Fp8 { .. } => true,
+        // The int4 path has no codes of 8 bits.
+        Wna16(w) => w.bits() == 8,
+        _ => false,
+    }
 }
 
 /// The layer to run by its method; `None` if the int4 path takes or refuses it.
-fn method_layer(
-    options: &Options,
-    opened: &Opened,
-    layers: &Layers,
-) -> Result<Option<String>, RunError> {
-    let takes = |scheme: &Scheme| options.arithmetic.is_some() || has_method(scheme);
+fn method_layer(options: &Options, layers: &Layers) -> Option<String> {
+    // Options of the products in 16 bits also take int4 layers off their path.
+    let sixteen_bits =
+        options.arithmetic.is_some() || options.method.activations != Activations::Checkpoint;
+    let takes = |scheme: &Scheme| sixteen_bits || has_method(scheme);
     let mut known = layers.stacks.iter().filter(|s| takes(&s.scheme));
     let found = match &options.layer {
         Some(name) => known.find(|s| s.module == *name),
-        // By default, an int4 layer comes first.
-        None if options.arithmetic.is_none() && !opened.modules()?.is_empty() => None,
+        // By default, an int4 layer comes first, also one that its path refuses.
+        None if layers.stacks.iter().any(|s| !takes(&s.scheme)) => None,
         None => known.clone().find(|s| s.role == Role::W13).or_else(|| known.next()),
     };
-    Ok(found.map(|s| s.module.clone()))
+    found.map(|s| s.module.clone())
 }

@@ -7,6 +7,7 @@ use marlinspike::w4a8::stored::Description;
 use marlinspike::{Error, Result};
 
 use super::error::RunError;
+use super::has_method;
 use crate::convert::error::{ConvertError, Refused};
 use crate::convert::job::packed_stack;
 use crate::convert::plan::ConversionPlan;
@@ -39,6 +40,14 @@ impl<'m, 'f> Packer<'m, 'f> {
     /// The layers that can be packed, by name.
     pub fn modules(&self) -> impl Iterator<Item = &str> {
         self.plan.descriptions.keys().map(String::as_str)
+    }
+
+    /// The layer that runs if none is named: the first with experts, or the first, of those that run
+    /// by no other method.
+    pub(super) fn first(&self) -> Option<&str> {
+        let own = || self.layers.stacks.iter().filter(|s| !has_method(&s.scheme));
+        let experts = own().find(|s| s.role == Role::W13);
+        experts.or_else(|| own().next()).map(|s| s.module.as_str())
     }
 
     /// Whether a tensor belongs to a quantized layer.

@@ -28,6 +28,7 @@ pub fn settings() -> Settings {
         ep: Ranks::ONE,
         device: Capability::cuda(8, 0),
         skip_unsupported: false,
+        allow_underflow: false,
         shard_bytes: 1 << 30,
         preparation: Preparation::AS_STORED,
         merge_projections: false,

@@ -56,7 +56,6 @@ fn model_corpus() {
         ("shard_missing", &["b.safetensors", "does not exist"]),
         ("shard_other", &["`x`", "a.safetensors"]),
         ("shard_outside", &["`x`", "../a.safetensors"]),
-        ("in_two", &["a.safetensors", "b.safetensors"]),
         ("cut", &["model.safetensors"]),
         ("scales_missing", &["scales"]),
         ("shape", &["scales", "[1, 63]"]),

@@ -331,7 +331,7 @@ fn what_the_path_does_not_take_is_refused_with_the_reason() {
     experts(|c| c["num_experts_per_tok"] = json!("2"), "expected 1 or more");
     experts(|c| c["scoring_func"] = json!("sigmoid"), "expected \"softmax\"");
     experts(|c| c["swiglu_limit"] = json!(7.0), "swiglu_limit");
-    // Static activations are rejected when the config is read.
+    // Static activations are no scheme of any module.
     write_model(Format::CtPack, &model);
     reconfigure(&model, |c| {
         dynamic_int8(c);
@@ -340,7 +340,8 @@ fn what_the_path_does_not_take_is_refused_with_the_reason() {
         group["input_activations"]["strategy"] = json!("tensor");
     });
     let error = run(&model, &temp.path().join("out"), &kleidi(8)).unwrap_err();
-    assert!(matches!(error, ConvertError::Model(_)), "{error}");
+    assert!(matches!(error, ConvertError::Refused { .. }), "{error}");
+    assert!(error.to_string().contains("no scheme for `model.layers.0.mlp.experts.0"), "{error}");
     assert!(error.to_string().contains("activations"), "{error}");
 }
 

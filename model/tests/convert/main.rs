@@ -2,6 +2,7 @@
 #![allow(missing_docs)]
 
 mod blocks;
+mod contradictions;
 mod corpus;
 mod device;
 mod families;
@@ -13,7 +14,9 @@ mod kleidi;
 mod kleidi_tables;
 mod mxfp4;
 mod projections;
+mod published;
 mod quantized_blocks;
+mod quantized_router;
 mod ranks;
 mod runs;
 mod scale_groups;

@@ -135,6 +135,17 @@ impl ConfigError {
         Self::BadValue { key: key.into(), found: found.to_string(), expected: expected.into() }
     }
 
+    /// Whether the error concerns the module that was asked about and no other.
+    pub const fn is_of_module(&self) -> bool {
+        matches!(
+            self,
+            Self::UnsupportedType { .. }
+                | Self::MixedShards { .. }
+                | Self::NoScheme { .. }
+                | Self::Refused { .. }
+        )
+    }
+
     /// [`Self::Refused`].
     pub(crate) fn refused(what: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Refused { what: what.into(), reason: reason.into() }

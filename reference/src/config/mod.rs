@@ -76,23 +76,53 @@ fn methods() -> String {
     all.chain(modelopt).chain(experts).collect::<Vec<_>>().join(", ")
 }
 
+/// Levels of configs of parts of a model that are searched.
+const NESTED: usize = 3;
+
+/// The quantization config that one object states.
+fn stated<'v>(obj: &Obj<'v>) -> Option<&'v Value> {
+    ["quantization_config", "compression_config"].into_iter().find_map(|key| obj.get(key))
+}
+
+/// The quantization configs below `obj`, in the configs of a model's parts (`llm_config`,
+/// `thinker_config`), with the keys of those.
+fn nested<'v>(obj: &Obj<'v>, levels: usize, found: &mut Vec<(String, &'v Value)>) {
+    let is_part = |key: &str| key.ends_with("_config") && !key.starts_with("quant");
+    for (key, value) in obj.entries().filter(|(key, _)| is_part(key)) {
+        let Ok(part) = Obj::new(obj.path(key), value) else { continue };
+        found.extend(stated(&part).map(|value| (part.path("quantization_config"), value)));
+        if levels > 1 {
+            nested(&part, levels - 1, found);
+        }
+    }
+}
+
 impl QuantConfig {
     /// The quantization config inside a `config.json`: `quantization_config`, otherwise
-    /// `compression_config`, at the top level or inside `text_config`; `None` without either.
+    /// `compression_config`, at the top level, inside `text_config`, or inside another config of a part
+    /// (`llm_config`, `thinker_config.text_config`); `None` without any.
     ///
     /// # Errors
     /// The named [`ConfigError`].
     pub fn from_model_config(config: &Value) -> ConfigResult<Option<Self>> {
         let root = Obj::new("config.json", config)?;
         let text = root.opt_obj("text_config")?;
+        let below = root.clone();
         for obj in [Some(root), text].into_iter().flatten() {
-            for key in ["quantization_config", "compression_config"] {
-                if let Some(found) = obj.get(key) {
-                    return Self::from_value(found).map(Some);
-                }
+            if let Some(found) = stated(&obj) {
+                return Self::from_value(found).map(Some);
             }
         }
-        Ok(None)
+        let mut found = Vec::new();
+        nested(&below, NESTED, &mut found);
+        let Some((first, value)) = found.first() else { return Ok(None) };
+        if let Some((other, _)) = found.iter().find(|(_, other)| other != value) {
+            return Err(ConfigError::Conflict {
+                subject: "quantization_config".to_owned(),
+                reason: format!("`{first}` and `{other}` state different ones"),
+            });
+        }
+        Self::from_value(value).map(Some)
     }
 
     /// A quantization config on its own: the value of `quantization_config`, or a whole

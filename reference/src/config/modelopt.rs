@@ -69,6 +69,7 @@ impl ModelOptConfig {
                         format!("{} or {last}", known.join(", ")),
                     ));
                 };
+                let weight_only = weight_only || has_no_activations(&obj)?;
                 ModelOptAlgo::Block { format, weight_only }
             }
         };
@@ -128,6 +129,17 @@ impl ModelOptConfig {
             }
         })
     }
+}
+
+/// Whether every config group states that activations are not quantized.
+fn has_no_activations(obj: &Obj<'_>) -> ConfigResult<bool> {
+    let Some(groups) = obj.opt_obj("config_groups")? else { return Ok(false) };
+    let states_none = |(name, value): (&str, &Value)| -> ConfigResult<bool> {
+        let group = Obj::new(groups.path(name), value)?;
+        Ok(group.entries().any(|(key, value)| key == "input_activations" && value.is_null()))
+    };
+    let states = groups.entries().map(states_none).collect::<ConfigResult<Vec<_>>>()?;
+    Ok(!states.is_empty() && states.into_iter().all(|none| none))
 }
 
 /// Shell wildcards with the syntax of Python's `fnmatch`, in time proportional to the product of

@@ -98,6 +98,11 @@ impl ShardIndex {
         self.files.iter().map(|(tensor, file)| (tensor.as_str(), &**file))
     }
 
+    /// The file that holds a tensor.
+    pub fn file_of(&self, tensor: &str) -> Option<&str> {
+        self.files.get(tensor).map(|file| &**file)
+    }
+
     /// The files, each once, sorted by name.
     pub fn files(&self) -> BTreeSet<&str> {
         self.files.values().map(|file| &**file).collect()

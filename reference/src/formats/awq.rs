@@ -28,6 +28,7 @@ pub static FORMAT: IntFormat = IntFormat {
     columns_first: false,
     packing: Packing::AlongN(&INTERLEAVE),
     act_order: false,
+    symmetric_zero: |bits| 1 << (bits - 1),
     moe_zero_points: true,
     moe_oracle: false,
     config: Some(&IntConfig {

@@ -37,6 +37,7 @@ pub static PACKED: IntFormat = IntFormat {
     columns_first: true,
     packing: Packing::AlongK,
     act_order: true,
+    symmetric_zero: |bits| 1 << (bits - 1),
     moe_zero_points: false,
     moe_oracle: false,
     config: None,
@@ -58,6 +59,8 @@ pub static BYTES: IntFormat = IntFormat {
     name: "compressed-tensors int-quantized",
     names: &IntNames { weight: "weight", ..PACKED_NAMES },
     packing: Packing::Bytes,
+    // Signed bytes hold the distance to the middle of the range.
+    symmetric_zero: |_| 0,
     unpack: |t, name, storage| {
         ByteTensors {
             weight: t.weight,

@@ -27,6 +27,7 @@ pub static FORMAT: IntFormat = IntFormat {
     columns_first: false,
     packing: Packing::AlongK,
     act_order: true,
+    symmetric_zero: |bits| (1 << (bits - 1)) - 1,
     moe_zero_points: false,
     moe_oracle: true,
     config: None,
@@ -37,6 +38,7 @@ pub static FORMAT: IntFormat = IntFormat {
 pub static FORMAT_V2: IntFormat = IntFormat {
     name: "gptq_v2",
     case_types: &[],
+    symmetric_zero: |bits| 1 << (bits - 1),
     unpack: |t, name, storage| tensors(t).unpack(name, storage, ZeroPoints::V2),
     ..FORMAT
 };

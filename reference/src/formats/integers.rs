@@ -146,6 +146,9 @@ pub struct IntFormat {
     pub packing: Packing,
     /// Whether rows may belong to groups by `g_idx`.
     pub act_order: bool,
+    /// The stored zero point of symmetric codes of 4 or 8 bits, for files that have zero points all
+    /// the same.
+    pub symmetric_zero: fn(u32) -> u8,
     /// Whether upstream's own Marlin MoE method takes matrices with zero points.
     pub moe_zero_points: bool,
     /// Whether upstream's method of experts asks its integer oracle for a kernel.

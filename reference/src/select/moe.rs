@@ -65,6 +65,11 @@ pub fn select_moe(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Selec
         };
         return Selection::among(&all, |_| vec![reason.clone()]);
     };
+    // Upstream's method asks for the key of 128 × 128 blocks whatever the size of the blocks is.
+    let weights = match weights {
+        WeightKey::Fp8OtherBlock => WeightKey::Fp8Block128,
+        weights => weights,
+    };
     Selection::among(&all, |backend| {
         let mut reasons = match backend {
             Backend::FusedMarlinMoe => own_call(scheme, desc, device),

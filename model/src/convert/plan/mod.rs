@@ -97,7 +97,10 @@ impl ConversionPlan {
         };
         let mut planned = Vec::with_capacity(layers.stacks.len());
         for stack in &layers.stacks {
-            planned.push(plan.plan_stack(stack, &*target, context)?);
+            planned.push(match layers.refused.get(&stack.module) {
+                Some(reasons) => Err(reasons.clone()),
+                None => plan.plan_stack(stack, &*target, context)?,
+            });
         }
         refuse_siblings(layers, &mut planned);
         plan.descriptions = target.describe(layers, &mut planned, &plan.expert_maps, context);
@@ -120,6 +123,14 @@ impl ConversionPlan {
                 .fused
                 .iter()
                 .map(|f| Refused { module: f.module.clone(), reasons: vec![f.reason.clone()] }),
+        );
+        let has_stack = |module: &str| layers.stacks.iter().any(|s| s.module == module);
+        let without = layers.refused.iter().filter(|(module, _)| !has_stack(module));
+        plan.refused.extend(
+            without.map(|(module, reasons)| Refused {
+                module: module.clone(),
+                reasons: reasons.clone(),
+            }),
         );
         plan.shards = deal::shards(&plan, model, copied, settings)?;
         Ok(plan)

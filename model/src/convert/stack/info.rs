@@ -151,8 +151,11 @@ pub(crate) fn cut_blocks(info: &StackInfo, n: &[Range<usize>], tp_size: usize) -
         return Vec::new();
     }
     let ends = |at: usize| at.is_multiple_of(unit);
-    let cut = n.iter().filter(|r| !ends(r.start) || (!ends(r.end) && n.len() > 1));
-    cut.map(|r| format!("columns {r:?} do not end with a block of {unit}")).collect()
+    // Only the last block of a whole matrix may be smaller.
+    let last = |r: &Range<usize>| n.len() == 1 && info.sizes_n.first() == Some(&r.end);
+    let cut = n.iter().filter(|r| !ends(r.start) || !(ends(r.end) || last(r)));
+    let word = |r: &Range<usize>| if ends(r.start) { "end" } else { "begin" };
+    cut.map(|r| format!("columns {r:?} do not {} with a block of {unit}", word(r))).collect()
 }
 
 /// `num_key_value_heads` of the config.

@@ -21,6 +21,7 @@ use marlinspike::weight::{Table, Weight};
 use marlinspike::{Error, Result};
 use serde_json::{Value, json};
 
+use super::kept::expect_kept;
 use super::{Context, Descriptor, Format, Planned, Target, notes};
 use crate::convert::entry::Entry;
 use crate::convert::job::Job;
@@ -178,7 +179,9 @@ impl Target for Marlin {
             perms: None,
             scale_permutation: Some(permutation(plan, settings)),
         };
-        pieces::pieces(plan, prepare(&[weight], options)?, job.expert, job.part)
+        let prepared = prepare(std::slice::from_ref(&weight), options)?;
+        expect_kept(&weight, &prepared, settings)?;
+        pieces::pieces(plan, prepared, job.expert, job.part)
     }
 
     fn keeps_activations(&self) -> bool {
@@ -205,15 +208,19 @@ pub(crate) fn ask(
     }
     let ids: Vec<usize> = (0..stack.experts.len()).collect();
     let info = StackInfo::bind(model, stack, &ids)?;
+    let mut reasons = Vec::new();
     let shape = match padding(stack, &info, settings) {
         Err(reason) => return Ok((None, vec![reason])),
         Ok(Some((_, shape))) => shape,
         Ok(None) => match cut(stack, &info, kv_heads(model), settings) {
             Err(reason) => return Ok((None, vec![reason])),
-            Ok((k, n)) => Shape::new(k.len(), n.iter().map(Range::len).sum()),
+            Ok((k, n)) => {
+                reasons = cut_blocks(&info, &n, settings.tp.size);
+                Shape::new(k.len(), n.iter().map(Range::len).sum())
+            }
         },
     };
-    Ok((Some(verdict::selection(stack, shape, info.size_k, settings)), Vec::new()))
+    Ok((Some(verdict::selection(stack, shape, info.size_k, settings)), reasons))
 }
 
 /// gpt-oss's experts on this rank, if their sizes are to be rounded up: the rank, and the shape of

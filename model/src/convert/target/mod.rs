@@ -6,6 +6,7 @@ pub mod deepgemm;
 pub mod experts;
 pub(crate) mod fp8_blocks;
 pub mod int4;
+mod kept;
 pub mod marlin;
 mod notes;
 

@@ -16,6 +16,7 @@ pub mod whole;
 
 use marlinspike::Error;
 use marlinspike::moe::families::{Path, RoutingRule};
+use marlinspike::num::tensor::{DType, Tensor};
 
 use self::router::Router;
 use self::stages::Stages;
@@ -35,6 +36,35 @@ pub struct Surrounding {
     pub notes: Vec<String>,
 }
 
+/// Replaces a quantized router and a quantized gate of the shared expert by the numbers that their
+/// codes and scales are. Their activations stay as they are: a rounding of the logits could select
+/// other experts.
+pub(crate) fn dequantize(
+    parts: &mut BlockParts,
+    load: &impl Fn(&str) -> Result<Box<dyn Linear>, RunError>,
+) -> Result<(), RunError> {
+    let tensors = &mut parts.tensors;
+    let slots = [
+        (&parts.router_module, &mut tensors.router_weight, Some(&mut tensors.router_bias)),
+        (&parts.gate_module, &mut tensors.shared_gate, None),
+    ];
+    for (module, weight, bias) in slots {
+        let Some(module) = module else { continue };
+        let wrong = |e: Error| RunError::weight(module)(e);
+        let (matrix, own) = load(module)?.dequantized().map_err(wrong)?;
+        let (name, shape) = (format!("{module}.weight"), matrix.shape().to_vec());
+        let values: Vec<f32> = matrix.iter().map(|&w| w as f32).collect();
+        *weight = Some(Tensor::from_vec(name, DType::F32, shape, values).map_err(wrong)?);
+        // Elsewhere a bias of this name corrects the selection of experts, not the logits.
+        if let (Some(bias), Some(own), true) = (bias, own, module.ends_with(".router")) {
+            let values: Vec<f32> = own.iter().map(|&b| b as f32).collect();
+            let (name, shape) = (format!("{module}.bias"), vec![values.len()]);
+            *bias = Some(Tensor::from_vec(name, DType::F32, shape, values).map_err(wrong)?);
+        }
+    }
+    Ok(())
+}
+
 impl Surrounding {
     /// The block around `module`, whose router has `scores` outputs and which takes `hidden`
     /// features. `quantized` says which linear layers `load` can give.
@@ -49,10 +79,11 @@ impl Surrounding {
         quantized: &dyn Fn(&str) -> bool,
         load: impl Fn(&str) -> Result<Box<dyn Linear>, RunError>,
     ) -> Result<Self, RunError> {
-        let Some(parts) = BlockParts::read(model, module, quantized)? else {
+        let Some(mut parts) = BlockParts::read(model, module, quantized)? else {
             let notes = crate::model::routing::shared_experts_left_out(model, module);
             return Ok(Self { notes: notes.into_iter().collect(), ..Self::default() });
         };
+        dequantize(&mut parts, &load)?;
         Self::of(model, module, &parts, routing, [scores, hidden], load)
     }
 

@@ -30,6 +30,12 @@ pub(crate) trait Linear: std::fmt::Debug + Send + Sync {
 
     /// Its matrix `[N, K]` in f64, and its bias; `None` if its activations are quantized.
     fn matrix(&self) -> Option<(Array2<f64>, Option<Vec<f64>>)>;
+
+    /// Its matrix `[N, K]` in f64, and its bias, however its activations are quantized.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a layer of another kind.
+    fn dequantized(&self) -> Result<(Array2<f64>, Option<Vec<f64>>)>;
 }
 
 /// A shared expert.

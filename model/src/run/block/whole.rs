@@ -159,6 +159,7 @@ impl WholeBlock {
             let reason = "its family is not known, and with it the form of its experts";
             return Err(ModelError::module(module, reason).into());
         };
+        super::dequantize(&mut parts, &load)?;
         let hidden = match &parts.tensors.router_weight {
             Some(t) if router_sees_hidden(parts.rule) => t.dims2().map_err(wrong)?[1],
             _ => hidden_size(model, module)?,

@@ -56,6 +56,7 @@ impl Loaded {
         options: MethodOptions,
     ) -> Result<Self, RunError> {
         let stack = |role| layers.stacks.iter().find(|s| s.module == module && s.role == role);
+        layers.expect_taken(module)?;
         let mut notes = Vec::new();
         let mut surrounding = Surrounding::default();
         let (format, weights) = if let Some(stack) = stack(Role::Dense) {

@@ -65,9 +65,19 @@ impl<'s> Matrices<'s> {
         let matrices = &self.experts[e];
         let n: Vec<_> = matrices.iter().map(|b| 0..b.shape.size_n).collect();
         let found = load::merged(model, matrices, part, &(0..matrices[0].shape.size_k), &n)?;
-        found.ok_or_else(|| {
-            Error::missing(format!("{}: its {part:?}", matrices[0].name), self.scheme.label())
-        })
+        found.ok_or_else(|| self.missing(&matrices[0], part))
+    }
+
+    /// The error for a matrix without `part`, by the name that its tensor would have.
+    fn missing(&self, matrix: &Bound, part: Part) -> Error {
+        let of_other = |b: &Bound| Some(b.get(part)?.name.rsplit('.').next()?.to_owned());
+        let other = self.experts.iter().flatten().find_map(of_other);
+        let of_scheme = || {
+            let binding = bind::bindings(self.scheme).into_iter().find(|b| b.part == part);
+            binding.map_or("", |b| b.suffixes[0]).to_owned()
+        };
+        let suffix = other.unwrap_or_else(of_scheme);
+        Error::missing(format!("{}.{suffix}", matrix.name), self.scheme.label())
     }
 
     /// `part` of every expert, `[experts, values]`, widened to f32.

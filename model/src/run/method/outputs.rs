@@ -68,4 +68,13 @@ impl Linear for Loaded {
             _ => None,
         }
     }
+
+    fn dequantized(&self) -> Result<(Array2<f64>, Option<Vec<f64>>)> {
+        match &self.weights {
+            LayerWeights::Linear { weight, .. } => Ok(dequantized(weight)),
+            LayerWeights::Moe(_) => {
+                Err(Error::unsupported(&*self.module, "expected a linear layer"))
+            }
+        }
+    }
 }

@@ -55,6 +55,7 @@ pub(in crate::run) fn run(
         let reason = "found no quantized layer of this name";
         return Err(ModelError::module(module, reason).into());
     };
+    layers.expect_taken(module)?;
     if w13.scheme != w2.scheme {
         let (a, b) = (w13.scheme.label(), w2.scheme.label());
         let reason = format!("w13 is {a}, w2 {b}: expected one method");

@@ -84,8 +84,8 @@ fn wna16(
         Some(CtFormat::IntQuantized | CtFormat::NaiveQuantized) => &compressed_tensors::BYTES,
         _ => return Ok(None),
     };
-    let moe = matches!(module.kind, ModuleKind::FusedMoe | ModuleKind::Expert);
-    if moe && !weights.symmetric {
+    // The layer of vLLM 0.21.0 refuses what the files of each expert may hold.
+    if module.kind == ModuleKind::FusedMoe && !weights.symmetric {
         return Err(ConfigError::refused(
             format!("`{}`: asymmetric weights", module.name),
             "experts are read with symmetric quantization only",

@@ -3,6 +3,7 @@
 
 mod args;
 mod choose;
+mod transform;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -134,6 +135,8 @@ pub struct CompressedTensorsConfig {
     ignore: BTreeSet<String>,
     /// Ignored patterns, in file order.
     ignore_patterns: Vec<PyPattern>,
+    /// Rotations of activations at run time.
+    transforms: Vec<transform::Transform>,
     /// Budget of all patterns.
     budget: Arc<PatternBudget>,
 }
@@ -178,8 +181,10 @@ impl CompressedTensorsConfig {
             schemes: Vec::new(),
             ignore: BTreeSet::new(),
             ignore_patterns: Vec::new(),
+            transforms: Vec::new(),
             budget: PatternBudget::new(),
         };
+        this.transforms = transform::read(&obj, &this.budget)?;
         let mut seen = HashMap::new();
         if let Some(groups) = obj.opt_obj("config_groups")? {
             for (name, value) in groups.entries() {
@@ -356,7 +361,10 @@ impl CompressedTensorsConfig {
     /// [`ConfigError::Refused`] if upstream refuses it.
     pub fn scheme_for(&self, module: &Module<'_>) -> ConfigResult<Scheme> {
         match self.group_for(module)? {
-            Some(group) => choose::scheme(module, group),
+            Some(group) => {
+                transform::expect_none(&self.transforms, module)?;
+                choose::scheme(module, group)
+            }
             None => Ok(Scheme::Unquantized {
                 reason: if self.is_ignored(module)? {
                     "in the ignore list".to_owned()

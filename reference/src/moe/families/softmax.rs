@@ -29,17 +29,37 @@ const VLLM_NEVER: VllmKey = VllmKey {
 pub(super) static ROWS: &[Family] = &[
     Family::softmax(&["mixtral"], 2),
     Family::softmax(&["minimax"], 2),
-    Family { renormalize: by_key(false), ..Family::softmax(&["qwen2_moe"], 4) },
+    Family {
+        renormalize: by_key(false),
+        experts: ExpertsRule::SHARED_GATE,
+        ..Family::softmax(&["qwen2_moe"], 4)
+    },
     Family { renormalize: by_key(false), ..Family::softmax(&["qwen3_moe"], 8) },
-    Family { renormalize: by_key(true), ..Family::softmax(&["qwen3_next"], 10) },
-    Family { vllm: &[VLLM_NORM], ..Family::softmax(&["qwen3_5_moe"], 8) },
-    Family { renormalize: by_key(true), ..Family::softmax(&["qwen4_exp"], 10) },
+    Family {
+        renormalize: by_key(true),
+        experts: ExpertsRule::SHARED_GATE,
+        ..Family::softmax(&["qwen3_next"], 10)
+    },
+    Family {
+        vllm: &[VLLM_NORM],
+        experts: ExpertsRule::SHARED_GATE,
+        ..Family::softmax(&["qwen3_5_moe"], 8)
+    },
+    Family {
+        renormalize: by_key(true),
+        experts: ExpertsRule::SHARED_GATE,
+        ..Family::softmax(&["qwen4_exp"], 10)
+    },
     Family { vllm: &[VLLM_NORM], ..Family::softmax(&["qwen3_vl_moe"], 4) },
     Family {
         renormalize: by_key(true),
         ..Family::softmax(&["qwen3_omni_moe", "qwen3_omni_moe_thinker"], 8)
     },
-    Family { renormalize: by_key(false), ..Family::softmax(&["qwen3_omni_moe_talker"], 8) },
+    Family {
+        renormalize: by_key(false),
+        experts: ExpertsRule::SHARED_GATE,
+        ..Family::softmax(&["qwen3_omni_moe_talker"], 8)
+    },
     Family { renormalize: by_key(false), vllm: &[VLLM_NEVER], ..Family::softmax(&["olmoe"], 8) },
     Family { renormalize: by_key(false), ..Family::softmax(&["flex_olmo"], 5) },
     Family { renormalize: by_key(true), ..Family::softmax(&["mellum"], 8) },

@@ -42,6 +42,9 @@ const F32_LOGITS: &[&str] = &[
     "solar_open",
 ];
 
+/// The module of the shared expert's gate, below the experts' parent.
+const SHARED_GATE: &str = "shared_expert_gate";
+
 /// Whether the router of a family multiplies in f32.
 pub fn logits_are_f32(model_type: &str) -> bool {
     let known = |name: &str| F32_LOGITS.contains(&name);
@@ -80,9 +83,20 @@ impl Surroundings {
             router_weight: find(ROUTERS),
             router_bias: find(&["router.bias"]),
             shared: shared(get, &below, rule)?,
-            shared_gate: find(&["shared_expert_gate.weight"]),
+            shared_gate: below(&format!("{SHARED_GATE}.weight")).map(Tensor::into_owned),
             output_bias: find(&["bias"]),
         })
+    }
+
+    /// Modules that may hold the router, below the layer.
+    pub fn router_modules(parent: &str) -> impl Iterator<Item = String> + '_ {
+        let modules = ROUTERS.iter().filter_map(|name| name.strip_suffix(".weight"));
+        modules.map(move |module| format!("{parent}{module}"))
+    }
+
+    /// The module of the shared expert's gate, below the layer.
+    pub fn gate_module(parent: &str) -> String {
+        format!("{parent}{SHARED_GATE}")
     }
 
     /// Modules of gate, up and down that a shared expert of linear layers may have below the layer.

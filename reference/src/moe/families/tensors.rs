@@ -18,6 +18,8 @@ pub struct ExpertsRule {
     pub interleaved: bool,
     /// Whether the experts have a gate projection.
     pub gated: bool,
+    /// Whether the shared expert's output is multiplied with the sigmoid of a gate.
+    pub shared_gate: bool,
     /// The shared expert's activation, where it is not the routed experts'.
     pub shared: SharedRule,
     /// Stages around the router and the experts.
@@ -36,6 +38,7 @@ impl ExpertsRule {
     pub(super) const PLAIN: Self = Self {
         interleaved: false,
         gated: true,
+        shared_gate: false,
         shared: SharedRule::Same,
         stages: &[],
         softcaps: None,
@@ -45,6 +48,9 @@ impl ExpertsRule {
 }
 
 impl ExpertsRule {
+    /// Gate and up in halves, and a shared expert with a gate of its own.
+    pub(super) const SHARED_GATE: Self = Self { shared_gate: true, ..Self::PLAIN };
+
     /// The stages at `path` after `hidden` features; `find` looks up a tensor by its name below the
     /// experts' parent or the layer.
     ///
