@@ -178,7 +178,7 @@ fn a_quantized_head_is_refused_alone() {
 }
 
 #[test]
-fn codes_of_eight_bits_run_and_activations_are_not_ignored() {
+fn sixteen_bit_activations_take_integers_off_the_int4_path() {
     let temp = tempfile::tempdir().unwrap();
     let eight = Format::Gptq8Channel.weight(MODULE, MODULE, Shape::new(128, 64));
     folder(
@@ -186,12 +186,14 @@ fn codes_of_eight_bits_run_and_activations_are_not_ignored() {
         &Format::Gptq8Channel.quant_config(),
         &Format::Gptq8Channel.tensors(&eight),
     );
-    let found = run(temp.path(), &options(None)).unwrap();
+    let error = run(temp.path(), &options(None)).unwrap_err().to_string();
+    assert!(error.contains("weights of 8 bits"), "{error}");
+    let mut sixteen = options(None);
+    sixteen.method.activations = Activations::SixteenBit;
+    let found = run(temp.path(), &sixteen).unwrap();
     assert!(found.is_equal() && found.method.is_some());
     let four = Format::CtPack.weight(MODULE, MODULE, Shape::new(128, 64));
     folder(temp.path(), &Format::CtPack.quant_config(), &Format::CtPack.tensors(&four));
     assert!(run(temp.path(), &options(None)).unwrap().method.is_none());
-    let mut sixteen = options(None);
-    sixteen.method.activations = Activations::SixteenBit;
     assert!(run(temp.path(), &sixteen).unwrap().method.is_some());
 }
