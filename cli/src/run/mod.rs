@@ -314,6 +314,10 @@ fn explain(error: RunError) -> anyhow::Error {
             let to = int4::FORMAT.name();
             format!("convert the model with `marlinspike convert --to {to}`, or run the checkpoint")
         }
+        RunError::Refused(_) => {
+            "--arithmetic exact runs integers with 16-bit activations instead of on the int4 path"
+                .to_owned()
+        }
         RunError::Fused { .. } => "select a linear layer of this model with --layer".to_owned(),
         RunError::Kernel { known, .. } => format!("this CPU has {}", known.join(", ")),
         _ => return error.into(),

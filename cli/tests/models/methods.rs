@@ -626,7 +626,7 @@ fn what_a_method_cannot_run_is_refused_by_name() {
     let expert = format!("{MIXTRAL_LAYER}.1.w2");
     // Static activations without their scale, and scales that are none.
     copy_tensors(&fp8, &to("missing"), |t| (!t.name().ends_with(".w2.input_scale")).then_some(t));
-    refused("run", &to("missing"), &[], &["w2", "InputScale", "fp8 tensor"]);
+    refused("run", &to("missing"), &[], &["experts.0.w2.input_scale", "fp8 tensor"]);
     let with = |name: &str, of: String, values: Vec<f32>| {
         copy_tensors(&fp8, &to(name), |t| match t.name() == of {
             true => Tensor::from_vec(&of, DType::F32, vec![values.len()], values.clone()).ok(),

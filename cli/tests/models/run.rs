@@ -255,6 +255,15 @@ fn what_cannot_run_is_refused_by_name() {
     write_model(Format::Gptq8Channel, &temp.path().join("wide"));
     refused(&[&path("wide")], ["8 bits", "model.layers.0"]);
     refused(&[&path("wide"), "--layer", LINEAR], ["8 bits", LINEAR]);
+    refused(&[&path("wide")], ["8 bits", "--arithmetic exact"]);
+    let y = path("y.safetensors");
+    let stages = [&model, "--layer", LINEAR, "--output", &y, "--stages"];
+    refused(&stages, ["--stages", "--arithmetic exact"]);
+    assert!(!Path::new(&y).exists());
+    let listed = run(["run", &path("wide"), "--list"]);
+    let lines: Vec<&str> = stdout(&listed).lines().collect();
+    assert_eq!(lines.len(), 4, "{lines:?}");
+    assert!(lines.iter().all(|l| l.starts_with("refused: model.layers.0") && l.contains("8 bits")));
 
     // Inputs that do not match the layer.
     let x = f32s("x", [2, HIDDEN], &numbers("x", 2 * HIDDEN));

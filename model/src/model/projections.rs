@@ -32,7 +32,15 @@ impl Layers {
         }
         self.stacks = others;
         for ((parent, merged), slots) in parents {
-            self.stacks.push(one(&parent, MERGED[merged], slots)?);
+            let parts: Vec<String> = slots.iter().flatten().map(|s| s.module.clone()).collect();
+            let stack = one(&parent, MERGED[merged], slots)?;
+            // A merged layer is refused with any of its parts.
+            let reasons: Vec<_> =
+                parts.iter().filter_map(|part| self.refused.remove(part)).flatten().collect();
+            if !reasons.is_empty() {
+                self.refused.insert(stack.module.clone(), reasons);
+            }
+            self.stacks.push(stack);
         }
         self.stacks.sort_by(|a, b| (&a.module, a.role).cmp(&(&b.module, b.role)));
         Ok(())

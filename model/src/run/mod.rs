@@ -248,13 +248,8 @@ pub fn left_out(model: &Path, routing: Option<&Path>) -> Result<Vec<Refused>, Ru
 
 /// Whether layers of this scheme run by a method, and not on the int4 path.
 fn has_method(scheme: &Scheme) -> bool {
-    use Scheme::{Block, Fp8, W4A8Fp8, W8A8Int8, Wna16};
-    match scheme {
-        Fp8(_) | Block { .. } | W8A8Int8 { .. } | W4A8Fp8 { .. } => true,
-        // The int4 path has no codes of 8 bits.
-        Wna16(w) => w.bits() == 8,
-        _ => false,
-    }
+    use Scheme::{Block, Fp8, W4A8Fp8, W8A8Int8};
+    matches!(scheme, Fp8(_) | Block { .. } | W8A8Int8 { .. } | W4A8Fp8 { .. })
 }
 
 /// The layer to run by its method; `None` if the int4 path takes or refuses it.

@@ -7,6 +7,7 @@ use std::path::Path;
 use crate::common::runs::{EXECUTION, run_with, settings};
 use crate::common::{Format, write_model, write_tiny};
 use marlinspike::container::{Container, write_container};
+use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike_model::convert::settings::Settings;
@@ -115,8 +116,9 @@ fn expect_taken(dir: &Path) {
 
 #[test]
 fn a_tensor_that_nothing_reads_refuses_its_layer_in_every_format() {
-    // The small layers have fewer rows than a block of FP8.
-    for format in Format::ALL.into_iter().filter(|f| *f != Format::Fp8Block) {
+    // The small layers have fewer rows than a block of FP8; 8 bits need --arithmetic to run.
+    let others = [Format::Fp8Block, Format::Gptq8Channel];
+    for format in Format::ALL.into_iter().filter(|f| !others.contains(f)) {
         for name in ["pre_quant_scale", "input_quantizer._pre_quant_scale", "surprise"] {
             let temp = folder(format, |t| {
                 t.push(tensor(name, DType::BF16, &[128], vec![0x3f; 256]));
@@ -292,5 +294,35 @@ fn the_first_layer_of_an_unknown_family_is_its_experts() {
         assert!(!list(temp.path(), None).unwrap().contains(&experts.to_owned()));
         let linear = options(Some("model.layers.0.self_attn.k_proj"));
         assert!(run(temp.path(), &linear).unwrap().is_equal());
+    }
+}
+
+#[test]
+fn a_merged_layer_is_refused_with_any_of_its_parts() {
+    let temp = tempfile::tempdir().unwrap();
+    let parts = ["q_proj", "k_proj", "v_proj"].map(|p| format!("model.layers.0.self_attn.{p}"));
+    let settings = Settings { merge_projections: true, ..settings() };
+    for surprise in [false, true] {
+        let mut tensors = Vec::new();
+        for part in &parts {
+            let weight = Format::Gptq4.weight(part, part, Shape::new(128, 64));
+            tensors.extend(Format::Gptq4.tensors(&weight));
+        }
+        let name = format!("{}.pre_quant_scale", parts[1]);
+        let scale = Tensor::from_vec(name, DType::BF16, vec![128], vec![0x3f80u16; 128]).unwrap();
+        tensors.extend(surprise.then_some(scale));
+        let bytes = write_container(&tensors, &BTreeMap::new(), Vec::new()).unwrap();
+        fs::write(temp.path().join("model.safetensors"), bytes).unwrap();
+        let config =
+            json!({"dtype": "bfloat16", "quantization_config": Format::Gptq4.quant_config()});
+        fs::write(temp.path().join("config.json"), config.to_string()).unwrap();
+        match convert(temp.path(), &settings) {
+            Ok(()) => assert!(!surprise),
+            Err(error) => {
+                assert!(surprise, "{error}");
+                assert!(error.contains("qkv_proj"), "{error}");
+                assert!(error.contains("k_proj.pre_quant_scale"), "{error}");
+            }
+        }
     }
 }

@@ -178,7 +178,7 @@ fn a_quantized_head_is_refused_alone() {
 }
 
 #[test]
-fn codes_of_eight_bits_run_and_activations_are_not_ignored() {
+fn sixteen_bit_activations_take_integers_off_the_int4_path() {
     let temp = tempfile::tempdir().unwrap();
     let eight = Format::Gptq8Channel.weight(MODULE, MODULE, Shape::new(128, 64));
     folder(
@@ -186,12 +186,90 @@ fn codes_of_eight_bits_run_and_activations_are_not_ignored() {
         &Format::Gptq8Channel.quant_config(),
         &Format::Gptq8Channel.tensors(&eight),
     );
-    let found = run(temp.path(), &options(None)).unwrap();
+    let error = run(temp.path(), &options(None)).unwrap_err().to_string();
+    assert!(error.contains("weights of 8 bits"), "{error}");
+    let mut sixteen = options(None);
+    sixteen.method.activations = Activations::SixteenBit;
+    let found = run(temp.path(), &sixteen).unwrap();
     assert!(found.is_equal() && found.method.is_some());
     let four = Format::CtPack.weight(MODULE, MODULE, Shape::new(128, 64));
     folder(temp.path(), &Format::CtPack.quant_config(), &Format::CtPack.tensors(&four));
     assert!(run(temp.path(), &options(None)).unwrap().method.is_none());
-    let mut sixteen = options(None);
-    sixteen.method.activations = Activations::SixteenBit;
     assert!(run(temp.path(), &sixteen).unwrap().method.is_some());
+}
+
+/// Writes two experts of one layer; `of` gives the tensors of a matrix.
+fn experts(dir: &Path, quantization: &Value, of: &dyn Fn(&str, Shape) -> Vec<Tensor<'static>>) {
+    let mut tensors = Vec::new();
+    for e in 0..2 {
+        for name in ["gate_proj", "up_proj", "down_proj"] {
+            let module = format!("model.layers.0.mlp.experts.{e}.{name}");
+            tensors.extend(of(&module, Shape::new(256, 256)));
+        }
+    }
+    write(dir, "model.safetensors", &tensors);
+    let config = json!({"model_type": "qwen3_moe", "dtype": "bfloat16", "num_experts": 2,
+        "num_experts_per_tok": 1, "norm_topk_prob": true, "quantization_config": quantization});
+    fs::write(dir.join("config.json"), config.to_string()).unwrap();
+}
+
+/// The bytes of y in 16-bit activations, exactly.
+fn exact(dir: &Path) -> Vec<u8> {
+    let mut options = options(None);
+    options.method.activations = Activations::SixteenBit;
+    let run = run(dir, &options).unwrap();
+    assert!(run.is_equal());
+    run.outputs.last().unwrap().bytes.clone()
+}
+
+#[test]
+fn asymmetric_experts_with_middle_zero_points_are_symmetric_ones() {
+    let temp = tempfile::tempdir().unwrap();
+    let with = |name: &str, symmetric: bool, zero: u32| {
+        let dir = temp.path().join(name);
+        let mut quantization = Format::CtPack.quant_config();
+        quantization["config_groups"]["group_0"]["weights"]["symmetric"] = json!(symmetric);
+        experts(&dir, &quantization, &|module, shape| {
+            let mut tensors = Format::CtPack.tensors(&Format::CtPack.weight(module, module, shape));
+            let words = vec![zero * 0x1111_1111; 256 / 8 * 256 / 64];
+            let name = format!("{module}.weight_zero_point");
+            let zeros = Tensor::from_vec(name, DType::I32, vec![32, 4], words).unwrap();
+            tensors.extend((!symmetric).then_some(zeros));
+            tensors
+        });
+        exact(&dir)
+    };
+    let symmetric = with("symmetric", true, 8);
+    assert!(with("middle", false, 8) == symmetric);
+    assert!(with("other", false, 7) != symmetric);
+}
+
+#[test]
+fn experts_with_blocks_of_any_size_convert() {
+    let temp = tempfile::tempdir().unwrap();
+    for [block_n, block_k] in [[64, 128], [128, 64], [128, 128]] {
+        let (dir, out) = (temp.path().join("model"), tempfile::tempdir().unwrap());
+        let quantization = json!({"quant_method": "fp8", "activation_scheme": "dynamic",
+            "weight_block_size": [block_n, block_k]});
+        experts(&dir, &quantization, &|module, shape| {
+            let mut noise = Noise::new(module);
+            let codes = (0..shape.size_n * shape.size_k).map(|_| noise.next() as u8 & 0xb7);
+            let codes = codes.collect::<Vec<u8>>();
+            let [n, k] = [shape.size_n / block_n, shape.size_k / block_k];
+            // Powers of two are scales of every type.
+            let scales = (0..n * k).map(|_| 2f32.powi((noise.next() % 5) as i32 - 6)).collect();
+            let weight = Tensor::from_vec(
+                format!("{module}.weight"),
+                DType::F8E4M3,
+                vec![shape.size_n, shape.size_k],
+                codes,
+            );
+            let name = format!("{module}.weight_scale_inv");
+            let scale = Tensor::from_vec::<f32>(name, DType::F32, vec![n, k], scales);
+            vec![weight.unwrap(), scale.unwrap()]
+        });
+        run_with(&dir, &out.path().join("out"), &settings(), EXECUTION).unwrap();
+        // The files have no router: both runs have the same logits of the seed.
+        assert!(exact(&out.path().join("out")) == exact(&dir), "{block_n} x {block_k}");
+    }
 }

@@ -62,9 +62,6 @@ impl<'a> Obj<'a> {
     }
 
     fn missing(&self, key: &str) -> ConfigError {
-        if let Some(null) = self.map.get(key) {
-            return wrong(self.path(key), null, "a value");
-        }
         ConfigError::MissingKey { key: self.path(key) }
     }
 

@@ -50,6 +50,11 @@ impl ModelOptConfig {
             Some(inner) => (inner, "exclude_modules"),
             None => (root, "ignore"),
         };
+        // Checkpoints with a quantized KV cache alone state null.
+        if let Some((_, null)) = obj.entries().find(|(key, v)| *key == "quant_algo" && v.is_null())
+        {
+            return Err(obj.wrong("quant_algo", null, "the algorithm of the weights"));
+        }
         let algo = match obj.str("quant_algo")?.to_ascii_uppercase().as_str() {
             "FP8" => ModelOptAlgo::Fp8,
             "FP8_PER_CHANNEL_PER_TOKEN" => ModelOptAlgo::Fp8PerChannelPerToken,

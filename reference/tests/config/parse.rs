@@ -160,6 +160,51 @@ fn where_configs_live() {
 }
 
 #[test]
+fn configs_of_parts_are_searched() {
+    let q = gptq(json!({}));
+    let at = |v: Value| QuantConfig::from_model_config(&v).map(|c| c.map(|c| c.method()));
+    let own = json!({"quantization_config": q});
+    for part in ["llm_config", "language_config", "thinker_config", "talker_config"] {
+        assert_eq!(at(json!({part: own})), Ok(Some("gptq")), "{part}");
+        assert_eq!(at(json!({"vision_config": {}, part: {"text_config": own}})), Ok(Some("gptq")));
+    }
+    // The outer config is the one of the model.
+    let fp8 = json!({"quant_method": "fp8", "activation_scheme": "dynamic"});
+    let both = json!({"llm_config": own, "quantization_config": fp8});
+    assert_eq!(at(both), Ok(Some("fp8")));
+    assert_eq!(at(json!({"thinker_config": own, "talker_config": own})), Ok(Some("gptq")));
+    let other = json!({"quantization_config": fp8});
+    let found = at(json!({"thinker_config": own, "talker_config": other}));
+    let Err(ConfigError::Conflict { reason, .. }) = found else { panic!("{found:?}") };
+    assert!(reason.contains("thinker_config.quantization_config"), "{reason}");
+    assert!(reason.contains("talker_config.quantization_config"), "{reason}");
+    // Keys of other names are no parts.
+    assert_eq!(at(json!({"llm": own})), Ok(None));
+}
+
+#[test]
+fn modelopt_groups_without_activations_are_weight_only() {
+    let of = |groups: Value| {
+        let config = json!({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": [],
+            "config_groups": groups});
+        let found = scheme(&parse(config).unwrap(), "a.b");
+        let Scheme::Block { weight_only, .. } = found else { panic!("{found:?}") };
+        weight_only
+    };
+    let four = json!({"num_bits": 4, "type": "float", "group_size": 16});
+    assert!(of(json!({"g": {"weights": four, "input_activations": null}})));
+    assert!(!of(json!({"g": {"weights": four, "input_activations": four}})));
+    // Without the key nothing is stated.
+    assert!(!of(json!({"g": {"weights": four}})));
+    assert!(!of(json!({})));
+    let both = json!({"g": {"input_activations": null}, "h": {"input_activations": four}});
+    assert!(!of(both));
+    let null = parse(json!({"quant_method": "modelopt", "quant_algo": null}));
+    let Err(ConfigError::WrongType { key, found, .. }) = null else { panic!("{null:?}") };
+    assert_eq!((key.as_str(), found.as_str()), ("quant_algo", "null"));
+}
+
+#[test]
 fn hostile_values_are_named() {
     let wrong = |extra: Value| match parse(gptq(extra)) {
         Err(ConfigError::WrongType { key, .. } | ConfigError::BadValue { key, .. }) => key,
