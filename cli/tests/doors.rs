@@ -326,7 +326,8 @@ fn a_scale_that_is_no_number_is_not_skipped() {
             let out = temp.path().join(format!("out-{i}-{target}"));
             let out = out.to_str().unwrap();
             let output = run(["convert", path, out, "--to", target, "--skip-unsupported"]);
-            refused(&output, &["global_scale", "expected a positive number"]);
+            let expected = if bad.is_finite() { "a positive number" } else { "a finite number" };
+            refused(&output, &["global_scale", &format!("expected {expected}")]);
             assert!(!stderr(&output).contains("--skip-unsupported"), "{name}: {}", stderr(&output));
         }
     }

@@ -27,7 +27,7 @@ impl Layers {
     pub(super) fn refuse(&mut self, module: &str, reason: String) {
         let layer = expert_of(module).map_or(module, |(layer, ..)| layer);
         let reasons = self.refused.entry(layer.to_owned()).or_default();
-        // One projection stands for all that a rule of the config refuses.
+        // The first projection that a rule of the config refuses is enough.
         if reasons.is_empty() {
             let named = layer == module || reason.contains(module);
             let own = if named { reason } else { format!("`{module}`: {reason}") };

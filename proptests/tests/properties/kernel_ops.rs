@@ -39,7 +39,7 @@ fn products() {
 fn layers_of_e4m3_rows() {
     reference::<W4a8Experts>(2);
     // Some laws concern a part of the configurations.
-    reference::<Fp8Experts>(4);
+    reference::<Fp8Experts>(8);
 }
 
 /// The reference on changed arguments.

@@ -28,7 +28,7 @@
 //! };
 //!
 //! // Marlin's tensors of a stack of one matrix: `qweight`, `scales`.
-//! let marlin = prepare(std::slice::from_ref(&weight), &Options::new(ScalarType::FLOAT16))?;
+//! let marlin = prepare(std::slice::from_ref(&weight), Options::new(ScalarType::FLOAT16))?;
 //! assert_eq!(marlin.qweight.shape(), [1, 128 / 16, 64 * 16 / 8]);
 //!
 //! // The bytes of Arm's int4 kernels, whose group scales are bfloat16.

@@ -38,10 +38,10 @@ fn recorded_cases_pass() {
         assert_eq!(report.outputs.len(), 8, "{path}");
         notes.extend(report.outputs.into_iter().map(|o| o.note.unwrap_or_default()));
     });
-    assert_eq!(count, 4);
+    assert_eq!(count, 5);
     let with = |part: &str| notes.iter().filter(|n| n.contains(part)).count();
-    assert_eq!(with("compared for every bit with int32 sums of"), 4, "{notes:?}");
-    assert_eq!(with("by the declared quantizer `product`"), 8, "{notes:?}");
+    assert_eq!(with("compared for every bit with int32 sums of"), 6, "{notes:?}");
+    assert_eq!(with("by the declared quantizer `product`"), 12, "{notes:?}");
     assert_eq!(with("from in.x by `product`"), 4, "{notes:?}");
 }
 

@@ -48,7 +48,8 @@ impl Given {
         let config = json!({
             "weight_type": "int4", "dtype": if self.is_bf16 { "bfloat16" } else { "float32" },
             "group_size": if channel { -1 } else { self.group as i64 }, "has_bias": true,
-            "size_m": m, "size_n": n, "size_k": k, "activation_rounding": "half_away",
+            "size_m": m, "size_n": n, "size_k": k,
+            "activation_rounding": if self.is_bf16 { "half_even" } else { "half_away" },
             "packing": {"mr": 4, "nr": 8, "kr": 16, "sr": 2}, "arithmetic": "any_order",
         });
         let config = config.as_object().unwrap();

@@ -13,11 +13,16 @@ const CERTAIN: f64 = 8.0;
 /// unnoticed. With 2 % that is 0.3 %; bfloat16 outputs that are truncated have 0.26 %.
 const REMARKABLE: f64 = 0.15;
 
-/// The factor between values and the centres of their bounds, by least squares, if it certainly differs
-/// from 1 by a good part of `limit`.
+/// The factor between values and the exact results, by least squares, if it and the factor to the centres
+/// of the bounds certainly differ from 1 by a good part of `limit`.
 pub(super) fn common(bounded: &[Bounded], found: &[f64], limit: f64) -> Option<f64> {
+    let factor = |of: fn(&Bounded) -> f64| between(bounded.iter().map(of), found, limit);
+    factor(|b| b.centre).and(factor(|b| b.exact))
+}
+
+fn between(results: impl Iterator<Item = f64> + Clone, found: &[f64], limit: f64) -> Option<f64> {
     let pairs = || {
-        let pairs = bounded.iter().zip(found).map(|(b, &x)| (b.centre, x));
+        let pairs = results.clone().zip(found.iter().copied());
         pairs.filter(|(e, x)| *e != 0.0 && e.is_finite() && x.is_finite())
     };
     let count = pairs().count();
@@ -36,8 +41,10 @@ mod tests {
 
     fn of(found: impl Fn(f64, f64) -> f64) -> Option<f64> {
         let centres: Vec<f64> = (1..=64).map(|i| f64::from(i * i % 61 - 30) / 7.0).collect();
-        let bounded: Vec<Bounded> =
-            centres.iter().map(|&centre| Bounded { centre, ..Bounded::ZERO }).collect();
+        let bounded: Vec<Bounded> = centres
+            .iter()
+            .map(|&centre| Bounded { centre, exact: centre, ..Bounded::ZERO })
+            .collect();
         // Errors of up to 1 % with changing signs.
         let noise = |i: usize| f64::from((i * 37 % 41) as u32) / 2050.0 - 0.01;
         let values = centres.iter().enumerate().map(|(i, &c)| found(c, noise(i)));

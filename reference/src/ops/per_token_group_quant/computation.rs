@@ -190,9 +190,10 @@ impl Computation for GroupQuant {
         let (mut codes, scales) = self.quantized()?;
         if self.early {
             // 240 is 0x77, and NaN 0x7f.
-            let limit = |code: &mut u32| match *code & 0x7f {
-                0x78..=0x7e => *code = *code & 0x80 | 0x77,
-                _ => {}
+            let limit = |code: &mut u32| {
+                if (0x78..=0x7e).contains(&(*code & 0x7f)) {
+                    *code = *code & 0x80 | 0x77;
+                }
             };
             codes.iter_mut().for_each(limit);
         }
