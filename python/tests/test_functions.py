@@ -211,7 +211,8 @@ def test_a_global_scale_is_only_for_four_bit_floats(rng):
 @pytest.mark.parametrize("checkpoint_format", ["nvfp4", "mxfp4"])
 def test_fused_marlin_moe_of_four_bit_floats(checkpoint_format):
     config = lattice(
-        "moe", checkpoint_format=checkpoint_format, input_dtype=None, activation="silu", ep_size=1
+        "moe", checkpoint_format=checkpoint_format, input_dtype=None, activation="silu", ep_size=1, gate_up_layout=None,
+        swiglu_limit=None, router_weight_on=None,
     )[0]
     case = marlinspike.Case.draw("moe", seed=4, config=config)
     for name in ("w13_weight_scale", "w2_weight_scale"):

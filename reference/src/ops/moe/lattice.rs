@@ -148,7 +148,7 @@ mod tests {
             let row: Vec<usize> = sizes.iter().map(|&size| rng.below(size)).collect();
             let CaseConfig::Moe(c) = axes.config(&row) else { panic!("{row:?}") };
             let fp8_groups = c.quant.checkpoint_format == crate::formats::Format::Fp8
-                && matches!(c.quant.group_size, GroupSize::Of(32 | 64));
+                && matches!(c.quant.group_size, GroupSize::Of(16 | 32 | 64));
             let mut scheme = scheme(&c.quant);
             if fp8_groups {
                 // Judged as integers with these groups are.
