@@ -3,10 +3,10 @@
 use super::CaseConfig;
 use super::axes::{Space, named, shown};
 use super::layer_rules::{
-    GENERATED_LAYOUTS, GENERATED_PARAMETERS, NO_PARAMETER, NO_UP, ONE_TARGET, WEIGHT_ON_X,
+    GENERATED_LAYOUTS, GENERATED_PARAMETERS, NO_PARAMETER, NO_UP, ROUTER_WEIGHT_ON,
 };
 use super::quantized_moe::QuantizedLayer;
-use super::tensors::{FLAGS, HALF};
+use super::tensors::HALF;
 use crate::moe::activation::Activation;
 
 /// Experts and those of the rank, of generated cases.
@@ -30,11 +30,10 @@ where
             (layer(c).num_experts, layer(c).num_local_experts) = (all, local);
         })
         .axis("top_k", shown([1, 2, 3, 6]), move |c, &count| layer(c).top_k = count)
-        .axis("apply_router_weight_on_input", shown(FLAGS), move |c, &flag| {
-            layer(c).apply_router_weight_on_input = flag;
-        })
-        .axis("router_weight_on", named(&WEIGHT_ON_X), move |c, &on_x| {
-            layer(c).rules.router_weight_on_x = on_x;
+        .axis("router_weight_on", named(&ROUTER_WEIGHT_ON), move |c, &(on_gate_up, on_x)| {
+            let layer = layer(c);
+            layer.apply_router_weight_on_input = on_gate_up;
+            layer.rules.router_weight_on_x = on_x;
         })
         .axis("gate_up_layout", named(&GENERATED_LAYOUTS), move |c, &layout| {
             layer(c).rules.gate_up_layout = layout;
@@ -51,11 +50,6 @@ where
             let mut c = c.clone();
             let layer = layer(&mut c);
             layer.rules.has_foreign_parameter(layer.activation)
-        })
-        .illegal(ONE_TARGET, &["apply_router_weight_on_input", "router_weight_on"], move |c| {
-            let mut c = c.clone();
-            let layer = layer(&mut c);
-            layer.apply_router_weight_on_input && layer.rules.router_weight_on_x
         })
         .illegal("a token has at most every expert", &["experts", "top_k"], move |c| {
             let mut c = c.clone();

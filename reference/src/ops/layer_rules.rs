@@ -50,15 +50,14 @@ pub(in crate::ops) const GENERATED_PARAMETERS: [(&str, [Option<f32>; 3]); 4] = [
     ("all three", [Some(0.5), Some(1.25), Some(0.25)]),
 ];
 
-/// Values of `router_weight_on` in generated cases: whether it is x.
-pub(in crate::ops) const WEIGHT_ON_X: [(&str, bool); 2] =
-    [("as apply_router_weight_on_input", false), ("x", true)];
+/// What router weights multiply in generated cases: whether `gate_up`, and whether x.
+pub(in crate::ops) const ROUTER_WEIGHT_ON: [(&str, (bool, bool)); 3] =
+    [("down", (false, false)), ("gate_up", (true, false)), ("x", (false, true))];
 
 /// Why generated cases do not combine some values of these keys.
 pub(in crate::ops) const NO_UP: &str = "an activation without up has no layout of gate and up";
 pub(in crate::ops) const NO_PARAMETER: &str =
     "gelu and relu2 have no limit, alpha or beta; swiglustep and silu_no_mul only a limit";
-pub(in crate::ops) const ONE_TARGET: &str = "router weights multiply x or gate_up, not both";
 
 /// What router weights multiply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,8 +7,7 @@ use crate::moe::activation::Activation;
 use crate::num::dims::GroupSize;
 use crate::ops::axes::{Space, named, shown};
 use crate::ops::layer_rules::{
-    GENERATED_LAYOUTS, GENERATED_PARAMETERS, LayerRules, NO_PARAMETER, NO_UP, ONE_TARGET,
-    WEIGHT_ON_X,
+    GENERATED_LAYOUTS, GENERATED_PARAMETERS, LayerRules, NO_PARAMETER, NO_UP, ROUTER_WEIGHT_ON,
 };
 use crate::ops::quant::lattice::{plain_quant, quant_axes, ranks, settle};
 use crate::ops::tensors::FLAGS;
@@ -68,10 +67,10 @@ pub(super) fn space() -> Space<MoeConfig> {
         })
         .axis("scoring_func", named(ScoringFunc::NAMED), |c, &value| c.scoring_func = value)
         .axis("renormalize", shown(FLAGS), |c, &flag| c.renormalize = flag)
-        .axis("apply_router_weight_on_input", shown(FLAGS), |c, &flag| {
-            c.apply_router_weight_on_input = flag;
+        .axis("router_weight_on", named(&ROUTER_WEIGHT_ON), |c, &(on_gate_up, on_x)| {
+            c.apply_router_weight_on_input = on_gate_up;
+            c.rules.router_weight_on_x = on_x;
         })
-        .axis("router_weight_on", named(&WEIGHT_ON_X), |c, &on_x| c.rules.router_weight_on_x = on_x)
         .axis("gate_up_layout", named(&GENERATED_LAYOUTS), |c, &layout| {
             c.rules.gate_up_layout = layout;
         })
@@ -107,9 +106,6 @@ pub(super) fn space() -> Space<MoeConfig> {
         .illegal(NO_PARAMETER, &["activation", "swiglu parameters"], |c| {
             c.rules.has_foreign_parameter(c.activation)
         })
-        .illegal(ONE_TARGET, &["apply_router_weight_on_input", "router_weight_on"], |c| {
-            c.apply_router_weight_on_input && c.rules.router_weight_on_x
-        })
         // Kernels and packed layouts depend on all of these together.
         .together(&["weight", "dtype", "input_dtype", "group_size", "desc_act"])
         // Where the bias and the router weight enter depends on the format and the sizes.
@@ -117,7 +113,7 @@ pub(super) fn space() -> Space<MoeConfig> {
             "weight",
             "dtype",
             "has_bias",
-            "apply_router_weight_on_input",
+            "router_weight_on",
             "hidden_size",
             "intermediate_size",
         ])
@@ -163,10 +159,7 @@ mod tests {
                 options: deployment(),
                 ..MoeDesc::new(c.hidden_size, c.intermediate_size)
             };
-            // The reader takes both, as x: the axes would have that value twice.
-            let is_twice = c.apply_router_weight_on_input && c.rules.router_weight_on_x;
             let offered = is_read_back(&c)
-                && !is_twice
                 && probe.takes(&c.quant)
                 && select_moe(&scheme, &desc, &DEVICE).chosen.is_some();
             assert_eq!(
@@ -186,12 +179,15 @@ mod tests {
         let rows = axes.cover(STRENGTH);
         assert!((400..1200).contains(&rows.len()), "{}", rows.len());
         for (at, axis) in axes.axes().iter().enumerate() {
+            let even = rows.len() / axis.values.len();
             for value in 0..axis.values.len() {
                 let count = rows.iter().filter(|row| row[at] == value).count();
                 let mut only = vec![None; axes.axes().len()];
                 only[at] = Some(value);
                 let is_legal = axes.complete(&only).is_some();
                 assert_eq!(count > 0, is_legal, "{} {}", axis.name, axis.values[value]);
+                // No value crowds out the others.
+                assert!(!is_legal || count * 5 >= even, "{} {}", axis.name, axis.values[value]);
             }
         }
     }
