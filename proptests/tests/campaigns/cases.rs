@@ -56,7 +56,7 @@ operations! {
     dynamic_int8 wrong_dynamic_int8 DynamicInt8Quant 40 60 13,
     w4a8_mm wrong_w4a8_mm W4a8Mm 20 20 21,
     fp8_moe wrong_fp8_moe Fp8Moe 4 60 20,
-    int8_moe wrong_int8_moe Int8Moe 4 16 16,
+    int8_moe wrong_int8_moe Int8Moe 4 40 16,
     mxfp4_int8 wrong_mxfp4_int8 E2m1Int8Linear 20 20 18,
     mxfp4_int8_moe wrong_mxfp4_int8_moe E2m1Int8Moe 8 16 15,
 }

@@ -37,7 +37,7 @@ fn products() {
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "minutes under emulation; --include-ignored runs it")]
 fn layers_of_e4m3_rows() {
-    reference::<W4a8Experts>(2);
+    reference::<W4a8Experts>(6);
     // Some laws concern a part of the configurations.
     reference::<Fp8Experts>(8);
 }

@@ -100,7 +100,7 @@ operations! {
     fp4_quantized wrong_fp4_quantized ScaledFp4Quant 60 30 5,
     fp4_products wrong_fp4_products ScaledFp4Mm 40 20 14,
     fp8_products wrong_fp8_products ScaledMm 60 50 14,
-    fp8_layers wrong_fp8_layers Fp8Moe 24 16 15,
+    fp8_layers wrong_fp8_layers Fp8Moe 24 32 15,
     fp8_groups wrong_fp8_groups PerTokenGroupQuant 96 48 15,
     static_fp8 wrong_static_fp8 StaticFp8Quant 32 128 9,
     mxfp4_quantized wrong_mxfp4_quantized DynamicMxfp4Quant 32 32 12,

@@ -279,5 +279,5 @@ fn bytes_are_fixed() {
         }
     }
     let hex: String = sum.finalize().iter().map(|b| format!("{b:02x}")).collect();
-    assert_eq!(hex, "db99ad64a126bd2ed92dfa3c74f18f9fdd5839de501ae227e1fa5d5e4edefe02");
+    assert_eq!(hex, "4955a27f93cfe39cf285451ec8e30587b526f9c848e21ddc8d4ed228623648c7");
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::stage::Stage;
 use crate::Result;
 use crate::judge::compare::elements;
-use crate::judge::power::{Accepted, Power, reach};
+use crate::judge::power::{Accepted, Power, attainable, reach};
 use crate::judge::scheduled::Product;
 use crate::judge::{OutputReport, Verdict};
 use crate::num::dims::Shape;
@@ -37,6 +37,9 @@ pub(crate) fn judge(stage: Stage<'_>, product: &Product<'_>) -> Result<OutputRep
         Some(mut report) => {
             let power = stage.power_beside(&known)?;
             report.power = report.power.map(|own| own.or(&power));
+            let values = bits.iter().map(|&b| product.dtype.to_f64(b));
+            let exact: Vec<_> = values.map(|value| Accepted::only(value, value)).collect();
+            report.attainable = attainable(product.dtype, &exact);
             Ok(report)
         }
         None => stage.judge_beside(Some(&known)),
