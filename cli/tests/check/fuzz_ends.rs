@@ -30,7 +30,9 @@ fn folder(name: &str) -> PathBuf {
 }
 
 fn fuzz(folder: &Path, more: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_marlinspike"));
+    // A shell's background job ignores SIGINT, and what it starts inherits that.
+    let mut command = Command::new("env");
+    command.args(["--default-signal", env!("CARGO_BIN_EXE_marlinspike")]);
     command.args(["fuzz", "--op", "int4_fp8_preprocess", "--seed", "1", "--cases", "3"]);
     command.args(["--timeout", "1000", "--keep"]).arg(folder.join("kept")).args(more);
     command.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
