@@ -1,2 +1,2 @@
 #!/bin/bash -eu
-exec "$SRC/marlinspike/fuzz/oss-fuzz.sh"
+exec "$SRC/marlinspike/tools/fuzz/oss-fuzz.sh"

@@ -1,7 +1,7 @@
 //! Fuzz targets for the inputs of this crate: model folders and the activations of `run --input`.
 //! No input may panic, and every accepted input must be consistent.
 //!
-//! As with `marlinspike_proptests::fuzz`, `fuzz/` calls them under libFuzzer, and the tests on
+//! As with `marlinspike_proptests::fuzz`, `tools/fuzz/` calls them under libFuzzer, and the tests on
 //! stable Rust replay a corpus and mutations of it.
 
 use std::fs;

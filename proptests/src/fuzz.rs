@@ -1,4 +1,4 @@
-//! Fuzz targets. No input may panic, and every accepted input must be consistent. `fuzz/` calls
+//! Fuzz targets. No input may panic, and every accepted input must be consistent. `tools/fuzz/` calls
 //! them under libFuzzer; the tests on stable Rust replay a corpus and mutations of it.
 
 pub mod corpus;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes fuzz/corpus/: small valid files and one file for each fault that a reader must name.
+"""Writes tools/fuzz/corpus/: small valid files and one file for each fault that a reader must name.
 
 Requires only Python 3.9. `marlinspike vectors` writes the valid case (see VALID_CASE); each hostile
 case differs from it by one fault.
@@ -450,7 +450,7 @@ def main() -> None:
     for target, files in {
             "container": containers(), "case": cases(valid), "config": configs(),
             "index": indexes(), "packed": packed(), "input": inputs(), "model": models()}.items():
-        folder = root / "fuzz" / "corpus" / target
+        folder = root / "tools" / "fuzz" / "corpus" / target
         folder.mkdir(parents=True, exist_ok=True)
         for name, blob in files.items():
             (folder / name).write_bytes(blob)

@@ -117,7 +117,7 @@ impl Report {
 
     fn table(&self) -> Table {
         let mut table = Table::new();
-        table.load_preset(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+        table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
         table.set_header([
             "shape",
             "group",

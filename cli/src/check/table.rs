@@ -131,7 +131,7 @@ fn table_lines(outputs: &[&OutputReport], view: &View) -> Vec<String> {
     }
     let mut table = Table::new();
     // No borders and no wrapping: each row is one line, so that details fit between rows.
-    table.load_preset(comfy_table::presets::NOTHING);
+    table.load_style(comfy_table::presets::NOTHING);
     table.set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(HEADER);
     let cells: Vec<[String; 5]> = outputs.iter().map(|o| numbers(o)).collect();

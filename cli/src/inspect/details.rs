@@ -50,7 +50,7 @@ fn refusals(verdict: &Verdict, layers: &[Layer], paint: Paint) -> String {
 
 fn table(found: &Inspection) -> Table {
     let mut table = Table::new();
-    table.load_preset(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     let mut header = vec!["layer", "format", "type", "bits", "group", "act-order", "K x N", "size"];
     header.extend(found.verdicts.iter().map(|v| v.column));
     table.set_header(header);

@@ -113,7 +113,7 @@ fn count<'j>(of: impl Iterator<Item = (&'j Job, Option<Origin>)>) -> Count {
 
 fn table(rows: &[&'static Row], jobs: &[Job], origins: Option<&[Origin]>) -> Table {
     let mut table = Table::new();
-    table.load_preset(NOTHING);
+    table.load_style(NOTHING);
     let mut header = vec!["operation", "modules"];
     if origins.is_some() {
         header.extend(["cached before", "compiled", "not cached"]);

@@ -131,7 +131,8 @@ fn an_order_that_changes_between_runs_is_a_finding() {
 }
 
 fn recipe() -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../recipes/marlin_scales.c");
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../integrations/recipes/marlin_scales.c");
     std::fs::read_to_string(path).unwrap()
 }
 
@@ -216,7 +217,8 @@ fn compile_cpp(folder: &Path, source: &str) -> Option<()> {
 /// The recipe in C++, right and with a planted bug, by the command that it states.
 #[test]
 fn the_recipe_in_cpp_passes_and_its_bug_is_named() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../recipes/marlin_repack.cpp");
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../integrations/recipes/marlin_repack.cpp");
     let right = std::fs::read_to_string(path).unwrap();
     let options = "--op linear --output marlin_qweight --lib ./kernel.so --seed 1 --cases 60 --where \
                    checkpoint_format=gptq,weight_type=uint4b8,input_dtype=null,desc_act=false";

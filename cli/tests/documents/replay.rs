@@ -60,19 +60,23 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "",
         "written by the program; `schema_command` compiles and runs the examples",
     ),
-    ("docs/src/guides/python.md", "", "python/tests/test_guide.py runs the blocks"),
-    ("python/README.md", "import marlinspike", "python/tests/test_first_contact.py runs it"),
+    ("docs/src/guides/python.md", "", "integrations/python/tests/test_guide.py runs the blocks"),
+    (
+        "integrations/python/README.md",
+        "import marlinspike",
+        "integrations/python/tests/test_first_contact.py runs it",
+    ),
     ("docs/src/results/findings.md", "", "other projects' operators and versions"),
-    ("docs/src/guides/browser.md", "#layout", "an address, which web/tests open"),
+    ("docs/src/guides/browser.md", "#layout", "an address, which integrations/web/tests open"),
     (
         "docs/src/guides/campaigns.md",
         "summary = ",
-        "Python; python/tests/test_recipes.py runs the recipes",
+        "Python; integrations/python/tests/test_recipes.py runs the recipes",
     ),
     (
         "docs/src/guides/campaigns.md",
-        "$ python recipes/ray_campaign.py",
-        "needs Ray; python/tests/test_recipes.py",
+        "$ python integrations/recipes/ray_campaign.py",
+        "needs Ray; integrations/python/tests/test_recipes.py",
     ),
     ("docs/src/guides/campaigns.md", "$ marlinspike fuzz", "needs a kernel of the reader's"),
     ("docs/src/guides/torch.md", "import torch", "needs a GPU"),
@@ -94,7 +98,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("docs/src/guides/fuzz.md", "$ cargo run -p marlinspike-proptests", "a build of its own"),
     ("docs/src/guides/convert.md", "in vLLM 0.33.0", "a line of a large model's output"),
     ("docs/src/internals/tensor-cores.md", "", "needs a GPU"),
-    ("vllm-plugin/README.md", "", "needs vLLM"),
+    ("integrations/vllm/README.md", "", "needs vLLM"),
 ];
 
 /// Pages whose shell and Rust blocks are read but not run.
@@ -294,7 +298,7 @@ fn replayed(page: &str) {
     }
     let temp = tempfile::tempdir().unwrap();
     let folder = temp.path();
-    for name in ["golden", "recipes"] {
+    for name in ["golden", "integrations"] {
         std::os::unix::fs::symlink(root().join(name), folder.join(name)).unwrap();
     }
     let all = blocks();

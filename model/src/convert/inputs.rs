@@ -37,10 +37,9 @@ fn modified(stamp: &Stamp) -> Option<u64> {
 
 /// SHA-256 of a file of the model folder.
 fn hash(path: &std::path::Path) -> Result<String, ConvertError> {
-    let (mut file, _) = files::open(path)?;
-    let mut hash = Sha256::new();
-    std::io::copy(&mut file, &mut hash).map_err(ConvertError::io(path))?;
-    Ok(io::hex(hash))
+    let (file, _) = files::open(path)?;
+    let (_, hash) = io::hash_of(file).map_err(ConvertError::io(path))?;
+    Ok(hash)
 }
 
 impl Inputs {

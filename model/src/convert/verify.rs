@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use rayon::prelude::*;
-use sha2::{Digest as _, Sha256};
 
 use super::error::ConvertError;
 use super::folder::is_model_file;
@@ -88,10 +87,8 @@ pub fn verify_in(
     }
     if let Some(model) = against {
         let hash = |name: &str| -> Result<(u64, String), String> {
-            let (mut file, _) = files::open(&model.join(name)).map_err(|e| e.to_string())?;
-            let mut hash = Sha256::new();
-            let len = std::io::copy(&mut file, &mut hash).map_err(|e| e.to_string())?;
-            Ok((len, io::hex(hash)))
+            let (file, _) = files::open(&model.join(name)).map_err(|e| e.to_string())?;
+            io::hash_of(file).map_err(|e| e.to_string())
         };
         let inputs = manifest.inputs.par_iter().with_max_len(1);
         let inputs: Vec<_> =

@@ -10,7 +10,7 @@ use marlinspike_proptests::fuzz::corpus::{Corpus, MutatedFormat, mutations};
 const SEED: u64 = 0xd002;
 
 fn corpus(target: &str, entry: fn(&[u8]) -> Result<(), String>) -> Corpus<String> {
-    let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus");
+    let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools/fuzz/corpus");
     Corpus::read(&corpora, target, entry)
 }
 

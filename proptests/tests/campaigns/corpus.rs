@@ -12,7 +12,7 @@ use marlinspike_proptests::fuzz::corpus::{Corpus, MutatedFormat, mutations};
 use marlinspike_proptests::fuzz::{self, ConfigFailure as F};
 
 fn corpus<X>(target: &str, entry: fn(&[u8]) -> Result<(), X>) -> Corpus<X> {
-    let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus");
+    let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools/fuzz/corpus");
     Corpus::read(&corpora, target, entry)
 }
 

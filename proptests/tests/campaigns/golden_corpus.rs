@@ -1,7 +1,7 @@
 //! The golden cases as seeds of the fuzzers, on stable Rust: mutations of each operation's
 //! smallest files give verdicts and errors, and never a panic.
 //!
-//! The files are read in golden/; `fuzz/corpus` holds no copies.
+//! The files are read in golden/; `tools/fuzz/corpus` holds no copies.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

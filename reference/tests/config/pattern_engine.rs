@@ -167,6 +167,9 @@ fn groups_conditions_and_loops() {
     assert!(m(r"(a?)*b\1", "aab"));
     assert!(m(r"(x{0})?a\1b", "ab"));
     assert!(!m(r"(?>a+)ab", "aaab"));
+    assert!(
+        m(r"(?i)(ab)-\1$", "aB-Ab") && !m(r"(ab)-\1$", "ab-Ab") && !m(r"(?i)(ab)-\1$", "ab-ac")
+    );
     assert!(m(r"(?i)straße\.\w", "STRAßE.é"));
     assert!(m(r"(?<=^)a(?<!b)(?<!cc)", "a"));
     assert!(!m(r"a(?<!b|a)", "a"));

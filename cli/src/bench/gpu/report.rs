@@ -160,7 +160,7 @@ impl Report {
     fn table(&self) -> Table {
         let peers = self.peers();
         let mut table = Table::new();
-        table.load_preset(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+        table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
         let mut header: Vec<String> = [
             "shape",
             "M",

@@ -160,6 +160,26 @@ pub fn hash_file(storage: &dyn Storage, path: &Path) -> io::Result<(u64, String)
     Ok((len, hex(hash)))
 }
 
+/// Length and SHA-256 of all that `reader` gives.
+///
+/// # Errors
+/// The reader's.
+pub fn hash_of(mut reader: impl io::Read) -> io::Result<(u64, String)> {
+    let (mut hash, mut length) = (Sha256::new(), 0);
+    let mut chunk = vec![0; 1 << 16];
+    loop {
+        match reader.read(&mut chunk) {
+            Ok(0) => return Ok((length, hex(hash))),
+            Ok(read) => {
+                hash.update(&chunk[..read]);
+                length += read as u64;
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
 /// A finished hash as 64 hexadecimal digits.
 pub fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|b| format!("{b:02x}")).collect()

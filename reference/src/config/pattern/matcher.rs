@@ -164,7 +164,7 @@ impl<'p> Matcher<'p> {
                 }
             },
             Inst::Atomic { end } => self.run(pc + 1, end, pos)?.map(|pos| (end, pos)),
-            Inst::Backref(group) => {
+            Inst::Backref { group, casei } => {
                 let slot = 2 * group as usize;
                 let (from, to) = (self.slots[slot], self.slots[slot + 1]);
                 if from == UNSET || to == UNSET || from > to {
@@ -172,8 +172,8 @@ impl<'p> Matcher<'p> {
                 }
                 self.step(u64::from(to - from) / 8)?;
                 let rest = &self.text[pos as usize..];
-                rest.starts_with(&self.text[from as usize..to as usize])
-                    .then_some((pc + 1, pos + (to - from)))
+                let length = repeated(rest, &self.text[from as usize..to as usize], casei);
+                length.map(|length| (pc + 1, pos + length))
             }
             Inst::UnlessGroup { group, target } => {
                 let set = self.slots[2 * group as usize + 1] != UNSET;
@@ -200,8 +200,23 @@ impl<'p> Matcher<'p> {
             Assertion::EndLine { .. } => after.is_none_or(|c| c == '\n'),
             Assertion::LeftWordBoundary => !word(before) && word(after),
             Assertion::RightWordBoundary => word(before) && !word(after),
+            Assertion::LeftWordHalfBoundary => !word(before),
+            Assertion::RightWordHalfBoundary => !word(after),
             Assertion::WordBoundary => word(before) != word(after),
             Assertion::NotWordBoundary => word(before) == word(after),
         }
     }
+}
+
+/// Bytes of `text` that repeat `group` from its begin on; `None` if it begins otherwise.
+fn repeated(text: &str, group: &str, casei: bool) -> Option<u32> {
+    if !casei {
+        return text.starts_with(group).then_some(group.len() as u32);
+    }
+    let mut rest = text.chars();
+    let is_repeated = group
+        .chars()
+        .all(|of_group| rest.next().is_some_and(|c| c.to_lowercase().eq(of_group.to_lowercase())));
+    // At most as long as the text, which has a limit.
+    is_repeated.then(|| (text.len() - rest.as_str().len()) as u32)
 }

@@ -41,8 +41,11 @@ pub(super) enum Inst {
     Atomic {
         end: u32,
     },
-    /// The text of a group.
-    Backref(u32),
+    /// The text of a group; whether in either case.
+    Backref {
+        group: u32,
+        casei: bool,
+    },
     /// Jumps unless the group has matched.
     UnlessGroup {
         group: u32,
@@ -117,7 +120,12 @@ impl Compiler<'_> {
             Expr::Empty => {}
             Expr::Any { newline: true } => drop(self.push(Inst::Any)?),
             Expr::Any { newline: false } => drop(self.push(Inst::AnyButNewline)?),
-            Expr::Assertion(Assertion::LeftWordBoundary | Assertion::RightWordBoundary) => {
+            Expr::Assertion(
+                Assertion::LeftWordBoundary
+                | Assertion::LeftWordHalfBoundary
+                | Assertion::RightWordBoundary
+                | Assertion::RightWordHalfBoundary,
+            ) => {
                 return Err("a one-sided word boundary is not Python's".to_owned());
             }
             Expr::Assertion(a) => drop(self.push(Inst::Assert(*a))?),
@@ -147,9 +155,9 @@ impl Compiler<'_> {
             }
             Expr::LookAround(child, kind) => self.look(child, *kind)?,
             Expr::Repeat { child, lo, hi, greedy } => self.repeat(child, *lo, *hi, *greedy)?,
-            Expr::Backref(group) => {
+            Expr::Backref { group, casei } => {
                 let group = self.known_group(*group)?;
-                self.push(Inst::Backref(group))?;
+                self.push(Inst::Backref { group, casei: *casei })?;
             }
             Expr::AtomicGroup(child) => {
                 let at = self.push(Inst::Atomic { end: 0 })?;
@@ -173,6 +181,11 @@ impl Compiler<'_> {
             }
             Expr::KeepOut | Expr::ContinueFromPreviousMatchEnd => {
                 return Err("\\K and \\G are not Python's".to_owned());
+            }
+            Expr::BackrefWithRelativeRecursionLevel { .. }
+            | Expr::SubroutineCall(_)
+            | Expr::UnresolvedNamedSubroutineCall { .. } => {
+                return Err("\\g is not Python's".to_owned());
             }
         }
         Ok(())
@@ -322,7 +335,7 @@ fn groups(expr: &Expr) -> usize {
 }
 
 fn refers_to_groups(expr: &Expr) -> bool {
-    matches!(expr, Expr::Backref(_) | Expr::BackrefExistsCondition(_))
+    matches!(expr, Expr::Backref { .. } | Expr::BackrefExistsCondition(_))
         || children(expr).any(refers_to_groups)
 }
 

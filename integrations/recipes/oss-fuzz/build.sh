@@ -1,0 +1,2 @@
+#!/bin/bash -eu
+exec "$SRC/marlinspike/tools/fuzz/oss-fuzz.sh"

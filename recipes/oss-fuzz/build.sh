@@ -1,2 +1,0 @@
-#!/bin/bash -eu
-exec "$SRC/marlinspike/fuzz/oss-fuzz.sh"
