@@ -53,7 +53,7 @@ fn cut(x: &[u32], size_k: usize, range: std::ops::Range<usize>) -> Vec<u32> {
 }
 
 fn views(parts: &[Array2<f32>]) -> Vec<ArrayView2<'_, f32>> {
-    parts.iter().map(Array2::view).collect()
+    parts.iter().map(|part| part.view()).collect()
 }
 
 fn part_of(w: &Weight<'_>, rank: usize, ranks: usize) -> Part {
