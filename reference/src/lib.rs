@@ -2,10 +2,7 @@
 //! Mixture-of-Experts kernels.
 //!
 //! ```
-//! use marlinspike::case::Op;
-//! use marlinspike::check::{Verdict, check_case};
-//! use marlinspike::num::tensor::Tensor;
-//! use marlinspike::vectors::Generator;
+//! use marlinspike::{Generator, Op, Tensor, Verdict, check_case};
 //!
 //! // The inputs and outputs of one linear layer with quantized weights.
 //! let mut case = Generator::new(Op::Linear, 1)?.case(0)?;
@@ -25,6 +22,15 @@
 //! println!("{:?}", wrong.first_mismatch);
 //! # Ok::<(), marlinspike::Error>(())
 //! ```
+//!
+//! The items at the root serve most users; `examples/` has a program for each purpose:
+//!
+//! | to | root | example |
+//! | --- | --- | --- |
+//! | check a kernel's outputs | [`Case`], [`Op`], [`check_case`], [`CaseReport`], [`Verdict`] | `check` |
+//! | draw inputs with their right outputs | [`Generator`] | `check`, `moe` |
+//! | pack a weight for Marlin, and read it back | [`Weight`], [`pack_marlin`], [`MarlinOptions`], [`MarlinMatrix`] | `pack` |
+//! | name types, sizes, tensors and orders of additions | [`ScalarType`], [`GroupSize`], [`Shape`], [`Tensor`], [`Schedule`] | `int4_layer` |
 //!
 //! Data enters in three ways: untrusted bytes ([`formats`]), floats ([`quantize`]) and generated
 //! values ([`vectors`]). All of them produce a [`weight::Weight`], which a layout ([`layouts`])
@@ -82,7 +88,18 @@ pub mod vectors;
 pub mod w4a8;
 pub mod weight;
 
+pub use case::{Case, Op};
+pub use check::{CaseReport, Verdict, check_case};
 pub use error::{Error, ModuleError, Result};
+pub use layouts::marlin::{
+    Options as MarlinOptions, Stored as MarlinMatrix, prepare as pack_marlin,
+};
+pub use num::dims::{GroupSize, Shape};
+pub use num::scalar::ScalarType;
+pub use num::tensor::Tensor;
+pub use products::schedule::Schedule;
+pub use vectors::Generator;
+pub use weight::Weight;
 #[cfg(all(test, emulated))]
 extern crate self as marlinspike;
 #[cfg(all(test, emulated))]

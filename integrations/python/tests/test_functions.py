@@ -210,10 +210,11 @@ def test_a_global_scale_is_only_for_four_bit_floats(rng):
 
 @pytest.mark.parametrize("checkpoint_format", ["nvfp4", "mxfp4"])
 def test_fused_marlin_moe_of_four_bit_floats(checkpoint_format):
-    config = lattice(
-        "moe", checkpoint_format=checkpoint_format, input_dtype=None, activation="silu", ep_size=1, gate_up_layout=None,
-        swiglu_limit=None, router_weight_on=None,
-    )[0]
+    config = lattice("moe", checkpoint_format=checkpoint_format, input_dtype=None, ep_size=1)[0]
+    # What the function has no argument for.
+    for key in ("gate_up_layout", "swiglu_limit", "swiglu_alpha", "swiglu_beta", "router_weight_on"):
+        config.pop(key, None)
+    config["activation"] = "silu"
     case = marlinspike.Case.draw("moe", seed=4, config=config)
     for name in ("w13_weight_scale", "w2_weight_scale"):
         scales = case.inputs[name]

@@ -5,35 +5,25 @@
 //!
 //! ```
 //! use marlinspike::layouts::kleidi::RhsLayout;
-//! use marlinspike::layouts::marlin::{Options, prepare};
-//! use marlinspike::num::dims::{GroupSize, Shape};
 //! use marlinspike::num::element::f16;
-//! use marlinspike::num::scalar::ScalarType;
 //! use marlinspike::quantize::quantize_weights;
-//! use marlinspike::weight::{Codes, Groups, Table, Weight};
+//! use marlinspike::weight::Groups;
+//! use marlinspike::{GroupSize, MarlinOptions, ScalarType, pack_marlin};
 //! use ndarray::Array2;
 //!
-//! let (shape, group) = (Shape::new(128, 64), GroupSize::Of(32));
+//! let group_size = GroupSize::Of(32);
 //! let w = Array2::from_shape_fn((128, 64), |(k, n)| f16::from_f32((k + n) as f32 / 512.0 - 0.2));
-//! let q = quantize_weights(w.view(), ScalarType::UINT4B8, group)?;
-//! let mut weight = Weight {
-//!     name: "mlp.up_proj".to_owned(),
-//!     ty: ScalarType::UINT4B8,
-//!     codes: Codes::from_fn(4, shape, |k, n| q.codes[[k, n]])?,
-//!     scales: Table::from_array(q.scales)?.rounded(ScalarType::FLOAT16),
-//!     zeros: None,
-//!     groups: Groups::Uniform(group),
-//!     global_scale: None,
-//!     bias: None,
-//! };
+//! let mut weight = quantize_weights(w.view(), ScalarType::UINT4B8, group_size)?
+//!     .into_weight(Groups::Uniform(group_size))?;
 //!
 //! // Marlin's tensors of a stack of one matrix: `qweight`, `scales`.
-//! let marlin = prepare(std::slice::from_ref(&weight), Options::new(ScalarType::FLOAT16))?;
+//! let options = MarlinOptions::new(ScalarType::FLOAT16);
+//! let marlin = pack_marlin(std::slice::from_ref(&weight), options)?;
 //! assert_eq!(marlin.qweight.shape(), [1, 128 / 16, 64 * 16 / 8]);
 //!
 //! // The bytes of Arm's int4 kernels, whose group scales are bfloat16.
 //! weight.scales = weight.scales.rounded(ScalarType::BFLOAT16);
-//! let arm = RhsLayout::new(shape, group, 8)?.pack_weight(&weight)?;
+//! let arm = RhsLayout::new(weight.shape(), group_size, 8)?.pack_weight(&weight)?;
 //! assert!(arm.bytes().len() > 128 * 64 / 2);
 //! # Ok::<(), marlinspike::Error>(())
 //! ```

@@ -10,6 +10,7 @@ use quote::ToTokens as _;
 use syn::{Attribute, Item, UseTree};
 
 use crate::size::{self, Function};
+use crate::surface::{self, Public};
 use crate::tokens;
 
 /// A crate of the workspace.
@@ -40,6 +41,8 @@ pub struct Module {
     pub items: Vec<String>,
     /// Paths of at least two segments in the code of the items.
     pub paths: Vec<Vec<String>>,
+    /// What is `pub` here.
+    pub public: Vec<Public>,
 }
 
 /// A Rust file of the product. Items that only tests compile do not count.
@@ -50,6 +53,8 @@ pub struct File {
     pub lines: usize,
     /// Its functions.
     pub functions: Vec<Function>,
+    /// Lines that match on variants of a storage scheme.
+    pub scheme_matches: usize,
     /// Its identifiers and literals, in lower case and without `_`.
     pub words: BTreeSet<String>,
 }
@@ -120,7 +125,8 @@ impl Reader<'_> {
         let index = self.module(&kept, file, &shown, parent, path)?;
         let functions = size::functions(&shown, kept.iter().map(|(item, _)| item));
         let words = tokens::words(kept.into_iter().map(|(_, tokens)| tokens));
-        self.files.push(File { path: shown, lines, functions, words });
+        let scheme_matches = text.lines().filter(|line| line.contains("Scheme::")).count();
+        self.files.push(File { path: shown, lines, functions, scheme_matches, words });
         Ok(index)
     }
 
@@ -142,9 +148,11 @@ impl Reader<'_> {
             globs: Vec::new(),
             items: Vec::new(),
             paths: Vec::new(),
+            public: Vec::new(),
         });
         for (item, tokens) in items.iter().filter(|(item, _)| !attributes(item).iter().any(is_test))
         {
+            self.modules[index].public.extend(surface::of_item(&path, item));
             match item {
                 Item::Use(used) if used.leading_colon.is_none() => {
                     flatten(&used.tree, &mut Vec::new(), &mut self.modules[index]);

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::LazyLock;
 
 use marlinspike_structure::rules::{self, Limits};
 use marlinspike_structure::source::Workspace;
@@ -21,6 +22,12 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("the workspace's folder")
 }
 
+static WORKSPACE: LazyLock<Workspace> = LazyLock::new(|| {
+    // The names of the Python package are upstream's.
+    let skipped = ["tools/structure", "integrations/python"];
+    Workspace::read(root(), &skipped).expect("the workspace's sources")
+});
+
 fn limits() -> Limits {
     let text =
         std::fs::read_to_string(root().join("tools/structure/limits.txt")).expect("limits.txt");
@@ -29,21 +36,19 @@ fn limits() -> Limits {
 
 #[test]
 fn the_product_keeps_its_structure() {
-    // The names of the Python package are upstream's.
-    let skipped = ["tools/structure", "integrations/python"];
-    let workspace = Workspace::read(root(), &skipped).expect("the workspace's sources");
+    let workspace = &*WORKSPACE;
     let limits = limits();
     let functions = || workspace.files.iter().flat_map(|f| &f.functions);
     let lines = functions().map(|f| (f.name.clone(), f.lines));
     let parameters = functions().map(|f| (f.name.clone(), f.parameters));
     let files = workspace.files.iter().map(|f| (f.path.clone(), f.lines));
     let breaches = [
-        only_the_edges_of_architecture_md(&workspace),
-        no_cycles_between_siblings(&workspace, &limits),
+        only_the_edges_of_architecture_md(workspace),
+        no_cycles_between_siblings(workspace, &limits),
         over("file", FILE_LINES, files, &limits.files),
         over("function", FUNCTION_LINES, lines, &limits.functions),
         over("parameters", PARAMETERS, parameters, &limits.parameters),
-        things_are_named_in_few_files(&workspace, &limits),
+        things_are_named_in_few_files(workspace, &limits),
     ]
     .concat();
     assert!(breaches.is_empty(), "{} breaches:\n{}", breaches.len(), breaches.join("\n"));
@@ -143,4 +148,33 @@ fn things_are_named_in_few_files(workspace: &Workspace, limits: &Limits) -> Vec<
         }
     }
     breaches
+}
+
+/// Folders of the crates that other projects depend on, and the files of their public surfaces: a change of one is seen
+/// where it is reviewed.
+const SURFACES: [(&str, &str); 2] =
+    [("reference", "marlinspike.txt"), ("proptests", "marlinspike-proptests.txt")];
+
+#[test]
+fn every_public_item_is_recorded() {
+    for (folder, name) in SURFACES {
+        let found = WORKSPACE.crate_at(folder).expect("the crate");
+        let public = found.modules.iter().flat_map(|module| &module.public);
+        let lines: BTreeSet<&str> = public.map(|item| &*item.declaration).collect();
+        assert!(lines.len() > 100, "{folder}: {} public items", lines.len());
+        let path = root().join("tools/structure/public").join(name);
+        if std::env::var_os("MARLINSPIKE_WRITE_DOCS").is_some() {
+            let text: String = lines.iter().flat_map(|line| [line, "\n"]).collect();
+            std::fs::write(&path, text).expect("a folder to write in");
+        }
+        let recorded = std::fs::read_to_string(&path).expect("the recorded surface");
+        let recorded: BTreeSet<&str> = recorded.lines().collect();
+        let new: Vec<_> = lines.difference(&recorded).collect();
+        let gone: Vec<_> = recorded.difference(&lines).collect();
+        assert!(
+            new.is_empty() && gone.is_empty(),
+            "{}: new {new:#?}, gone {gone:#?}; MARLINSPIKE_WRITE_DOCS=1 records them",
+            path.display()
+        );
+    }
 }
