@@ -7,6 +7,9 @@ use marlinspike::vectors::{Rng, case_of};
 use marlinspike::{Op, Result, Tensor, Verdict, check_case};
 use serde_json::json;
 
+/// Changes the rows of a stage, of so many columns.
+type Fault = fn(&mut [u16], usize);
+
 fn main() -> Result<()> {
     // A GPTQ layer; `marlinspike schema --op moe` lists the keys.
     let config = json!({
@@ -23,7 +26,7 @@ fn main() -> Result<()> {
     assert_eq!(check_case(&case)?.verdict, Verdict::Pass);
 
     // A kernel that takes gate for up, and one that writes the tokens in another order.
-    let faults: [(&str, fn(&mut [u16], usize)); 2] = [
+    let faults: [(&str, Fault); 2] = [
         ("gate_up", |values, cols| {
             values.chunks_exact_mut(cols).for_each(|row| row.rotate_left(cols / 2))
         }),
