@@ -29,7 +29,8 @@ fn blocks() -> Vec<Block> {
         let page = path.strip_prefix(&root).unwrap().display().to_string();
         // Users' documents: README, the book without its log, and the crates' READMEs.
         let is_book = page.starts_with("docs/src/") && !page.starts_with("docs/src/log/");
-        let is_readme = page.ends_with("README.md") && page.matches('/').count() <= 1;
+        let below = page.strip_prefix("integrations/").unwrap_or(&page);
+        let is_readme = below.ends_with("README.md") && below.matches('/').count() <= 1;
         if !(is_book || is_readme) {
             continue;
         }
