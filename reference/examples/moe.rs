@@ -7,7 +7,7 @@ use marlinspike::vectors::{Rng, case_of};
 use marlinspike::{Op, Result, Tensor, Verdict, check_case};
 use serde_json::json;
 
-/// Changes the rows of a stage, of so many columns.
+/// Changes the rows of a stage; the number is that of their columns.
 type Fault = fn(&mut [u16], usize);
 
 fn main() -> Result<()> {
