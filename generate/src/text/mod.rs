@@ -66,10 +66,12 @@ pub enum TextError {
         dir: PathBuf,
     },
     /// A chat template that fails.
-    #[error("chat template of {}: {reason}", dir.display())]
+    #[error("{}: {key}: {reason}", path.display())]
     Template {
-        /// The folder.
-        dir: PathBuf,
+        /// The file.
+        path: PathBuf,
+        /// The key, or `the file`.
+        key: &'static str,
         /// Why.
         reason: String,
     },
@@ -228,7 +230,10 @@ impl Files {
     /// The error of a stage.
     fn wrong(&self, stage: Stage, reason: String) -> TextError {
         match (stage, stage.key()) {
-            (Stage::Template, _) => TextError::Template { dir: self.dir.clone(), reason },
+            (Stage::Template, _) => {
+                let (path, key) = self.place(stage);
+                TextError::Template { path, key, reason }
+            }
             (_, key) => {
                 let (path, _) = self.place(stage);
                 let key = key.map(|key| format!("{key}: ")).unwrap_or_default();

@@ -164,7 +164,10 @@ fn a_template_that_asks_for_the_date_gets_the_stated_one() {
     });
     let text = Text::open(folder.path()).unwrap();
     let message = text.encode_chat(&messages).unwrap_err().to_string();
-    assert!(message.contains("chat template of") && message.contains("steps"), "{message}");
+    assert!(
+        message.contains("tokenizer_config.json: chat_template: ") && message.contains("steps"),
+        "{message}"
+    );
 }
 
 #[test]
